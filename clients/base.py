@@ -1,0 +1,252 @@
+"""What all clients share: state, training, evaluation, accounting. Methods fill in the hooks."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedhet.flower import NumPyClient, Scalar
+from fedhet.local import LocalData, image_set
+from fedhet.models import SplitModel, build_model, training_flops
+from fedhet.payload import Array, Empty, Payload
+from fedhet.rng import generator, torch_seed, torch_seeded
+from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.state import Bundle, StateStore
+from fedhet.training import ImageSet, Phase, autocast, batches, correct, set_trainable, train
+
+# Modules are built once per process and weights swapped in; FLOPs are counted once as well.
+_MODULES: dict[tuple[object, ...], dict[str, nn.Module]] = {}
+_FLOPS: dict[tuple[object, ...], float] = {}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a client is made from; resolved by the ClientApp."""
+
+    config: RunConfig
+    data: LocalData
+    classes: Sequence[str]
+    model: str
+    device: torch.device
+    store: StateStore
+
+
+class MethodClient(NumPyClient):
+    """One client of one round. It lives for one message; what must live on is its state.
+
+    A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or
+    :meth:`phases`, :meth:`upload` and :meth:`predict`. Everything in ``modules`` and ``tensors``
+    is private state: saved after a round and restored before the next, strictly by name.
+    """
+
+    download: type[Payload] = Empty
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.config = setup.config
+        self.device = setup.device
+        self.classes = len(setup.classes)
+        self.round = 0
+        self.modules: dict[str, nn.Module] = {}
+        self.tensors: dict[str, Tensor] = {}
+
+    # --- hooks of a method -------------------------------------------------------------------
+
+    @classmethod
+    def reveals_classes(cls, config: RunConfig) -> bool:
+        """Whether the client tells the server which classes it has, and how many images."""
+        return True
+
+    def build(self) -> dict[str, nn.Module]:
+        """The modules of this client, freshly initialised (called inside a seeded context)."""
+        return {"model": self.local_model()}
+
+    def initial_tensors(self) -> dict[str, Tensor]:
+        """Private tensors that are no module's, as they are in generation 0."""
+        return {}
+
+    def receive(self, payload: Payload) -> None:
+        """Take in what the server sent (an instance of ``download``)."""
+
+    def phases(self) -> list[Phase]:
+        """The stretches of local training; by default the local model on :meth:`loss`."""
+        return [Phase(self.loss, [(self.model, self.config.lr)], self.config.local_epochs)]
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Scalar to minimise for inputs (B, 3, s, s) and labels (B,); cross-entropy by default."""
+        return F.cross_entropy(self.model(inputs), labels)
+
+    def upload(self) -> Payload:
+        """What goes to the server after training."""
+        return Empty()
+
+    def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
+        """Logits (B, C) by name; the first one is the client's inference model."""
+        return {"": self.model(inputs)}
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of this round worth recording beside the common ones."""
+        return {}
+
+    # --- what hooks may use ------------------------------------------------------------------
+
+    @property
+    def model(self) -> SplitModel:
+        """The client's own heterogeneous model."""
+        model: SplitModel = self.modules["model"]  # type: ignore[assignment]
+        return model
+
+    def local_model(self) -> nn.Module:
+        """A new instance of this client's architecture."""
+        return build_model(
+            self.setup.model,
+            classes=self.classes,
+            d=REPRESENTATION,
+            image_size=self.config.image_size,
+        )
+
+    def images(self, part: str) -> ImageSet:
+        """This client's ``train``, ``val`` or ``test`` images on its device."""
+        return image_set(self.setup.data, part, self.setup.classes, self.device)
+
+    def seen(self) -> Tensor:
+        """Sorted ids (S,) int64 of the classes in the train split, on the CPU."""
+        own, positions = self.setup.data.class_counts(), list(self.setup.classes)
+        return torch.tensor(sorted(positions.index(name) for name in own), dtype=torch.int64)
+
+    def torch_generator(self, purpose: str) -> torch.Generator:
+        """A generator on the device for draws inside a loss (augmentation)."""
+        made = torch.Generator(self.device)
+        return made.manual_seed(
+            torch_seed(self.config.seed, purpose, self.setup.data.client, self.round)
+        )
+
+    # --- Flower's interface ------------------------------------------------------------------
+
+    def fit(
+        self, parameters: list[Array], config: dict[str, Scalar]
+    ) -> tuple[list[Array], int, dict[str, Scalar]]:
+        """One round: restore, receive, train, evaluate, upload, save as generation r."""
+        started = time.perf_counter()
+        self.round = int(config["round"])
+        source = int(config["generation"])
+        self.restore(source)
+        self.receive(self.download.from_ndarrays(parameters))
+        data = self.images("train")
+        metrics: dict[str, Scalar] = {"train_flops": 0.0}
+        with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
+            shuffle = generator(self.config.seed, "shuffle", self.setup.data.client, self.round)
+            for number, phase in enumerate(self.phases()):
+                trained = [module for module, _ in phase.groups]
+                set_trainable(list(self.modules.values()), trained)
+                metrics["train_flops"] = float(metrics["train_flops"]) + self._flops(
+                    number, phase, data
+                )
+                loss = train(phase, data, self.config, shuffle)
+                metrics[f"train_loss_{phase.name}".rstrip("_")] = loss.item()
+                if phase.after is not None:
+                    phase.after()
+        for module in self.modules.values():
+            module.eval()
+        uploaded = self.upload().to_ndarrays()
+        if config["evaluate"]:
+            metrics.update(self.accuracies())
+        metrics.update(self.metrics())
+        self.save(self.round, source, metrics)
+        metrics["seconds"] = time.perf_counter() - started
+        return uploaded, len(data), metrics
+
+    def evaluate(
+        self, parameters: list[Array], config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Accuracy of the state that the server names, without training."""
+        self.restore(int(config["generation"]))
+        for module in self.modules.values():
+            module.eval()
+        return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
+
+    # --- the base's own work -----------------------------------------------------------------
+
+    def accuracies(self) -> dict[str, float]:
+        """Test and validation accuracy of every prediction, in percent; empty splits left out."""
+        found: dict[str, float] = {}
+        for part in ("test", "val"):
+            data = self.images(part)
+            for name, hits in correct(self.predict, data, self.config).items():
+                key = f"{part}_accuracy_{name}" if name else f"{part}_accuracy"
+                found[key] = 100.0 * hits / len(data)
+        return found
+
+    def restore(self, generation: int) -> None:
+        """Put the modules and tensors of ``generation`` in place; 0 is the initialisation."""
+        key = (
+            self.config.method, self.setup.model, self.classes, self.config.image_size,
+            self.config.params, str(self.device),
+        )  # fmt: skip
+        self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
+        if generation == 0 or key not in _MODULES:
+            with torch_seeded(self.config.seed, "init", self.setup.data.client):
+                fresh = self.build()
+            if key not in _MODULES:
+                _MODULES[key] = {
+                    name: module.to(self.device).to(memory_format=torch.channels_last)
+                    for name, module in fresh.items()
+                }
+            else:
+                for name, module in _MODULES[key].items():
+                    module.load_state_dict(fresh[name].state_dict())
+        self.modules = _MODULES[key]
+        if generation > 0:
+            self._load(self.setup.store.load(generation))
+
+    def _load(self, bundle: Bundle) -> None:
+        parts: dict[str, Bundle] = {}
+        for name, tensor in bundle.items():
+            owner, _, rest = name.partition("/")
+            parts.setdefault(owner, {})[rest] = tensor
+        for name, module in self.modules.items():
+            module.load_state_dict(parts.get(name, {}), strict=True)
+        for name, tensor in self.tensors.items():
+            self.tensors[name] = parts["tensors"][name].to(tensor.device)
+
+    def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
+        """Store modules, tensors and the last accuracies as ``generation``."""
+        bundle: Bundle = {
+            f"{name}/{key}": tensor.detach().cpu().contiguous()
+            for name, module in self.modules.items()
+            for key, tensor in module.state_dict().items()
+        }
+        bundle |= {f"tensors/{name}": t.detach().cpu() for name, t in self.tensors.items()}
+        bundle |= {
+            f"metrics/{name}": torch.tensor(float(value), dtype=torch.float64)
+            for name, value in metrics.items()
+            if "accuracy" in name
+        }
+        self.setup.store.save(generation, source, bundle)
+
+    def _flops(self, number: int, phase: Phase, data: ImageSet) -> float:
+        """FLOPs of a whole phase, from one batch counted once per (method, model, phase)."""
+        chosen = torch.arange(len(data), device=self.device)
+        chosen = chosen if phase.images is None else phase.images
+        batch = next(iter(batches(chosen, self.config.batch_size)))
+        key = (
+            self.config.method, self.config.params, self.setup.model, number, self.classes,
+            self.config.image_size, len(batch),
+        )  # fmt: skip
+        if key not in _FLOPS:
+            kept = {n: {k: v.clone() for k, v in m.state_dict().items()}
+                    for n, m in self.modules.items()}  # fmt: skip
+
+            def step() -> Tensor:
+                with autocast(self.config, self.device):
+                    return phase.loss(*data.batch(batch))
+
+            with torch_seeded(self.config.seed, "flops"):
+                _FLOPS[key] = training_flops(step) / len(batch)
+            for name, module in self.modules.items():
+                module.load_state_dict(kept[name])
+                module.zero_grad(set_to_none=True)
+        return _FLOPS[key] * len(chosen) * phase.epochs

@@ -1,0 +1,80 @@
+"""FedSSA on the client: fuse global and local header rows (eq. 4, 5), train, send seen rows.
+
+theta_hat_k^{t,s} = theta^{t-1,s} + mu^t theta_k^{t-1,s} for s in S_k; unseen rows stay as they are.
+The papers' t is the message round minus one, so that mu_0 acts in the first round.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients.base import MethodClient, Setup
+from fedhet.errors import RunFailedError
+from fedhet.payload import HeaderRows, MaskedHeader, Payload
+from fedhet.schema import RunConfig
+from strategies.fedssa import FedSSAParams, params_of
+
+
+def stabilisation(params: FedSSAParams, round_: int) -> float:
+    """mu^t of eq. 4 for message round r = t + 1: mu_0 cos(pi t / (2 T_stable)), then 0."""
+    t = round_ - 1
+    if not params.stabilise or t >= params.t_stable:
+        return 0.0
+    return params.mu0 * math.cos(math.pi * t / (2 * params.t_stable))
+
+
+class FedSSAClient(MethodClient):
+    """Exchanges header rows of seen classes."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.params = params_of(setup.config)
+        self.download = MaskedHeader if self.params.hide_classes else HeaderRows
+
+    @classmethod
+    def reveals_classes(cls, config: RunConfig) -> bool:
+        """Not with ``hide-classes``."""
+        return not params_of(config).hide_classes
+
+    def receive(self, payload: Payload) -> None:
+        """Eq. 4 on seen rows; with ``download-rows: whole`` unseen rows are overwritten."""
+        assert isinstance(payload, HeaderRows | MaskedHeader)
+        mu = stabilisation(self.params, self.round)
+        scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
+        seen = self.seen()
+        if isinstance(payload, HeaderRows):
+            sent, rows = torch.as_tensor(payload.classes), torch.arange(len(payload.classes))
+        else:
+            sent, rows = seen, seen
+        fused = torch.isin(sent, seen)
+        pairs = [(self.model.head.weight, payload.weight), (self.model.head.bias, payload.bias)]
+        with torch.no_grad():
+            for local, array in pairs[: 1 + self.params.header_bias]:
+                new = torch.as_tensor(array)[rows].to(self.device)
+                old = local[sent.to(self.device)]
+                mixed = (new + mu * old) / scale
+                keep = fused.to(self.device).view(-1, *[1] * (new.dim() - 1))
+                local[sent.to(self.device)] = torch.where(keep, mixed, new)
+
+    def upload(self) -> Payload:
+        """Rows of the seen classes after training, or the whole header."""
+        weight, bias = _array(self.model.head.weight), _array(self.model.head.bias)
+        if not np.isfinite(weight).all():
+            raise RunFailedError(
+                "the header is not finite after training; fusion=paper multiplies it by 1 + mu "
+                "every round: use fusion=convex, a smaller t-stable or a smaller lr"
+            )
+        bias = bias if self.params.header_bias else bias[:0]
+        if self.params.hide_classes:
+            mask = np.zeros(self.classes, dtype=np.int8)
+            mask[self.seen().numpy()] = 1
+            return MaskedHeader(mask, weight * mask[:, None], bias * mask[: len(bias)])
+        whole = self.params.upload_rows == "whole"
+        own = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
+        return HeaderRows(own, weight[own], bias[own] if bias.size else bias)
+
+
+def _array(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return tensor.detach().cpu().numpy().copy()

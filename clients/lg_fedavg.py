@@ -1,0 +1,13 @@
+"""LG-FedAvg on the client: the global header overwrites the local one, then all layers train."""
+
+from torch import nn
+
+from clients.averaging import AveragingClient
+
+
+class LGFedAvgClient(AveragingClient):
+    """Shares the header of its own model."""
+
+    def shared(self) -> nn.Module:
+        """The last fully connected layer."""
+        return self.model.head

@@ -1,0 +1,7 @@
+"""Standalone: E epochs of cross-entropy whenever the client is sampled; inference by its model."""
+
+from clients.base import MethodClient
+
+
+class StandaloneClient(MethodClient):
+    """The base class as it is."""

@@ -1,0 +1,71 @@
+"""Checks of what clients send. Nothing that fails here reaches an aggregate."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedhet.payload import Array, Payload
+from fedhet.roster import ClientInfo
+from fedhet.wire import Reply
+
+
+class Rejected(Exception):
+    """A reply that must not be aggregated; the text is the reason, one line."""
+
+
+def check_reply(info: ClientInfo, reply: Reply, round_: int) -> None:
+    """The reply is this client's, for this round, with the images it declared and finite numbers.
+
+    Raises Rejected with the reason.
+    """
+    if reply.error:
+        raise Rejected(reply.error)
+    if reply.info.get("client") != info.client or reply.info.get("round") != round_:
+        raise Rejected(
+            f"reply of client '{reply.info.get('client')}' for round {reply.info.get('round')}, "
+            f"expected round {round_}"
+        )
+    images = reply.metrics.get("num-examples")
+    if images != info.train_images:
+        raise Rejected(f"num-examples {images}, but it declared {info.train_images}")
+    for name, value in reply.metrics.items():
+        if not math.isfinite(value):
+            raise Rejected(f"metric '{name}' is {value}")
+
+
+def check_accuracies(reply: Reply) -> None:
+    """Accuracies are percentages; Rejected otherwise."""
+    for name, value in reply.metrics.items():
+        if "accuracy" in name and not 0 <= value <= 100:
+            raise Rejected(f"metric '{name}' is {value}, not a percentage")
+
+
+def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) -> None:
+    """Shapes and dtypes as expected (unless None), finite, and an L2 norm within bounds.
+
+    Raises Rejected with the reason.
+    """
+    arrays = payload.to_ndarrays()
+    if expected is not None:
+        _check_shapes(arrays, expected.to_ndarrays())
+    square = 0.0
+    for i, array in enumerate(arrays):
+        if np.issubdtype(array.dtype, np.floating):
+            norm = float(np.linalg.norm(array.ravel().astype(np.float64)))
+            if not math.isfinite(norm):
+                raise Rejected(f"array {i} holds NaN or infinity")
+            square += norm * norm
+    if math.sqrt(square) > max_norm:
+        raise Rejected(f"norm {math.sqrt(square):.4g} is above max-update-norm={max_norm:g}")
+
+
+def _check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:
+    if len(arrays) != len(expected):
+        raise Rejected(f"{len(arrays)} arrays, expected {len(expected)}")
+    for i, (array, model) in enumerate(zip(arrays, expected, strict=True)):
+        if array.shape != model.shape or array.dtype != model.dtype:
+            raise Rejected(
+                f"array {i} is {array.dtype}{list(array.shape)}, "
+                f"expected {model.dtype}{list(model.shape)}"
+            )

@@ -1,0 +1,136 @@
+"""The ClientApp: message -> NumPyClient -> message, and nothing else.
+
+In a deployment every message is a fresh process, in a simulation a client hops between Ray
+actors; so nothing is kept here but per-process caches, and a failure is answered with a reason.
+"""
+
+import re
+import traceback
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from clients.base import MethodClient, Setup
+from fedhet.config import envelope, from_run_config
+from fedhet.errors import UserError
+from fedhet.local import LocalData, assigned_model, choose_device, is_simulated, load_local
+from fedhet.registry import METHODS
+from fedhet.schema import CLIENT_ID, RunConfig
+from fedhet.state import ContextStore, FileStore, StateStore
+from fedhet.wire import Instruction, answer, arrays_of, instruction
+
+app = ClientApp()
+
+
+@lru_cache(maxsize=4)
+def _prepared(text: str) -> RunConfig:
+    """Parse the run's configuration once per process, and set what belongs to the process."""
+    config, _ = from_run_config({"config": text})
+    torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
+    torch.backends.cudnn.deterministic = True
+    return config
+
+
+def _config(context: Context) -> RunConfig:
+    text = str(context.run_config.get("config", ""))
+    if not text:  # plain `flwr run`: the scalars are the configuration
+        text = envelope(from_run_config(context.run_config)[0], {})
+    return _prepared(text)
+
+
+def _store(
+    config: RunConfig, context: Context, what: Instruction, client: str, *, simulated: bool
+) -> StateStore:
+    if config.state_backend == "context":
+        return ContextStore(context.state)
+    for name in (what.experiment, client):
+        if not re.fullmatch(CLIENT_ID, name) or name in {".", ".."}:
+            raise UserError(f"id '{name}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
+    home = Path.home() / ".fedhet" / "state"
+    root = what.state_dir if simulated else str(context.node_config.get("state-dir") or home)
+    return FileStore(Path(root) / what.experiment / client, sync=not simulated)
+
+
+def _answered(message: Message, handler: Callable[[], Message]) -> Message:
+    """Run ``handler``; whatever it raises becomes a reply that names the reason."""
+    try:
+        return handler()
+    except Exception as error:  # a client's fault must reach the server as one line
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:500]
+        return answer(message, {"error": f"{type(error).__name__}: {text}"})
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say who this node is: client id, classes and images, model, device."""
+
+    def handler() -> Message:
+        config, simulated = _config(context), is_simulated()
+        data = load_local(config, context.node_config, simulated=simulated)
+        counts = data.class_counts()
+        hidden = not METHODS[config.method].client.reveals_classes(config)
+        return answer(
+            message,
+            {
+                "client": data.client,
+                "clients": data.clients,
+                "classes": list(data.dataset.classes),
+                "seen": [] if hidden else list(counts),
+                "images": [] if hidden else list(counts.values()),
+                "train-images": sum(counts.values()),
+                "model": assigned_model(config, context.node_config, data),
+                "device": str(choose_device(config, context.node_config)),
+            },
+        )
+
+    return _answered(message, handler)
+
+
+def _client(message: Message, context: Context) -> tuple[MethodClient, Instruction, LocalData]:
+    config, simulated, what = _config(context), is_simulated(), instruction(message)
+    data = load_local(config, context.node_config, simulated=simulated)
+    setup = Setup(
+        config=config,
+        data=data,
+        classes=what.classes,
+        model=assigned_model(config, context.node_config, data),
+        device=choose_device(config, context.node_config),
+        store=_store(config, context, what, data.client, simulated=simulated),
+    )
+    return METHODS[config.method].client(setup), what, data
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round of local training."""
+
+    def handler() -> Message:
+        client, what, data = _client(message, context)
+        arrays, images, metrics = client.fit(
+            arrays_of(message),
+            {"round": what.round, "generation": what.generation, "evaluate": what.evaluate},
+        )
+        numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
+        return answer(message, {"client": data.client, "round": what.round}, numbers, arrays)
+
+    return _answered(message, handler)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Accuracy of a client that did not train in this round."""
+
+    def handler() -> Message:
+        client, what, data = _client(message, context)
+        _, images, metrics = client.evaluate([], {"generation": what.generation})
+        numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
+        return answer(message, {"client": data.client, "round": what.round}, numbers)
+
+    return _answered(message, handler)

@@ -1,0 +1,151 @@
+"""Reads a run's configuration: defaults < YAML < ``key=value``, every mistake in one line."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedhet.errors import UserError
+from fedhet.files import read_yaml
+from fedhet.models import validate_model_name
+from fedhet.registry import METHODS, Method
+from fedhet.results import RunFolder
+from fedhet.schema import Params, RunConfig, Schema, kebab
+
+_COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
+
+
+def nearest(word: str, allowed: Sequence[str]) -> str:
+    """``; did you mean 'x'?`` for the closest allowed word, or nothing."""
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def find_method(name: str) -> Method:
+    """The registered method of that name; UserError with the nearest name otherwise."""
+    if name not in METHODS:
+        raise UserError(
+            f"method: unknown value '{name}'{nearest(name, list(METHODS))}; "
+            f"allowed: {', '.join(METHODS)}"
+        )
+    return METHODS[name]
+
+
+def method_keys(method: Method) -> set[str]:
+    """The kebab-case keys that only this method accepts."""
+    return {kebab(name) for name in method.params.model_fields}
+
+
+def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
+    """``key=value`` words of a command line; a key given twice: the last wins."""
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"'{pair}': an override must be written key=value")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Merge defaults, the preset and the command line, and check the whole."""
+    preset = read_yaml(path) if path else {}
+    changes = read_overrides(overrides)
+    if "method" in changes and changes["method"] != preset.get("method", "fedssa"):
+        # The preset's keys of the old method make no sense for the new one.
+        old = method_keys(find_method(str(preset.get("method", "fedssa"))))
+        preset = {key: value for key, value in preset.items() if key not in old}
+    return build_config({**preset, **changes})
+
+
+def build_config(values: Mapping[str, Any]) -> RunConfig:
+    """Check a flat mapping of keys; raises :class:`UserError` for the first mistake."""
+    method = find_method(str(values.get("method", "fedssa")))
+    own = method_keys(method)
+    for key in values:
+        if key not in _COMMON | own:
+            raise UserError(_unknown_key(key, str(values.get("method", "fedssa")), own))
+    params = _validate(method.params, {k: v for k, v in values.items() if k in own})
+    config = _validate(RunConfig, {k: v for k, v in values.items() if k in _COMMON})
+    assert isinstance(config, RunConfig) and isinstance(params, Params)
+    config = config.model_copy(update={"params": params})
+    _check_combinations(config)
+    method.strategy.check_config(config)
+    return config
+
+
+def _unknown_key(key: str, name: str, own: set[str]) -> str:
+    others = [m for m, method in METHODS.items() if key in method_keys(method)]
+    if others:
+        return f"{key}: only method {' or '.join(others)} has this key, and method is '{name}'"
+    return f"{key}: unknown key{nearest(key, sorted(_COMMON | own))}"
+
+
+def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
+    for key, value in values.items():
+        annotation = schema.model_fields[key.replace("-", "_")].annotation
+        if isinstance(value, bool) and annotation in (int, float):
+            raise UserError(f"{key}: {value} is not allowed: {_meaning(schema, key)}")
+    try:
+        return schema.model_validate(dict(values))
+    except ValidationError as errors:
+        error = errors.errors(include_url=False)[0]
+        key = str(error["loc"][0])
+        reason = error["msg"][0].lower() + error["msg"][1:]
+        shown = values.get(key, error["input"])
+        raise UserError(
+            f"{key}: '{shown}' is not allowed: {reason} ({_meaning(schema, key)})"
+        ) from None
+
+
+def _meaning(schema: type[Schema], key: str) -> str:
+    return schema.model_fields[key.replace("-", "_")].description or key
+
+
+def _check_combinations(config: RunConfig) -> None:
+    """Settings that are fine alone and impossible together."""
+    for model in config.models:
+        validate_model_name(model)
+    if config.partition == "file" and not config.partition_file:
+        raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
+    if config.partition_file and config.partition != "file":
+        raise UserError(
+            f"partition-file: '{config.partition_file}' is only read with partition=file, "
+            f"and partition is '{config.partition}'"
+        )
+    if config.split[2] == 0:
+        raise UserError("split: the test share is 0; without test images nothing can be reported")
+    if config.name in {".", ".."}:
+        raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
+    if config.clients and config.min_replies > config.cohort(config.clients):
+        raise UserError(
+            f"min-replies: {config.min_replies} is more than the "
+            f"{config.cohort(config.clients)} clients of a round (fraction x clients)"
+        )
+
+
+def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:
+    """The ``config`` scalar of Flower's run config: configuration and run identity as JSON."""
+    return json.dumps({"config": config.flat(), "run": dict(run)}, separators=(",", ":"))
+
+
+def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+    """Configuration and run identity out of a Flower run config.
+
+    ``fedhet run`` sends :func:`envelope`; a plain ``flwr run`` sends the scalars of
+    ``[tool.flwr.app.config]``, for which the identity is empty.
+    """
+    text = str(run_config.get("config", ""))
+    if text:
+        loaded = json.loads(text)
+        return build_config(loaded["config"]), dict(loaded["run"])
+    return build_config({k: v for k, v in run_config.items() if k != "config"}), {}
+
+
+def reopen(path: Path) -> tuple[RunFolder, RunConfig]:
+    """An existing run and its configuration; UserError if it is none or was edited."""
+    folder = RunFolder(path.expanduser().absolute())
+    return folder, build_config(folder.started_config())

@@ -1,0 +1,244 @@
+"""Data sets decoded once into a memory-mapped cache that all processes share.
+
+A cache entry is a folder ``<cache-dir>/<key>/`` with ``images.npy`` (n, s, s, 3) uint8,
+``labels.npy`` (n,) int64 and ``meta.json``. It is written under a lock into a temporary folder,
+synced and renamed, so a reader sees all of it or nothing. On opening, sizes, shapes and the hash
+of the labels are checked; the pixels are not, because a training process reads only its clients'.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from filelock import FileLock
+
+from fedhet.data.listing import Indices, Listing, Pixels
+from fedhet.data.sources import find_source
+from fedhet.errors import UserError
+
+_FORMAT = 1
+_NAMED = 5
+MAX_IMAGE_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All images of a source.
+
+    ``images`` (n, s, s, 3) uint8 is a read-only memory map; ``labels`` (n,) int64 index into
+    ``classes``. ``paths`` name the images: relative to the root such as ``ship/0655.webp`` for
+    an image folder, else the index as text. ``warnings`` are lines for the user.
+    """
+
+    images: Pixels
+    labels: Indices
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def default_cache_dir() -> Path:
+    """``$FEDHET_CACHE``, else ``$XDG_CACHE_HOME/fedhet``, else ``~/.cache/fedhet``."""
+    if os.environ.get("FEDHET_CACHE"):
+        return Path(os.environ["FEDHET_CACHE"])
+    if os.environ.get("XDG_CACHE_HOME"):
+        return Path(os.environ["XDG_CACHE_HOME"]) / "fedhet"
+    return Path("~/.cache/fedhet")
+
+
+def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
+    name: str,
+    *,
+    data_path: str = "",
+    image_size: int = 32,
+    classes: Sequence[str] = (),
+    seed: int = 0,
+    cache_dir: Path | None = None,
+) -> Dataset:
+    """Open a source through the cache; the first call decodes, later ones only map.
+
+    Args:
+        name: ``digits``, ``cifar10``, ``cifar100``, ``fashion-mnist``, ``image-folder``,
+            ``synthetic``, ``synthetic:IMAGES`` or ``synthetic:IMAGESxCLASSES``.
+        data_path: the image folder or its zip; for torchvision's sets where their files are.
+        image_size: height and width in pixels, 1..1024.
+        classes: class names in label order; empty means the source's own. An image folder must
+            not hold others; of the other sources these are kept.
+        seed: of the synthetic images; other sources do not use it.
+        cache_dir: see :func:`default_cache_dir`.
+
+    Raises:
+        UserError: a wrong name, path, size or class; a failed download; a cache folder that
+            cannot be written.
+
+    """
+    if not 1 <= image_size <= MAX_IMAGE_SIZE:
+        raise UserError(f"image-size {image_size} is not allowed (1..{MAX_IMAGE_SIZE} pixels)")
+    wanted = tuple(classes)
+    for index, class_name in enumerate(wanted):
+        if class_name in wanted[:index]:
+            raise UserError(f"classes: {class_name!r} is named twice")
+    cache = (cache_dir or default_cache_dir()).expanduser().absolute()
+    source = find_source(name, data_path=data_path, seed=seed, downloads=cache / "downloads")
+    material = json.dumps([_FORMAT, source.fingerprint(), image_size, wanted])
+    folder = cache / hashlib.sha256(material.encode()).hexdigest()
+    # Without the lock: a complete entry must open from a read-only folder, too.
+    found = _load(folder)
+    if found is not None:
+        return found
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            found = _load(folder)
+            if found is None:
+                _build(folder, source.listing(image_size, wanted), image_size)
+                found = _load(folder)
+    except OSError as error:
+        raise UserError(
+            f"cache folder {cache}: cannot write ({error.strerror or error}); "
+            "set FEDHET_CACHE to a folder with space"
+        ) from error
+    if found is None:
+        raise UserError(f"cache folder {cache}: what was written cannot be read back")
+    return found
+
+
+def open_private_folder(
+    path: str, *, image_size: int = 32, classes: Sequence[str] = (), cache_dir: Path | None = None
+) -> Dataset:
+    """Open a node's own images, ``<path>/<class>/<image>`` or a zip of it.
+
+    Labels index ``classes`` where given, else the folder's own names, sorted.
+
+    Classes that are named but have no folder are fine: the node then has no image of them.
+
+    Raises:
+        UserError: as :func:`open_dataset`, e.g. for a folder that is not one of ``classes``.
+
+    """
+    return open_dataset(
+        "image-folder",
+        data_path=path,
+        image_size=image_size,
+        classes=classes,
+        cache_dir=cache_dir,
+    )
+
+
+def _load(folder: Path) -> Dataset | None:
+    """Return the entry, or ``None`` if there is none or it is damaged."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        labels = np.load(folder / "labels.npy", allow_pickle=False)
+        # Unlike numpy.load this one never takes the file for a zip or a pickle.
+        images = np.lib.format.open_memmap(folder / "images.npy", mode="r")
+        sound = (
+            list(images.shape) == meta["shape"]
+            and images.dtype == np.uint8
+            and (folder / "images.npy").stat().st_size == meta["image_bytes"]
+            and len(images) == len(labels) == len(meta["paths"])
+            and hashlib.sha256(labels.tobytes()).hexdigest() == meta["labels_sha256"]
+        )
+        if not sound:
+            return None
+        texts = (tuple(meta[key]) for key in ("classes", "paths", "warnings"))
+        return Dataset(images, labels, *texts)
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def _build(folder: Path, listing: Listing, image_size: int) -> None:
+    """Write the entry; the caller holds the lock, so a leftover of a killed process may go."""
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        _write(temporary, listing, image_size)
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(folder: Path, listing: Listing, image_size: int) -> None:
+    shape = (image_size, image_size, 3)
+    with (folder / "images.npy").open("w+b") as file:
+        kept = _write_images(file, listing, shape)
+        image_bytes = os.fstat(file.fileno()).st_size
+    good = np.zeros(len(listing.paths), dtype=bool)
+    good[kept] = True
+    bad = [*listing.ignored, *(p for p, ok in zip(listing.paths, good, strict=True) if not ok)]
+    if not kept:
+        raise UserError(f"data-path: no readable image among {len(bad)} files ({_names(bad)})")
+    labels, classes, warnings = _drop_empty(listing, listing.labels[kept])
+    if bad:
+        warnings.append(f"ignored {len(bad)} files that are no readable images: {_names(bad)}")
+    with (folder / "labels.npy").open("wb") as file:
+        np.save(file, labels, allow_pickle=False)
+        _sync(file)
+    meta = {
+        "classes": classes,
+        "paths": [listing.paths[index] for index in kept],
+        "warnings": warnings,
+        "shape": [len(kept), *shape],
+        "image_bytes": image_bytes,
+        "labels_sha256": hashlib.sha256(labels.tobytes()).hexdigest(),
+    }
+    with (folder / "meta.json").open("wb") as file:
+        file.write(json.dumps(meta).encode())
+        _sync(file)
+
+
+def _write_images(file: IO[bytes], listing: Listing, shape: tuple[int, int, int]) -> list[int]:
+    """Stream the readable images; returns their positions in the listing.
+
+    Written, not mapped: a full disk is then an error and not a SIGBUS.
+    """
+    kept: list[int] = []
+    start = _header(file, len(listing.paths), shape)
+    with closing(listing.images) as images:
+        for index, image in enumerate(images):
+            if image is not None:
+                file.write(image.tobytes())
+                kept.append(index)
+    file.seek(0)
+    # NumPy pads the header so that the first axis may change in place.
+    assert _header(file, len(kept), shape) == start
+    _sync(file)
+    return kept
+
+
+def _header(file: IO[bytes], count: int, shape: tuple[int, int, int]) -> int:
+    """Write the .npy header for ``count`` images; returns the position after it."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.tell()
+
+
+def _sync(file: IO[bytes]) -> None:
+    """Force the content to the disk: a rename may otherwise get there first."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _drop_empty(listing: Listing, labels: Indices) -> tuple[Indices, list[str], list[str]]:
+    """Labels, classes and warnings after classes without an image are dropped."""
+    present = np.bincount(labels, minlength=len(listing.classes)) > 0
+    if listing.keep_empty or present.all():
+        return labels, list(listing.classes), []
+    gone = [name for name, ok in zip(listing.classes, present, strict=True) if not ok]
+    classes = [name for name, ok in zip(listing.classes, present, strict=True) if ok]
+    new_label = np.cumsum(present) - 1
+    warning = f"dropped {len(gone)} classes without a readable image: {_names(gone)}"
+    return new_label[labels].astype(np.int64), classes, [warning]
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

@@ -1,0 +1,57 @@
+"""What every source hands to the cache: names, labels and a stream of converted images."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Pixels = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of one source, in their final order.
+
+    ``images`` yields one ``(s, s, 3)`` uint8 array per path, ``None`` where the file cannot be
+    read; ``labels`` is ``(n,)`` int64 into ``classes``. ``ignored`` names the files that were not
+    tried. With ``keep_empty`` a class without images keeps its label: the caller named the classes.
+    """
+
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    labels: Indices
+    images: Generator[Pixels | None, None, None]
+    ignored: tuple[str, ...] = ()
+    keep_empty: bool = True
+
+
+class Source(Protocol):
+    """Where images come from."""
+
+    def fingerprint(self) -> list[object]:
+        """JSON-able values that change whenever the images would; cheap, no image is read."""
+
+    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
+        """All images as ``(image_size, image_size, 3)``; ``classes`` empty means the source's own.
+
+        Raises:
+            UserError: the source cannot be opened, or does not fit ``classes``.
+
+        """
+
+
+def to_pixels(image: Image.Image, size: int) -> Pixels:
+    """Any image as RGB ``(size, size, 3)`` uint8, resized bilinearly without keeping the aspect."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        # Pillow's own conversion clips 16-bit grey at 255, which turns scans white.
+        wide = np.asarray(image).astype(np.int64)
+        image = Image.fromarray((wide.clip(0, 65535) >> 8).astype(np.uint8))
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image, dtype=np.uint8)

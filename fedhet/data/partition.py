@@ -1,0 +1,163 @@
+"""Partitions: which client holds which images, and which of them it trains on.
+
+The images of a data set are pooled, handed to clients (``allocation``, or a file) and split per
+client and class (``split``). The sources of the protocols are in ``methods.md`` 2.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedhet.data.allocation import Pool, classes_per_client, dirichlet, legacy_pfedhn
+from fedhet.data.listing import Indices
+from fedhet.data.partition_file import read_partition_file
+from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
+from fedhet.errors import UserError
+from fedhet.rng import generator
+
+__all__ = ["ClientSplit", "Partition", "PartitionSpec", "make_partition", "split_folder"]
+
+KINDS = ("classes-per-client", "dirichlet", "dirichlet-balanced", "file")
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Client k has the id ``ids[k]`` and the images ``clients[k]``; ``warnings`` are for the user.
+
+    A drawn partition numbers its clients "0", "1", ...; a file brings its own ids.
+    """
+
+    clients: tuple[ClientSplit, ...]
+    ids: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def seen(self, k: int, labels: Indices) -> Indices:
+        """Classes in the train split of client k, int64, ascending; ``labels`` (n,)."""
+        return np.unique(labels[self.clients[k].train]).astype(np.int64)
+
+    def counts(self, labels: Indices, num_classes: int) -> Indices:
+        """(N, C) int64: images of each class on each client, train, val and test together."""
+        rows = [
+            np.bincount(labels[np.concatenate([c.train, c.val, c.test])], minlength=num_classes)
+            for c in self.clients
+        ]
+        return np.array(rows, dtype=np.int64).reshape(len(rows), num_classes)
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """What to make.
+
+    ``kind``: classes-per-client, dirichlet, dirichlet-balanced or file. ``clients`` N >= 1, for a
+    file also 0 (as many as it has). ``classes_per_client`` c in 1..C. ``alpha`` > 0 is the
+    concentration of the Dirichlet draws. ``split`` is train:val:test, integers.
+    """
+
+    kind: str
+    clients: int
+    classes_per_client: int = 2
+    alpha: float = 0.3
+    legacy_pfedhn: bool = False
+    split: tuple[int, int, int] = (8, 1, 1)
+    file: str = ""
+    seed: int = 0
+
+
+def make_partition(
+    dataset_labels: Indices,
+    num_classes: int,
+    spec: PartitionSpec,
+    paths: Sequence[str] = (),
+    classes: Sequence[str] = (),
+) -> Partition:
+    """Partition the images with labels ``dataset_labels`` (n,) int64 in 0..C-1.
+
+    ``paths`` are the data set's and used by a file only (default: the index as text);
+    ``classes`` are the names for messages (default: the label as text). Equal arguments give
+    equal partitions.
+
+    Raises:
+        UserError: a setting that is out of range or infeasible, or an error in the file.
+
+    """
+    names = tuple(classes) or tuple(str(label) for label in range(num_classes))
+    _check(spec, num_classes)
+    if spec.kind == "file":
+        known = paths or [str(index) for index in range(len(dataset_labels))]
+        ids, clients = read_partition_file(spec.file, known, spec.clients)
+    else:
+        owner = _allocate(Pool.of(dataset_labels, names), spec)
+        ids = tuple(str(k) for k in range(spec.clients))
+        order = np.argsort(owner, kind="stable").astype(np.int64)
+        ends = np.searchsorted(owner[order], np.arange(spec.clients + 1))
+        held = [order[ends[k] : ends[k + 1]] for k in range(spec.clients)]
+        clients = tuple(
+            split_client(mine, dataset_labels[mine], spec.split, spec.seed, client)
+            for client, mine in zip(ids, held, strict=True)
+        )
+    partition = Partition(clients, ids, ())
+    return Partition(clients, ids, _warnings(partition, dataset_labels, spec, names))
+
+
+def _check(spec: PartitionSpec, num_classes: int) -> None:
+    if spec.kind not in KINDS:
+        near = difflib.get_close_matches(spec.kind, KINDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"partition {spec.kind!r} is unknown{hint} (allowed: {', '.join(KINDS)})")
+    check_split(spec.split)
+    if spec.kind == "file":
+        return
+    if spec.clients < 1:
+        raise UserError(f"clients {spec.clients} is not allowed with partition {spec.kind} (>= 1)")
+    if spec.kind == "classes-per-client" and not 1 <= spec.classes_per_client <= num_classes:
+        raise UserError(
+            f"classes-per-client {spec.classes_per_client} is not allowed: "
+            f"the data set has {num_classes} classes (1..{num_classes})"
+        )
+    if spec.kind.startswith("dirichlet") and not 0 < spec.alpha < np.inf:
+        raise UserError(f"alpha {spec.alpha:g} is not allowed (a finite number > 0)")
+
+
+def _allocate(pool: Pool, spec: PartitionSpec) -> Indices:
+    rng = generator(spec.seed, "partition")
+    if spec.kind == "classes-per-client":
+        allocate = legacy_pfedhn if spec.legacy_pfedhn else classes_per_client
+        return allocate(rng, pool, spec.clients, spec.classes_per_client)
+    balanced = spec.kind == "dirichlet-balanced"
+    return dirichlet(rng, pool, spec.clients, spec.alpha, balanced=balanced)
+
+
+def _warnings(
+    partition: Partition, labels: Indices, spec: PartitionSpec, names: Sequence[str]
+) -> tuple[str, ...]:
+    """Lines about classes and clients that will not do what the user may expect."""
+    lines = []
+    held = partition.counts(labels, len(names))
+    exists = np.bincount(labels, minlength=len(names)) > 0
+    owners = (held > 0).sum(axis=0)
+    unowned = [name for name, gone in zip(names, (owners == 0) & exists, strict=True) if gone]
+    if unowned:
+        lines.append(f"{len(unowned)} classes have no owner and are dropped: {_listed(unowned)}")
+    single = [name for name, alone in zip(names, owners == 1, strict=True) if alone]
+    if single and len(partition.ids) > 1:
+        lines.append(
+            f"{len(single)} classes have a single owner, so what the server averages for them is "
+            f"that client's own: {_listed(single)}"
+        )
+    unused = len(labels) - int(held.sum())
+    if unused and not unowned:
+        lines.append(f"{unused} of {len(labels)} images belong to no client")
+    fewer = int(((held > 0).sum(axis=1) < spec.classes_per_client).sum())
+    if spec.kind == "classes-per-client" and fewer:
+        lines.append(f"{fewer} clients drew a class twice and hold fewer than classes-per-client")
+    untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
+    if untested:
+        lines.append(f"{len(untested)} clients have no test image: {_listed(untested)}")
+    return tuple(lines)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

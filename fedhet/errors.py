@@ -1,0 +1,16 @@
+"""The two kinds of failure that a user sees, each with its exit code."""
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: one line naming the thing, its value and what is allowed.
+
+    The command line prints the line without a traceback and exits with code 2.
+    """
+
+    exit_code = 2
+
+
+class RunFailedError(Exception):
+    """A run that started but did not complete; the command line exits with code 3."""
+
+    exit_code = 3

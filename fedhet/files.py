@@ -1,0 +1,68 @@
+"""Small files: read and replaced whole, in one step."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedhet.errors import UserError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A flat YAML mapping; UserError if the file is missing, broken or not a mapping."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"config '{path}': cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"config '{path}': not valid YAML: {line}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        raise UserError(f"config '{path}': must be a mapping of keys to values")
+    return loaded
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinity replaced by None, all through."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; none if it is not there."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step; not-a-number becomes null."""
+    write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_synced(path: Path, data: bytes, *, sync: bool) -> None:
+    """Write a whole file; with ``sync`` it has reached the disk when this returns."""
+    with path.open("wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,161 @@
+"""The books of a run: what a round cost, who failed and why, how good every client is."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedhet.chain import Chain
+from fedhet.payload import Array, Payload
+from fedhet.results import spread
+from fedhet.roster import Roster, client_order
+
+log = logging.getLogger("fedhet")
+
+HEADLINE = ("test_accuracy", "val_accuracy")
+
+
+@dataclass
+class Score:
+    """The last evaluation of a client: of which generation, and its accuracies in percent."""
+
+    generation: int
+    accuracies: dict[str, float]
+
+
+@dataclass
+class Traffic:
+    """Sums of one direction in one round."""
+
+    floats: int = 0
+    bytes: int = 0
+    message_bytes: int = 0
+
+    def add(self, payload: Payload, message_bytes: int) -> None:
+        """Count one message."""
+        self.floats += payload.floats
+        self.bytes += payload.bytes
+        self.message_bytes += message_bytes
+
+
+@dataclass
+class Round:
+    """What one round adds up to; becomes a line of ``rounds.jsonl``."""
+
+    number: int = 0
+    sampled: int = 0
+    offline: int = 0
+    replied: int = 0
+    losses: list[float] = field(default_factory=list)
+    flops: float = 0.0
+    uplink: Traffic = field(default_factory=Traffic)
+    downlink: Traffic = field(default_factory=Traffic)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    numbers: dict[str, float] = field(default_factory=dict)
+    scored: set[str] = field(default_factory=set)
+
+
+class Ledger:
+    """Scores of all clients, the hash chain, and the round that is being written up."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.chain = Chain()
+        self.scores: dict[str, Score] = {}
+        self.round = Round()
+
+    def begin(self, number: int) -> None:
+        """Open the books of a round."""
+        self.round = Round(number)
+
+    def fail(self, client: str, reason: str) -> None:
+        """Leave a client out of the round, with the reason."""
+        log.warning("round %d: client %s is left out: %s", self.round.number, client, reason)
+        self.round.failures.append({"client": client, "reason": reason})
+
+    def accept(
+        self, client: str, payload: Payload, metrics: Mapping[str, float], message_bytes: int
+    ) -> None:
+        """Book an accepted reply."""
+        self.round.replied += 1
+        self.round.uplink.add(payload, message_bytes)
+        self.round.flops += metrics.get("train_flops", 0.0)
+        if "train_loss" in metrics:
+            self.round.losses.append(metrics["train_loss"])
+        self.chain.add("upload", client, metrics, payload.to_ndarrays())
+
+    def score(self, client: str, metrics: Mapping[str, float]) -> None:
+        """Book an evaluation of the client's current generation."""
+        accuracies = {name: value for name, value in metrics.items() if "accuracy" in name}
+        self.scores[client] = Score(self.roster.generations[client], accuracies)
+        self.round.scored.add(client)
+        self.chain.add("score", client, accuracies)
+
+    def unevaluated(self, *, everybody: bool) -> list[str]:
+        """Online clients whose current state has no accuracy yet.
+
+        Without ``everybody`` those that never took part are left out.
+        """
+        current = self.roster.generations
+        return [
+            client
+            for client in self.roster.ids
+            if client in self.roster.nodes
+            and (everybody or current[client] > 0)
+            and (client not in self.scores or self.scores[client].generation != current[client])
+        ]
+
+    def spread(self, accuracy: str) -> dict[str, float]:
+        """Mean, std, p10 and min of an accuracy over all clients that have one."""
+        scores = (self.scores[client] for client in sorted(self.scores, key=client_order))
+        return spread([s.accuracies[accuracy] for s in scores if accuracy in s.accuracies])
+
+    def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
+        """Close the round: its line of ``rounds.jsonl``."""
+        now = self.round
+        kinds = {name for score in self.scores.values() for name in score.accuracies}
+        record: dict[str, Any] = {"round": now.number}
+        record |= {f"test_accuracy_{k}": v for k, v in self.spread("test_accuracy").items()}
+        record["val_accuracy_mean"] = self.spread("val_accuracy")["mean"]
+        for kind in sorted(kinds - set(HEADLINE)):
+            record[f"{kind}_mean"] = self.spread(kind)["mean"]
+        record |= {
+            "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
+            "sampled": now.sampled,
+            "replied": now.replied,
+            "failed": len(now.failures),
+            "offline": now.offline,
+            "evaluated_clients": len(self.scores),
+        }
+        for way, traffic in (("uplink", now.uplink), ("downlink", now.downlink)):
+            record |= {f"{way}_{kind}": value for kind, value in vars(traffic).items()}
+        record |= {"train_flops": now.flops, **now.numbers}
+        record["failures"] = sorted(now.failures, key=lambda f: client_order(f["client"]))
+        record["sha256"] = self.chain.close(now.number, arrays)
+        return record
+
+    def client_rows(self) -> list[dict[str, Any]]:
+        """Lines of ``clients.csv``: the clients evaluated in this round."""
+        return [
+            {
+                "round": self.round.number,
+                "client": client,
+                "model": self.roster.infos[client].model,
+                "generation": self.scores[client].generation,
+                **self.scores[client].accuracies,
+            }
+            for client in sorted(self.round.scored, key=client_order)
+        ]
+
+    def dump(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        scores = {client: vars(score) for client, score in self.scores.items()}
+        return {"sha256": self.chain.digest, "scores": scores}
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`dump`."""
+        self.chain = Chain(kept["sha256"])
+        self.scores = {client: Score(**score) for client, score in kept["scores"].items()}

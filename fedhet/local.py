@@ -1,0 +1,172 @@
+"""What one client is and has: identity, device, images. Resolved here and nowhere else."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhet.data.cache import Dataset, open_dataset, open_private_folder
+from fedhet.data.partition import (
+    ClientSplit,
+    Partition,
+    PartitionSpec,
+    make_partition,
+    split_folder,
+)
+from fedhet.errors import UserError
+from fedhet.rng import generator
+from fedhet.schema import CLIENT_ID, RunConfig
+from fedhet.training import ImageSet
+
+DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
+NODE_KEYS = {
+    "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """One client's share of a dataset; class indices are those of ``dataset.classes``."""
+
+    client: str
+    index: int
+    clients: int
+    dataset: Dataset
+    split: ClientSplit
+
+    def class_counts(self) -> dict[str, int]:
+        """Training images per seen class, by class name, in label order."""
+        labels, counts = np.unique(self.dataset.labels[self.split.train], return_counts=True)
+        return {
+            self.dataset.classes[label]: int(n) for label, n in zip(labels, counts, strict=True)
+        }
+
+
+def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
+    """What :func:`fedhet.data.partition.make_partition` needs, for N = ``clients``."""
+    return PartitionSpec(
+        kind=config.partition,
+        clients=clients,
+        classes_per_client=config.classes_per_client,
+        alpha=config.alpha,
+        legacy_pfedhn=config.legacy_pfedhn,
+        split=config.split,
+        file=config.partition_file,
+        seed=config.seed,
+    )
+
+
+@lru_cache(maxsize=2)
+def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
+    """The pooled dataset and its partition; once per process."""
+    dataset = open_dataset(
+        config.dataset,
+        data_path=config.data_path,
+        image_size=config.image_size,
+        classes=config.classes,
+        seed=config.seed,
+    )
+    partition = make_partition(
+        dataset.labels, len(dataset.classes), partition_spec(config, clients), dataset.paths
+    )
+    return dataset, partition
+
+
+def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> LocalData:
+    """Resolve a node configuration to a client and its images.
+
+    A deployed node owns its paths: those of the run's configuration are ignored there.
+    Raises UserError, in one line, for a node configuration that does not name a client.
+    """
+    unknown = sorted(set(node) - NODE_KEYS)
+    if unknown:
+        raise UserError(
+            f"node-config: unknown key '{unknown[0]}'; allowed: {', '.join(sorted(NODE_KEYS))}"
+        )
+    if not simulated:
+        config = config.model_copy(update={"data_path": "", "partition_file": ""})
+        if node.get("data-dir"):
+            return _private_folder(config, node)
+    if "partition-id" not in node or "num-partitions" not in node:
+        raise UserError(
+            'node-config: give data-dir="..." name="..." for private images, or '
+            "partition-id=K num-partitions=N for a partition"
+        )
+    index, total = int(node["partition-id"]), int(node["num-partitions"])
+    dataset, partition = load_partition(config, config.clients or total)
+    if index >= len(partition.clients):
+        raise UserError(
+            f"partition-id: {index} is not allowed: there are {len(partition.clients)} clients"
+        )
+    client = partition.ids[index]
+    return LocalData(client, index, len(partition.clients), dataset, partition.clients[index])
+
+
+def _private_folder(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
+    name = str(node.get("name", ""))
+    if not re.fullmatch(CLIENT_ID, name) or name in {".", ".."}:
+        raise UserError(f"node-config name: '{name}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
+    dataset = open_private_folder(
+        str(node["data-dir"]), image_size=config.image_size, classes=config.classes
+    )
+    split = split_folder(dataset.labels, config.split, config.seed, name)
+    return LocalData(name, 0, 0, dataset, split)
+
+
+def assigned_model(config: RunConfig, node: Mapping[str, Any], data: LocalData) -> str:
+    """The node's own model, or the one that the configuration assigns to the client."""
+    if node.get("model"):
+        return str(node["model"])
+    if config.model_assignment == "random":
+        drawn = generator(config.seed, "model", data.client).integers(len(config.models))
+        return config.models[int(drawn)]
+    return config.models[data.index % len(config.models)]
+
+
+def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
+    """The node's device, else the configured one; ``auto`` is CUDA where there is one.
+
+    Raises UserError if a named CUDA device is not there.
+    """
+    name = str(node.get("device") or config.device)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device: '{name}' is not there: this process sees no CUDA device")
+    device = torch.device(name)
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise UserError(
+            f"device: '{name}' is not there: {torch.cuda.device_count()} CUDA device(s) found"
+        )
+    return device
+
+
+def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.device) -> ImageSet:
+    """The images of ``part`` (train, val, test) on the device, labels in the global class list.
+
+    Raises UserError naming a class of this client that the global list lacks.
+    """
+    index = getattr(data.split, part)
+    own = data.dataset.classes
+    position = {name: i for i, name in enumerate(classes)}
+    to_global = np.array([position.get(name, -1) for name in own], dtype=np.int64)
+    labels = to_global[data.dataset.labels[index]]
+    if (labels < 0).any():
+        missing = own[int(data.dataset.labels[index][labels < 0][0])]
+        raise UserError(
+            f"class '{missing}' of client '{data.client}' is not among the classes of this run: "
+            f"{', '.join(classes)}"
+        )
+    images = torch.from_numpy(np.ascontiguousarray(data.dataset.images[index]))
+    return ImageSet(images.to(device), torch.from_numpy(labels).to(device))
+
+
+def is_simulated() -> bool:
+    """Whether this process is an actor of a Flower simulation (Ray) rather than a deployed node."""
+    ray = sys.modules.get("ray")  # an actor has imported it; a deployed client never does
+    return ray is not None and bool(ray.is_initialized())

@@ -1,0 +1,49 @@
+"""What every method may expect of a model, and how to look at one without changing it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class SplitModel(nn.Module):
+    """A classifier cut in two: ``forward(x) = head(features(x))``.
+
+    ``features`` maps images ``(B, 3, s, s)`` float32 to representations ``(B, d)``; ``head``, a
+    ``nn.Linear(d, C)`` with bias, maps those to logits ``(B, C)``. A user's own model has the same
+    two parts but need not inherit this class, so never test for it with ``isinstance``.
+    """
+
+    head: nn.Linear
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Representations ``(B, d)`` of the images ``(B, 3, s, s)``."""
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(B, C)`` of the images ``(B, 3, s, s)``."""
+        logits: torch.Tensor = self.head(self.features(x))
+        return logits
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Run the body with ``model`` in eval mode and without gradients, then put everything back.
+
+    Each module's own training flag is restored (a frozen BatchNorm stays frozen), and the buffers'
+    values too, for a module that writes them even in eval mode. Not ``inference_mode``: a tensor
+    that a module caches in there could not be trained with later.
+    """
+    training = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, flag in training.items():
+            module.training = flag
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)

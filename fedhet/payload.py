@@ -1,0 +1,89 @@
+"""What crosses the wire: frozen dataclasses of named arrays, one per direction of a method.
+
+A payload becomes a list of arrays and comes back from one; it knows its floats and its bytes.
+Class ids, masks and counts travel as integers, so that floats are what the papers count.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Base of all payloads; fields are arrays, the last one may be a tuple of arrays."""
+
+    def to_ndarrays(self) -> list[Array]:
+        """Arrays in field order, C-contiguous copies that share no memory with a model."""
+        arrays: list[Array] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            arrays.extend(value if isinstance(value, tuple) else (value,))
+        return [np.array(array, order="C", copy=True) for array in arrays]
+
+    @classmethod
+    def from_ndarrays(cls, arrays: Sequence[Array]) -> Self:
+        """Inverse of :meth:`to_ndarrays`; ValueError if the number of arrays does not fit."""
+        names = [field.name for field in fields(cls)]
+        rest = bool(names) and cls.__annotations__[names[-1]] == "tuple[Array, ...]"
+        if len(arrays) < len(names) - rest or (len(arrays) > len(names) and not rest):
+            raise ValueError(f"{cls.__name__} holds {len(names)} arrays, got {len(arrays)}")
+        if rest:
+            split = len(names) - 1
+            values: list[Any] = [*arrays[:split], tuple(arrays[split:])]
+            return cls(*values)
+        return cls(*arrays)
+
+    @property
+    def floats(self) -> int:
+        """Number of floating point values, as the papers count parameters."""
+        return sum(a.size for a in self.to_ndarrays() if np.issubdtype(a.dtype, np.floating))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all arrays, integers included."""
+        return sum(a.nbytes for a in self.to_ndarrays())
+
+
+@dataclass(frozen=True)
+class Empty(Payload):
+    """Nothing (Standalone, and what FD sends down in round 1)."""
+
+
+@dataclass(frozen=True)
+class HeaderRows(Payload):
+    """Header rows of some classes: ids (S,) int64, weight (S, d), bias (S,) or (0,) float32."""
+
+    classes: "Array"
+    weight: "Array"
+    bias: "Array"
+
+
+@dataclass(frozen=True)
+class MaskedHeader(Payload):
+    """A whole header, zero where mask (C,) int8 is 0 (FedSSA section 4.3, Privacy)."""
+
+    mask: "Array"
+    weight: "Array"
+    bias: "Array"
+
+
+@dataclass(frozen=True)
+class ModelArrays(Payload):
+    """All parameters of a shared model, in the order of ``module.parameters()``."""
+
+    tensors: "tuple[Array, ...]"
+
+
+@dataclass(frozen=True)
+class ClassVectors(Payload):
+    """One vector per class: ids (S,) int64, images behind each (S,) int64, vectors (S, w) f32."""
+
+    classes: "Array"
+    counts: "Array"
+    vectors: "Array"

@@ -1,0 +1,228 @@
+"""The run folder: everything a run leaves behind, readable while it runs (DESIGN section 4)."""
+
+import csv
+import json
+import math
+import os
+import platform
+import secrets
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from fedhet.errors import UserError
+from fedhet.files import finite, read_jsonl, read_yaml, write_json, write_text
+from fedhet.schema import RunConfig
+
+CLIENT_COLUMNS = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
+
+
+class RunFolder:
+    """Paths and files of one run. Only the process that holds :meth:`lock` may write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rounds = path / "rounds.jsonl"
+        self.clients = path / "clients.csv"
+        self.summary = path / "summary.json"
+        self.pids = path / "pids"
+        self.log = path / "log.txt"
+        self.checkpoint = path / "checkpoint" / "server.safetensors"
+        self._identity = path / "checkpoint" / "run.json"
+
+    @classmethod
+    def create(cls, config: RunConfig, default_name: str) -> "RunFolder":
+        """Make the folder of a new run; UserError if it exists or cannot be made."""
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        base = Path(config.out).expanduser().absolute()
+        path = base / (config.name or f"{default_name}-{stamp}")
+        for number in range(2, 1000):
+            if config.name or not path.exists():
+                break
+            path = base / f"{default_name}-{stamp}-{number}"
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            folder = cls(path)
+            folder.checkpoint.parent.mkdir()
+            (path / "config.yaml").write_text(
+                yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True), encoding="utf-8"
+            )
+            write_json(path / "environment.json", environment(config))
+            identity = {"experiment": secrets.token_hex(8), "config": config.flat()}
+            write_json(folder._identity, identity)
+        except FileExistsError as error:
+            raise UserError(
+                f"run folder '{path}' already exists: choose another name, or continue it with "
+                f"`fedhet resume {path}`"
+            ) from error
+        except OSError as error:
+            raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
+        return folder
+
+    def started_config(self) -> dict[str, Any]:
+        """The configuration that the run was started with; UserError if this is no run, or if
+        ``config.yaml`` was edited since.
+        """
+        try:
+            started = json.loads(self._identity.read_text(encoding="utf-8"))["config"]
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"'{self.path}' is not a run folder: no checkpoint/run.json") from error
+        now = read_yaml(self.path / "config.yaml")
+        for key in sorted(set(now) | set(started)):
+            if now.get(key) != started.get(key):
+                raise UserError(
+                    f"{key}: config.yaml says '{now.get(key)}', but the run was started with "
+                    f"'{started.get(key)}': undo the edit, or start a new run"
+                )
+        return dict(started)
+
+    @property
+    def experiment(self) -> str:
+        """Random id of the run: names the clients' states, reused only by resume."""
+        return str(json.loads(self._identity.read_text(encoding="utf-8"))["experiment"])
+
+    def lock(self) -> FileLock:
+        """Acquire the writer's lock; UserError if another process writes this run."""
+        lock = FileLock(self.path / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(f"run folder '{self.path}' is in use by another process") from error
+        return lock
+
+    def state_dir(self, config: RunConfig) -> Path:
+        """Where simulated clients keep their states."""
+        root = Path(config.state_dir).expanduser() if config.state_dir else self.path / "state"
+        return root.absolute()
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        """Add one line to ``rounds.jsonl``; not-a-number becomes null."""
+        with self.rounds.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+
+    def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add one line per evaluated client to ``clients.csv``; further numbers go to ``other``."""
+        new = not self.clients.exists()
+        with self.clients.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if new:
+                writer.writerow([*CLIENT_COLUMNS, "other"])
+            for row in rows:
+                other = {k: v for k, v in row.items() if k not in CLIENT_COLUMNS}
+                text = json.dumps(finite(other)) if other else ""
+                writer.writerow([*(row.get(column, "") for column in CLIENT_COLUMNS), text])
+
+    def read_rounds(self) -> list[dict[str, Any]]:
+        """All finished rounds; a line cut short by a crash is left out."""
+        return read_jsonl(self.rounds)
+
+    def truncate(self, last: int) -> None:
+        """Drop what was written after round ``last`` (a crash between line and checkpoint)."""
+        kept = [record for record in self.read_rounds() if record["round"] <= last]
+        write_text(self.rounds, "".join(json.dumps(record) + "\n" for record in kept))
+        if self.clients.exists():
+            head, *lines = self.clients.read_text(encoding="utf-8").splitlines()
+            lines = [x for x in lines if x.split(",")[0].isdigit() and int(x.split(",")[0]) <= last]
+            write_text(self.clients, "\n".join([head, *lines]) + "\n")
+
+    def write_partition(
+        self, counts: Sequence[tuple[str, list[int]]], classes: Sequence[str]
+    ) -> None:
+        """``partition.csv``: training images per client (rows) and class (columns)."""
+        with (self.path / "partition.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["client", *classes])
+            writer.writerows([client, *row] for client, row in counts)
+
+    def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
+        """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
+        write_json(self.summary, summarise(config, self.read_rounds(), status, clients, reason))
+
+
+def summarise(
+    config: RunConfig, rounds: Sequence[Mapping[str, Any]], status: str, clients: int, reason: str
+) -> dict[str, Any]:
+    """The figures of ``summary.json`` out of the lines of ``rounds.jsonl``."""
+    evaluated = [r for r in rounds if r["test_accuracy_mean"] is not None]
+    last = evaluated[-1] if evaluated else {}
+    validated = [r for r in evaluated if r["val_accuracy_mean"] is not None]
+    best = max(validated, key=lambda r: (r["val_accuracy_mean"], -r["round"]), default={})
+    replied = sum(r["replied"] for r in rounds)
+    sent = sum(r["sampled"] - r["offline"] for r in rounds)
+
+    def total(key: str) -> int:
+        return int(sum(r[key] for r in rounds))
+
+    return {
+        "method": config.method,
+        "dataset": config.dataset,
+        "clients": clients,
+        "fraction": config.fraction,
+        "rounds": len(rounds),
+        "seed": config.seed,
+        "status": status,
+        "reason": reason,
+        **{
+            f"test_accuracy_{kind}": last.get(f"test_accuracy_{kind}")
+            for kind in ("mean", "std", "p10", "min")
+        },
+        "best_validation_round": best.get("round"),
+        "best_validation_test_accuracy_mean": best.get("test_accuracy_mean"),
+        "uplink_floats_per_client_round": total("uplink_floats") / max(1, replied),
+        "downlink_floats_per_client_round": total("downlink_floats") / max(1, sent),
+        "uplink_bytes_total": total("uplink_bytes"),
+        "downlink_bytes_total": total("downlink_bytes"),
+        "uplink_message_bytes_total": total("uplink_message_bytes"),
+        "downlink_message_bytes_total": total("downlink_message_bytes"),
+        "train_flops_total": sum(r["train_flops"] for r in rounds),
+        "wall_seconds": sum(r["seconds"] for r in rounds),
+        "failures": [
+            {"round": r["round"], "client": f["client"], "reason": f["reason"]}
+            for r in rounds
+            for f in r["failures"]
+        ],
+        "run_sha256": rounds[-1]["sha256"] if rounds else None,
+    }
+
+
+def spread(accuracies: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation, 10th percentile and minimum over clients, unweighted."""
+    values = np.asarray(accuracies, dtype=np.float64)
+    if not values.size:
+        return dict.fromkeys(("mean", "std", "p10", "min"), math.nan)
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "p10": float(np.percentile(values, 10)),
+        "min": float(values.min()),
+    }
+
+
+def environment(config: RunConfig) -> dict[str, Any]:
+    """Versions, device, threads and git commit, for ``environment.json``."""
+    root = Path(__file__).resolve().parents[1]
+    git = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    names = ("fedhet", "flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
+    return {
+        "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "device": config.device,
+        "threads": config.threads,
+        "git_commit": git.stdout.strip() or None,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

@@ -1,0 +1,39 @@
+"""Randomness: one generator per (seed, purpose, client, round), never a global one.
+
+Every random number of a run comes from here, so that the number of actors, the order of replies
+and the kind of runtime cannot change it. Torch initialisers and dropout insist on torch's global
+generator; :func:`torch_seeded` seeds that one inside ``fork_rng`` and puts it back.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def _entropy(seed: int, purpose: str, client: str, round_: int) -> list[int]:
+    """Words for a SeedSequence; texts are hashed so that any client id is allowed."""
+    digest = hashlib.sha256(f"{purpose}\0{client}".encode()).digest()
+    return [seed, round_, *np.frombuffer(digest[:16], dtype="<u4").tolist()]
+
+
+def generator(seed: int, purpose: str, client: str = "", round_: int = 0) -> np.random.Generator:
+    """NumPy generator of one purpose, e.g. ``("shuffle", client "3", round 7)``."""
+    return np.random.default_rng(np.random.SeedSequence(_entropy(seed, purpose, client, round_)))
+
+
+def torch_seed(seed: int, purpose: str, client: str = "", round_: int = 0) -> int:
+    """A 63-bit seed for torch, from the same stream as :func:`generator`."""
+    words = np.random.SeedSequence(_entropy(seed, purpose, client, round_)).generate_state(2)
+    return int(words[0]) << 31 | int(words[1]) >> 1
+
+
+@contextmanager
+def torch_seeded(seed: int, purpose: str, client: str = "", round_: int = 0) -> Iterator[None]:
+    """Run the body with torch's global generators seeded, and restore them afterwards."""
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(torch_seed(seed, purpose, client, round_))
+        yield

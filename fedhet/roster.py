@@ -1,0 +1,205 @@
+"""Who takes part: maps Flower's random node ids to clients and remembers what was agreed.
+
+A ``query`` phase asks every unknown node for its client id, classes, images, model and device.
+What a client declares here bounds what it may upload later.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedhet.errors import RunFailedError
+from fedhet.exchange import exchange
+from fedhet.rng import generator
+from fedhet.schema import CLIENT_ID
+from fedhet.wire import QUERY, Instruction, Reply, read_reply, request
+
+log = logging.getLogger("fedhet")
+
+SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
+
+
+def client_order(client: str) -> tuple[int, int, str]:
+    """Sort key of client ids: numbers by value, then texts."""
+    return (0, int(client), "") if client.isdigit() else (1, 0, client)
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What a client declared; ``seen`` and ``images`` are empty where it hides its classes."""
+
+    client: str
+    classes: tuple[str, ...]
+    seen_names: tuple[str, ...]
+    images: tuple[int, ...]
+    train_images: int
+    model: str
+    device: str
+    seen: tuple[int, ...] = ()  # ids in the global class list
+
+
+def read_info(reply: Reply) -> ClientInfo:
+    """A query reply as ClientInfo; ValueError with a reason if it makes no sense."""
+    info = reply.info
+    client = str(info["client"])
+    if not re.fullmatch(CLIENT_ID, client) or client in {".", ".."}:
+        raise ValueError(f"client id '{client[:80]}' is not allowed")
+    declared = ClientInfo(
+        client=client,
+        classes=tuple(map(str, info["classes"])),
+        seen_names=tuple(map(str, info["seen"])),
+        images=tuple(map(int, info["images"])),
+        train_images=int(info["train-images"]),
+        model=str(info["model"]),
+        device=str(info["device"]),
+    )
+    if not 1 <= declared.train_images <= 10**9 or len(declared.images) != len(declared.seen_names):
+        raise ValueError(f"client '{client}' declares impossible numbers of images")
+    return declared
+
+
+class Roster:
+    """Clients by id, their nodes while online, and the generation last accepted from each."""
+
+    def __init__(self) -> None:
+        self.infos: dict[str, ClientInfo] = {}
+        self.nodes: dict[str, int] = {}
+        self.generations: dict[str, int] = {}
+        self.classes: tuple[str, ...] = ()
+        self.refused: dict[int, str] = {}
+        self._expected = 0
+
+    @property
+    def ids(self) -> list[str]:
+        """All clients ever known, in client order."""
+        return sorted(self.infos, key=client_order)
+
+    def sample(self, seed: int, round_: int, cohort: int) -> list[str]:
+        """The clients of a round: depends on (seed, round) and the ids only, for every method."""
+        ids = self.ids
+        chosen = generator(seed, "sample", round_=round_).choice(
+            len(ids), size=min(cohort, len(ids)), replace=False
+        )
+        return [ids[i] for i in sorted(chosen)]
+
+    def wait(self, grid: Grid, experiment: str, clients: int, timeout: float) -> None:
+        """Query nodes until ``clients`` are known, or the time is up.
+
+        With ``clients = 0`` the nodes say how many partitions there are; if they do not, the
+        federation counts as complete once no new node has come for a while.
+        Raises RunFailedError if nobody came.
+        """
+        deadline = time.monotonic() + timeout
+        last_news = time.monotonic()
+        while True:
+            if self.query(grid, experiment, deadline - time.monotonic()):
+                last_news = time.monotonic()
+            expected = clients or self._expected
+            if self.nodes and expected and len(self.nodes) >= expected:
+                break
+            settled = time.monotonic() - last_news > SETTLE_SECONDS
+            if (self.nodes and not expected and settled) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if not self.nodes:
+            reasons = "; ".join(sorted(set(self.refused.values()))) or "no node is online"
+            raise RunFailedError(f"no client within start-timeout={timeout:g} s: {reasons}")
+        if expected and len(self.nodes) < expected:
+            log.warning("starting with %d of %d clients", len(self.nodes), expected)
+
+    def query(self, grid: Grid, experiment: str, timeout: float) -> list[str]:
+        """Ask unknown nodes who they are; forget nodes that are gone. Returns new clients."""
+        online = set(grid.get_node_ids())
+        self.nodes = {client: node for client, node in self.nodes.items() if node in online}
+        strangers = sorted(online - set(self.nodes.values()) - set(self.refused))
+        asked = [request(QUERY, node, Instruction(experiment=experiment)) for node in strangers]
+        answers = list(exchange(grid, asked, max(timeout, 1.0)))
+        node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
+        new = []
+        for message in answers:
+            node, reply = node_of[message.metadata.reply_to_message_id], read_reply(message)
+            try:
+                if reply.error:
+                    raise ValueError(reply.error)
+                info = read_info(reply)
+                if info.client in self.nodes:
+                    raise ValueError(f"client id '{info.client}' is already taken by another node")
+                self._admit(info)
+            except (ValueError, KeyError, TypeError) as error:
+                log.warning("node %d is refused: %s", node, error)
+                self.refused[node] = str(error)
+                continue
+            self.nodes[info.client] = node
+            self._expected = max(self._expected, int(reply.info.get("clients", 0)))
+            new.append(info.client)
+        return new
+
+    def _admit(self, info: ClientInfo) -> None:
+        """Add a client, or check that a returning one declares what it declared before."""
+        before = self.infos.get(info.client)
+        if self.classes:
+            info = self._with_ids(info)
+        if before is not None and before != info:
+            raise ValueError(f"client '{info.client}' declares other data or another model now")
+        self.infos[info.client] = info
+        self.generations.setdefault(info.client, 0)
+
+    def fix_classes(self, configured: Sequence[str]) -> None:
+        """Settle the global class list: configured, or what all clients agree on, or their union.
+
+        Clients with a class that is not in the list are dropped, with a warning.
+        """
+        lists = {info.classes for info in self.infos.values()}
+        union = sorted({name for names in lists for name in names})
+        self.classes = tuple(configured or (next(iter(lists)) if len(lists) == 1 else union))
+        for client in self.ids:
+            try:
+                self.infos[client] = self._with_ids(self.infos[client])
+            except ValueError as error:
+                log.warning("%s", error)
+                self.refused[self.nodes.pop(client)] = str(error)
+                del self.infos[client], self.generations[client]
+
+    def _with_ids(self, info: ClientInfo) -> ClientInfo:
+        strange = sorted(set(info.seen_names) - set(self.classes))
+        if strange:
+            raise ValueError(
+                f"client '{info.client}' has class '{strange[0]}', which is not in this run's list"
+            )
+        seen = tuple(self.classes.index(name) for name in info.seen_names)
+        return ClientInfo(**{**asdict(info), "seen": seen})
+
+    def counts(self) -> list[tuple[str, list[int]]]:
+        """Training images per (client, class of the global list), for ``partition.csv``."""
+        table = []
+        for client in self.ids:
+            info = self.infos[client]
+            row = [0] * len(self.classes)
+            for label, count in zip(info.seen, info.images, strict=True):
+                row[label] = count
+            table.append((client, row))
+        return table
+
+    def dump(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "classes": list(self.classes),
+            "infos": {client: asdict(info) for client, info in self.infos.items()},
+            "generations": self.generations,
+        }
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`dump`; nodes are found again by :meth:`query`."""
+        self.classes = tuple(kept["classes"])
+        self.infos = {client: ClientInfo(**_tuples(info)) for client, info in kept["infos"].items()}
+        self.generations = dict(kept["generations"])
+
+
+def _tuples(info: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON's lists back to the tuples of a ClientInfo."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in info.items()}

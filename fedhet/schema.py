@@ -1,0 +1,154 @@
+"""The schema of a run: every key with its meaning, unit and range (DESIGN section 4).
+
+Keys are flat and kebab-case in YAML and on the command line. A method adds its own keys through
+a subclass of :class:`Params`; :mod:`fedhet.config` reads and checks both.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+REPRESENTATION = 500  # d: width of the representation that every model ends in
+CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+def kebab(name: str) -> str:
+    """Python field name to the key in YAML and on the command line."""
+    return name.replace("_", "-")
+
+
+def _words(value: Any) -> Any:
+    """A comma separated text (command line) as the list that YAML would give."""
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return value
+
+
+def _ratio(value: Any) -> Any:
+    """``8:1:1`` as the three numbers of a split."""
+    if isinstance(value, str):
+        return value.split(":")
+    return value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Ratio = Annotated[
+    tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
+    BeforeValidator(_ratio),
+]
+
+
+class Schema(BaseModel):
+    """Frozen, unknown keys forbidden, kebab-case aliases."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab,
+        validate_by_name=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+    )
+
+
+class Params(Schema):
+    """Hyper-parameters of one method; the base is a method without any of its own."""
+
+
+class RunConfig(Schema):
+    """Everything that decides a run, resolved; the method's own keys are in ``params``."""
+
+    method: str = Field("fedssa", description="one of `fedhet methods`")
+
+    dataset: str = Field(
+        "digits",
+        description="digits, cifar10, cifar100, fashion-mnist, image-folder or synthetic[:IMAGES]",
+    )
+    data_path: str = Field(
+        "", description="folder or zip of `image-folder`; download folder of the torchvision sets"
+    )
+    image_size: int = Field(32, ge=16, le=512, description="side of the square input, pixels")
+    classes: Words = Field((), description="class names in label order; empty: all of the data")
+
+    clients: int = Field(
+        0, ge=0, le=1_000_000, description="N; 0: as many as the federation or the file has"
+    )
+    fraction: float = Field(1.0, gt=0, le=1, description="C, share of clients per round")
+    partition: Literal["classes-per-client", "dirichlet", "dirichlet-balanced", "file"] = Field(
+        "classes-per-client", description="how images are dealt to clients"
+    )
+    partition_file: str = Field("", description="CSV `path,client,split` of partition=file")
+    classes_per_client: int = Field(2, ge=1, description="classes that each client owns")
+    alpha: float = Field(0.3, gt=0, description="concentration of the Dirichlet partitions")
+    legacy_pfedhn: bool = Field(False, description="slots and draws as in pFedHN's released code")
+    split: Ratio = Field((8, 1, 1), description="train:val:test, integers, per client and class")
+
+    models: Words = Field(
+        ("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
+        min_length=1,
+        description="architectures of `fedhet models`, or module:factory",
+    )
+    model_assignment: Literal["modulo", "random"] = Field(
+        "modulo", description="client k gets model k mod len(models), or a seeded draw"
+    )
+
+    rounds: int = Field(100, ge=1, le=1_000_000, description="T, communication rounds")
+    local_epochs: int = Field(10, ge=1, description="E, epochs of local training per round")
+    batch_size: int = Field(64, ge=2, description="B, images per step")
+    lr: float = Field(0.01, gt=0, description="learning rate of SGD")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh every round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
+    grad_clip: float = Field(0.0, ge=0, description="largest gradient norm; 0: off")
+    precision: Precision = Field("fp32", description="arithmetic of training: fp32, tf32, bf16")
+    threads: int = Field(1, ge=1, le=256, description="torch threads per training process")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
+    )
+    actors: int = Field(0, ge=0, description="training processes of a simulation; 0: one per core")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of every random number")
+
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+    evaluate_all: bool = Field(
+        True, description="evaluate clients never sampled, as initialised; false: leave them out"
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weights of averaged models: training images, or equal"
+    )
+
+    min_replies: int = Field(1, ge=1, description="accepted replies that a round needs")
+    max_skipped_rounds: int = Field(
+        3, ge=0, description="rounds in a row with too few replies before the run fails"
+    )
+    round_timeout: float = Field(3600.0, gt=0, description="longest wait for a round, seconds")
+    start_timeout: float = Field(120.0, gt=0, description="longest wait for clients, seconds")
+    max_update_norm: float = Field(
+        1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
+    )
+
+    state_dir: str = Field(
+        "", description="private states of simulated clients; empty: inside the run folder"
+    )
+    state_backend: Literal["file", "context"] = Field(
+        "file", description="file, or Flower's context (no resume)"
+    )
+    keep_state: bool = Field(True, description="keep the clients' last states after the run")
+    tensorboard: bool = Field(False, description="write TensorBoard scalars to the run folder")
+    out: str = Field("runs", description="folder of run folders")
+    name: str = Field(
+        "",
+        pattern=rf"^({CLIENT_ID})?$",
+        description="run folder below out; empty: made from the preset and the time",
+    )
+
+    params: Params = Field(Params(), exclude=True)
+
+    def flat(self) -> dict[str, Any]:
+        """All keys of the run, the method's own included, as plain YAML/JSON values."""
+        own = self.model_dump(mode="json") | self.params.model_dump(mode="json")
+        own["split"] = ":".join(str(part) for part in self.split)
+        return own
+
+    def cohort(self, clients: int) -> int:
+        """K = max(1, round(C x N)): clients sampled per round."""
+        return max(1, round(self.fraction * clients))

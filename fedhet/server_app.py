@@ -1,0 +1,138 @@
+"""The ServerApp: configuration -> strategy -> round loop -> run folder."""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedhet.config import from_run_config
+from fedhet.errors import RunFailedError, UserError
+from fedhet.exchange import SIMULATION_POLL, poll_interval
+from fedhet.registry import METHODS
+from fedhet.results import RunFolder
+from fedhet.roster import Roster
+from fedhet.schema import RunConfig
+
+app = ServerApp()
+log = logging.getLogger("fedhet")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run and how it was asked for."""
+
+    config: RunConfig
+    folder: RunFolder
+    resume: bool
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the configuration that arrives in ``context.run_config``."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    job, owner = open_job(context.run_config)
+    if owner:
+        threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
+    lock = job.folder.lock()
+    roster = Roster()
+    try:
+        run(grid, job, roster)
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if isinstance(error, RunFailedError | UserError):
+            reason = str(error)
+        log.error("run failed: %s", reason)
+        job.folder.write_summary(job.config, "failed", len(roster.ids), reason)
+        raise
+    finally:
+        lock.release()
+    log.info("results in %s", job.folder.path)
+
+
+def open_job(run_config: Mapping[str, Any]) -> tuple[Job, int]:
+    """The run that a Flower run config describes, and the pid that owns it (0: nobody).
+
+    ``fedhet run`` has made the run folder; for a plain ``flwr run`` it is made here.
+    """
+    config, run_ = from_run_config(run_config)
+    if run_ and Path(run_["folder"]).is_dir():
+        return Job(config, RunFolder(Path(run_["folder"])), bool(run_["resume"])), run_["owner"]
+    if not run_:
+        if not run_config.get("out"):
+            config = config.model_copy(update={"out": str(Path.home() / ".fedhet" / "runs")})
+        elif not Path(config.out).expanduser().is_absolute():
+            raise UserError(
+                f"out: '{config.out}' is not allowed: `flwr run` needs an absolute path, since "
+                "the server runs in a folder of its own"
+            )
+    return Job(config, RunFolder.create(config, config.method), resume=False), 0
+
+
+def run(grid: Grid, job: Job, roster: Roster) -> None:
+    """Handshake, rounds, summary."""
+    config, folder = job.config, job.folder
+    strategy_type = METHODS[config.method].strategy
+    experiment = folder.experiment
+    if job.resume:
+        kept = strategy_type.kept_roster(folder)
+        if kept is not None:
+            roster.load(kept)
+    roster.wait(grid, experiment, len(roster.ids) or config.clients, config.start_timeout)
+    if not roster.classes:
+        roster.fix_classes(config.classes)
+    folder.write_partition(roster.counts(), roster.classes)
+    strategy = strategy_type(config, roster, folder)
+    strategy.resume()
+    with _scalars(job) as write:
+        strategy.start(grid, on_round=write)
+    folder.write_summary(config, "completed", len(roster.ids))
+    if poll_interval(grid) == SIMULATION_POLL and not config.keep_state:
+        shutil.rmtree(folder.state_dir(config) / experiment, ignore_errors=True)
+
+
+class _scalars:  # noqa: N801  (a context manager, used like a function)
+    """TensorBoard scalars of every round, where ``tensorboard: true`` asks for them."""
+
+    def __init__(self, job: Job) -> None:
+        self.writer: Any = None
+        if job.config.tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+            except ImportError as error:
+                raise UserError(
+                    "tensorboard: true needs the extra: pip install 'fedhet[tensorboard]'"
+                ) from error
+            self.writer = SummaryWriter(str(job.folder.path / "tensorboard"))
+
+    def __enter__(self) -> Callable[[Mapping[str, Any]], None]:
+        return self.write
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Every number of a round's record, under its own name."""
+        if self.writer is not None:
+            for name, value in record.items():
+                if isinstance(value, int | float) and name != "round":
+                    self.writer.add_scalar(name, value, record["round"])
+            self.writer.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _leave_with(owner: int) -> None:
+    """End this process when the command that started the run is gone, so that none is left."""
+    while psutil.pid_exists(owner):
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)

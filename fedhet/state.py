@@ -1,0 +1,97 @@
+"""Private state of a client: one named-tensor bundle per generation, two backends.
+
+Generation r is the state after round r; generation 0 is the initialisation and is never stored.
+A round starts from exactly the generation that the server names, so a repeated, late or lost
+message changes nothing. Saving r deletes what is newer and keeps r and the one it came from.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fedhet.files import write_synced
+
+Bundle = dict[str, Tensor]
+
+
+class StateError(Exception):
+    """A state that cannot be read or written; names the client's folder and the generation."""
+
+
+class StateStore(Protocol):
+    """Where the generations of one client live."""
+
+    def load(self, generation: int) -> Bundle:
+        """Tensors (CPU) of that generation; StateError if it is missing or damaged."""
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
+        """Store ``bundle``; keep only it and ``source``, the generation it came from."""
+
+
+class FileStore:
+    """``<folder>/<generation>.safetensors``: temporary name, synced, renamed."""
+
+    def __init__(self, folder: Path, *, sync: bool) -> None:
+        self.folder = folder
+        self.sync = sync
+
+    def path(self, generation: int) -> Path:
+        """File of one generation."""
+        return self.folder / f"{generation:08d}.safetensors"
+
+    def load(self, generation: int) -> Bundle:
+        """See :class:`StateStore`; the file is memory-mapped."""
+        try:
+            return load_file(self.path(generation))
+        except (OSError, SafetensorError) as error:
+            raise StateError(
+                f"state '{self.folder}': generation {generation} cannot be read: {error}"
+            ) from error
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
+        """See :class:`StateStore`; the good generations stay if the disk is full."""
+        temporary = self.folder / f"{generation:08d}.{os.getpid()}.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_synced(temporary, save(dict(bundle)), sync=self.sync)
+            temporary.replace(self.path(generation))
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise StateError(
+                f"state '{self.folder}': generation {generation} cannot be written: "
+                f"{error.strerror or error}"
+            ) from error
+        keep = {self.path(generation), self.path(source)}
+        for old in self.folder.iterdir():
+            if old not in keep and old.suffix in {".safetensors", ".tmp"}:
+                old.unlink(missing_ok=True)
+
+
+class ContextStore:
+    """Generations as records of Flower's ``context.state``: no shared disk, no resume."""
+
+    def __init__(self, records: RecordDict) -> None:
+        self.records = records
+
+    def load(self, generation: int) -> Bundle:
+        """See :class:`StateStore`."""
+        record = self.records.array_records.get(str(generation))
+        if record is None:
+            raise StateError(f"state in context: generation {generation} is not there")
+        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
+        """See :class:`StateStore`."""
+        self.records[str(generation)] = ArrayRecord(
+            {name: tensor.contiguous() for name, tensor in bundle.items()}
+        )
+        for name in list(self.records.array_records):
+            if name not in {str(generation), str(source)}:
+                del self.records[name]

@@ -1,0 +1,157 @@
+"""The one training loop and the one evaluation loop.
+
+Images stay on the device as uint8; a batch is an index and a normalisation, without a data
+loader. The host waits for the device once per epoch at most, never per batch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhet.schema import RunConfig
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Predict = Callable[[Tensor], Mapping[str, Tensor]]
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images (n, s, s, 3) uint8 and labels (n,) int64 on one device."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (B, 3, s, s) float32 in [-1, 1], channels last, and labels (B,)."""
+        return normalise(self.images[index]), self.labels[index]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training: what is minimised, what moves, for how long.
+
+    ``groups`` are the trained modules with their learning rates; every other module of the client
+    is frozen (no gradients, evaluation mode). ``images`` restricts training to those positions of
+    the train split. ``after_step`` runs after every step, on tensors only; ``after`` once at the
+    end. The mean loss of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``.
+    """
+
+    loss: Loss
+    groups: Sequence[tuple[nn.Module, float]]
+    epochs: int
+    images: Tensor | None = None
+    after_step: Callable[[], None] | None = None
+    after: Callable[[], None] | None = None
+    name: str = ""
+
+
+def normalise(images: Tensor) -> Tensor:
+    """uint8 (B, s, s, 3) to float32 (B, 3, s, s) in [-1, 1]; NHWC memory is channels last."""
+    return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+
+
+def batches(order: Tensor, size: int) -> Iterator[Tensor]:
+    """Pieces of ``size``; a last piece of one image joins the piece before it (BatchNorm)."""
+    count = len(order)
+    stops = list(range(size, count, size))
+    if stops and count - stops[-1] == 1:
+        stops.pop()
+    yield from torch.tensor_split(order, stops)
+
+
+def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
+    """bf16 autocast where ``precision: bf16`` asks for it, otherwise nothing."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+
+def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) -> None:
+    """Train mode and gradients for ``trained``, evaluation mode and none for the others."""
+    for module in modules:
+        active = any(module is one for one in trained)
+        module.train(active)
+        module.requires_grad_(active)
+
+
+def optimiser(phase: Phase, config: RunConfig) -> torch.optim.SGD:
+    """A fresh SGD: momentum never outlives the round nor crosses clients."""
+    groups = [{"params": list(module.parameters()), "lr": lr} for module, lr in phase.groups]
+    return torch.optim.SGD(
+        groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+
+
+def train(
+    phase: Phase, data: ImageSet, config: RunConfig, generator: np.random.Generator
+) -> Tensor:
+    """Run one phase; returns the mean loss of its last epoch, a scalar on the device."""
+    device = data.labels.device
+    chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
+    sgd = optimiser(phase, config)
+    parameters = [p for group in sgd.param_groups for p in group["params"]]
+    total = torch.zeros((), device=device)
+    for _ in range(phase.epochs):
+        order = torch.from_numpy(generator.permutation(len(chosen))).to(device)
+        total.zero_()
+        for index in batches(chosen[order], config.batch_size):
+            inputs, labels = data.batch(index)
+            sgd.zero_grad(set_to_none=True)
+            with autocast(config, device):
+                loss = phase.loss(inputs, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if config.grad_clip:
+                nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+            sgd.step()
+            if phase.after_step is not None:
+                phase.after_step()
+            total += loss.detach() * len(index)
+    sgd.zero_grad(set_to_none=True)
+    return total / max(1, len(chosen))
+
+
+def _stops(count: int) -> list[int]:
+    return list(range(EVALUATION_BATCH, count, EVALUATION_BATCH))
+
+
+@torch.inference_mode()
+def correct(predict: Predict, data: ImageSet, config: RunConfig) -> dict[str, int]:
+    """Number of right answers per named prediction (logits (B, C)) over a whole split."""
+    device = data.labels.device
+    hits: dict[str, Tensor] = {}
+    for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
+        inputs, labels = data.batch(index)
+        with autocast(config, device):
+            outputs = predict(inputs)
+        for name, logits in outputs.items():
+            right = (logits.argmax(dim=1) == labels).sum()
+            hits[name] = hits[name] + right if name in hits else right
+    return {name: int(count) for name, count in hits.items()}
+
+
+@torch.inference_mode()
+def class_means(
+    outputs: Callable[[Tensor], Tensor], data: ImageSet, config: RunConfig, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Mean output vector of every class: means (C, w) float32, images behind each (C,) int64.
+
+    ``outputs`` maps inputs (B, 3, s, s) to vectors (B, w); rows of absent classes are zero.
+    """
+    device = data.labels.device
+    counts = torch.bincount(data.labels, minlength=classes)
+    sums: Tensor | None = None
+    for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
+        inputs, labels = data.batch(index)
+        with autocast(config, device):
+            vectors = outputs(inputs).float()
+        if sums is None:
+            sums = torch.zeros(classes, vectors.shape[1], device=device)
+        sums.index_add_(0, labels, vectors)
+    assert sums is not None, "a client has at least one training image"
+    return sums / counts.clamp(min=1).unsqueeze(1), counts

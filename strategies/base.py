@@ -1,0 +1,297 @@
+"""What all strategies share: the round loop, checks of replies, checkpoints.
+
+A method fills in plain-array hooks (``payload``, ``expect``, ``aggregate``, ``arrays``, ...); no
+hook sees a Flower object. Flower's own ``start`` counts from 1, always runs two phases, has no
+stop and sleeps 3 s between polls; this one resumes, lets evaluation ride in the train reply and
+is bounded in every wait.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedhet.checkpoint import load_checkpoint, save_checkpoint
+from fedhet.checks import Rejected, check_accuracies, check_arrays, check_reply
+from fedhet.errors import RunFailedError
+from fedhet.exchange import exchange
+from fedhet.ledger import Ledger
+from fedhet.payload import Array, Empty, Payload
+from fedhet.results import RunFolder
+from fedhet.roster import ClientInfo, Roster, client_order
+from fedhet.schema import RunConfig
+from fedhet.wire import (
+    EVALUATE,
+    TRAIN,
+    Instruction,
+    Reply,
+    message_bytes,
+    read_reply,
+    request,
+    to_record,
+)
+
+log = logging.getLogger("fedhet")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An accepted reply: whose it is, its payload, and its weight n_k / sum n_j in the round."""
+
+    info: ClientInfo
+    payload: Payload
+    weight: float
+    metrics: Mapping[str, float]
+
+
+class MethodStrategy(Strategy):
+    """Server half of a method; the module's docstring says what a method fills in."""
+
+    upload_type: type[Payload] = Empty
+
+    def __init__(self, config: RunConfig, roster: Roster, folder: RunFolder) -> None:
+        self.config = config
+        self.roster = roster
+        self.folder = folder
+        self.experiment = folder.experiment
+        self.state_dir = str(folder.state_dir(config))
+        self.classes = len(roster.classes)
+        self.ledger = Ledger(roster)
+        self.finished = 0
+        self._requests: list[tuple[str, Message]] = []
+        self.initialise()
+
+    # --- hooks of a method: plain arrays in, plain arrays out --------------------------------
+
+    @classmethod
+    def check_config(cls, config: RunConfig) -> None:
+        """Raise UserError for settings that this method cannot work with."""
+
+    def initialise(self) -> None:
+        """Create the global arrays as they are before round 1."""
+
+    def payload(self, info: ClientInfo, round_: int) -> Payload:
+        """What is sent down to one client at the start of a round."""
+        return Empty()
+
+    def expect(self, info: ClientInfo) -> Payload | None:
+        """A payload with the shapes and dtypes of this client's upload; None: they vary."""
+        return Empty()
+
+    def check(self, info: ClientInfo, payload: Payload) -> None:
+        """Raise Rejected if an upload of the right shapes is still not acceptable."""
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """Combine uploads, sorted by client, in float64; returns numbers worth recording."""
+        return {}
+
+    def arrays(self) -> dict[str, Array]:
+        """The global arrays by name: what is checkpointed and hashed."""
+        return {}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+
+    # --- Flower's hooks ----------------------------------------------------------------------
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        log.info(
+            "%s: %d clients, %d per round, rounds %d to %d, %d classes",
+            self.config.method, len(self.roster.ids), self.config.cohort(len(self.roster.ids)),
+            self.finished + 1, self.config.rounds, self.classes,
+        )  # fmt: skip
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One train message per sampled client that is online, in client order."""
+        del arrays, config, grid
+        cohort = self.config.cohort(len(self.roster.ids))
+        books = self.ledger.round
+        self._requests = []
+        for client in self.roster.sample(self.config.seed, server_round, cohort):
+            books.sampled += 1
+            if client not in self.roster.nodes:
+                books.offline += 1
+                self.ledger.fail(client, "offline")
+                continue
+            payload = self.payload(self.roster.infos[client], server_round)
+            message = self._request(TRAIN, client, server_round, payload)
+            books.downlink.add(payload, message_bytes(message))
+            self._requests.append((client, message))
+        return [message for _, message in self._requests]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check, sort and combine the replies; (None, None) if fewer than min-replies are valid."""
+        accepted: list[tuple[ClientInfo, Payload, Reply]] = []
+        for client, reply in self._named(replies):
+            info = self.roster.infos[client]
+            try:
+                payload = self._valid(info, reply, server_round)
+            except Rejected as reason:
+                self.ledger.fail(client, str(reason))
+            else:
+                accepted.append((info, payload, reply))
+        if len(accepted) < self.config.min_replies:
+            return None, None
+        uniform = self.config.weighting == "uniform"
+        sizes = [1 if uniform else info.train_images for info, _, _ in accepted]
+        uploads = [
+            Upload(info, payload, size / sum(sizes), reply.metrics)
+            for size, (info, payload, reply) in zip(sizes, accepted, strict=True)
+        ]
+        numbers = dict(self.aggregate(uploads, server_round))
+        for info, payload, reply in accepted:
+            self.roster.generations[info.client] = server_round
+            self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
+            if "test_accuracy" in reply.metrics:
+                self.ledger.score(info.client, reply.metrics)
+        self.ledger.round.numbers = numbers
+        return to_record(list(self.arrays().values())), MetricRecord(dict(numbers))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One evaluate message per online client whose present state has no accuracy yet."""
+        del arrays, config, grid
+        behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
+        self._requests = [(c, self._request(EVALUATE, c, server_round)) for c in behind]
+        return [message for _, message in self._requests]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Book the accuracies; returns their mean over all clients evaluated so far, percent."""
+        for client, reply in self._named(replies):
+            try:
+                if reply.error:
+                    raise Rejected(reply.error)
+                check_accuracies(reply)
+            except Rejected as reason:
+                self.ledger.fail(client, f"evaluation: {reason}")
+            else:
+                self.ledger.score(client, reply.metrics)
+        return MetricRecord({"test-accuracy-mean": self.ledger.spread("test_accuracy")["mean"]})
+
+    # --- the round loop ----------------------------------------------------------------------
+
+    def start(  # noqa: PLR0913  (Flower's signature)
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 0.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> Result:
+        """Run the rounds that are left: all, or those after a checkpoint.
+
+        What Flower's signature has beside ``grid`` comes from the configuration instead.
+        Raises RunFailedError when too many rounds in a row had too few valid replies.
+        """
+        del initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        self.summary()
+        skipped = 0
+        clock = time.perf_counter()
+        for round_ in range(self.finished + 1, self.config.rounds + 1):
+            skipped = 0 if self._round(grid, round_) else skipped + 1
+            record = self._close(round_, clock)
+            clock = time.perf_counter()
+            if on_round is not None:
+                on_round(record)
+            if skipped > self.config.max_skipped_rounds:
+                reasons = sorted({f["reason"] for f in self.ledger.round.failures})
+                raise RunFailedError(
+                    f"{skipped} rounds in a row had fewer than min-replies="
+                    f"{self.config.min_replies} valid replies: {'; '.join(reasons)}"
+                )
+        return Result(arrays=to_record(list(self.arrays().values())))
+
+    @staticmethod
+    def kept_roster(folder: RunFolder) -> dict[str, Any] | None:
+        """The roster in the last checkpoint, needed before a strategy can be made; None: none."""
+        kept = load_checkpoint(folder.checkpoint)
+        return dict(kept[1]["roster"]) if kept is not None else None
+
+    def resume(self) -> None:
+        """Take up the last checkpoint, if there is one; later lines of the records are dropped."""
+        kept = load_checkpoint(self.folder.checkpoint)
+        if kept is not None:
+            arrays, meta = kept
+            self.load(arrays)
+            self.finished = int(meta["round"])
+            self.ledger.load(meta)
+        self.folder.truncate(self.finished)
+
+    def _round(self, grid: Grid, round_: int) -> bool:
+        """One round; False if it was skipped for lack of valid replies."""
+        nothing = (ArrayRecord(), ConfigRecord())
+        self.ledger.begin(round_)
+        self.roster.query(grid, self.experiment, self.config.start_timeout)
+        messages = self.configure_train(round_, *nothing, grid)
+        replies = exchange(grid, messages, self.config.round_timeout)
+        arrays, _ = self.aggregate_train(round_, replies)
+        if self._evaluates(round_):
+            messages = self.configure_evaluate(round_, *nothing, grid)
+            replies = exchange(grid, messages, self.config.round_timeout)
+            self.aggregate_evaluate(round_, replies)
+        return arrays is not None
+
+    def _close(self, round_: int, clock: float) -> dict[str, Any]:
+        """Write the round's lines, then the checkpoint that makes them final."""
+        self.folder.append_clients(self.ledger.client_rows())
+        record = self.ledger.record(self.arrays())
+        record["seconds"] = time.perf_counter() - clock
+        self.folder.append_round(record)
+        meta = {"round": round_, "roster": self.roster.dump(), **self.ledger.dump()}
+        save_checkpoint(self.folder.checkpoint, self.arrays(), meta)
+        self.finished = round_
+        return record
+
+    # --- pieces ------------------------------------------------------------------------------
+
+    def _evaluates(self, round_: int) -> bool:
+        return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
+
+    def _request(
+        self, kind: str, client: str, round_: int, payload: Payload | None = None
+    ) -> Message:
+        what = Instruction(
+            experiment=self.experiment,
+            round=round_,
+            generation=self.roster.generations[client],
+            evaluate=self._evaluates(round_),
+            state_dir=self.state_dir,
+            classes=self.roster.classes,
+        )
+        return request(kind, self.roster.nodes[client], what, payload)
+
+    def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
+        """Replies with their clients, in client order; the message that is answered tells whose."""
+        arrived = {message.metadata.reply_to_message_id: message for message in replies}
+        asked = {message.metadata.message_id: client for client, message in self._requests}
+        found = [(asked[key], message) for key, message in arrived.items() if key in asked]
+        found.sort(key=lambda pair: client_order(pair[0]))
+        return [(client, read_reply(message)) for client, message in found]
+
+    def _valid(self, info: ClientInfo, reply: Reply, round_: int) -> Payload:
+        """The payload of a reply; Rejected with a reason if anything about it is wrong."""
+        check_reply(info, reply, round_)
+        check_accuracies(reply)
+        try:
+            payload = self.upload_type.from_ndarrays(reply.arrays)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
+        check_arrays(payload, self.expect(info), self.config.max_update_norm)
+        self.check(info, payload)
+        return payload

@@ -1,0 +1,181 @@
+"""FedSSA (Yi et al. 2024, "Federated Semantic Similarity Aggregation", arXiv 2312.09006).
+
+Each way only header rows of the classes S_k that client k has seen: class ids (|S_k|,), weight
+(|S_k|, d) and bias (|S_k|,) float32, |S_k| (d + 1) floats (1,002 at two classes, d = 500; the paper
+counts 1,000, without bias). The server takes, per class, the unweighted mean over the sampled
+clients that hold the class (eq. 3); a class that nobody sent keeps its row.
+
+Differs from the authors' code, which averages the stored headers of all N clients, stale and
+never trained ones included, and lets clients of one architecture share their weights by aliasing.
+The start theta^{-1}, open in the paper, is drawn from the run's "global" generator.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from torch import nn
+
+from fedhet.checks import Rejected
+from fedhet.errors import RunFailedError, UserError
+from fedhet.payload import Array, HeaderRows, MaskedHeader, Payload
+from fedhet.rng import torch_seeded
+from fedhet.roster import ClientInfo
+from fedhet.schema import REPRESENTATION, Params, RunConfig
+from strategies.base import MethodStrategy, Upload
+
+Rows = Literal["seen", "whole"]
+
+
+class FedSSAParams(Params):
+    """Hyper-parameters of FedSSA and the switches of its ablations (Tables 4 and 5)."""
+
+    mu0: float = Field(
+        0.5, gt=0, le=1, description="mu_0, first weight of the local rows, in (0, 1]; code: 0.5"
+    )
+    t_stable: int = Field(
+        5, ge=1, description="T_stable, rounds until that weight is 0; code: 2 and 45"
+    )
+    fusion: Literal["paper", "convex"] = Field(
+        "paper", description="global + mu local (eq. 4), or the same divided by 1 + mu"
+    )
+    stabilise: bool = Field(
+        True, description="false: global rows replace local ones, mu = 0 (Table 5, A and B)"
+    )
+    upload_rows: Rows = Field(
+        "seen", description="whole: n_k-weighted mean of whole headers (Table 4, B)"
+    )
+    download_rows: Rows = Field(
+        "seen", description="whole: unseen rows are overwritten as well (Table 4 B, Table 5 A)"
+    )
+    header_bias: bool = Field(True, description="whether the bias is part of a row")
+    hide_classes: bool = Field(
+        False, description="send whole headers with zeros and a mask; classes stay undeclared"
+    )
+
+
+def params_of(config: RunConfig) -> FedSSAParams:
+    """The method's own parameters of a FedSSA run."""
+    assert isinstance(config.params, FedSSAParams)
+    return config.params
+
+
+class FedSSAStrategy(MethodStrategy):
+    """Per-class mean of header rows."""
+
+    @classmethod
+    def check_config(cls, config: RunConfig) -> None:
+        """``hide-classes`` is a variant of the method itself, not of its ablations."""
+        own = params_of(config)
+        if own.hide_classes and (own.upload_rows, own.download_rows) != ("seen", "seen"):
+            raise UserError(
+                "hide-classes: true is not allowed with upload-rows or download-rows=whole, "
+                "which send whole headers anyway"
+            )
+
+    def initialise(self) -> None:
+        """Draw the global header; its rows are (d + 1) or d wide."""
+        self.params = params_of(self.config)
+        if self.params.hide_classes:
+            self.upload_type = MaskedHeader
+        else:
+            self.upload_type = HeaderRows
+        with torch_seeded(self.config.seed, "global"):
+            header = nn.Linear(REPRESENTATION, self.classes)
+        self.weight: Array = header.weight.detach().numpy().copy()
+        bias = header.bias.detach().numpy().copy()
+        self.bias: Array = bias if self.params.header_bias else bias[:0]
+
+    def payload(self, info: ClientInfo, round_: int) -> Payload:
+        """The rows of the classes that the client has seen, or all of them."""
+        if self.params.hide_classes:
+            mask = np.ones(self.classes, dtype=np.int8)
+            return MaskedHeader(mask, self.weight, self.bias)
+        return self._rows(info, self.params.download_rows)
+
+    def expect(self, info: ClientInfo) -> Payload | None:
+        """The rows of the same classes come back."""
+        if self.params.hide_classes:
+            return self.payload(info, 0)
+        return self._rows(info, self.params.upload_rows)
+
+    def check(self, info: ClientInfo, payload: Payload) -> None:
+        """Exactly the declared classes, each once; with a mask at least one, unmasked rows zero."""
+        if isinstance(payload, HeaderRows):
+            expected = self.expect(info)
+            assert isinstance(expected, HeaderRows)
+            if not np.array_equal(payload.classes, expected.classes):
+                raise Rejected(
+                    f"rows of classes {payload.classes.tolist()}, "
+                    f"but it declared {expected.classes.tolist()}"
+                )
+        elif isinstance(payload, MaskedHeader):
+            seen = payload.mask == 1
+            if not seen.any() or not np.isin(payload.mask, (0, 1)).all():
+                raise Rejected("the mask must hold zeros and at least one one")
+            if payload.weight[~seen].any():
+                raise Rejected("rows outside the mask are not zero")
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """Eq. 3: per class, the unweighted mean of the rows that came; absent classes stay."""
+        whole = self.params.upload_rows == "whole"
+        classes, rows, weights = [], [], []
+        for upload in uploads:
+            own, weight, bias = _unpack(upload.payload)
+            classes.append(own)
+            rows.append(np.column_stack([weight, bias]) if bias.size else weight)
+            weights.append(np.full(len(own), upload.weight if whole else 1.0))
+        mean = class_means(
+            np.concatenate(classes), np.concatenate(rows), np.concatenate(weights), self._stacked()
+        )
+        self.weight = np.ascontiguousarray(mean[:, :REPRESENTATION])
+        self.bias = np.ascontiguousarray(mean[:, REPRESENTATION:].reshape(-1))
+        norms = np.linalg.norm(mean.astype(np.float64), axis=1)
+        if not np.isfinite(norms).all():
+            raise RunFailedError(
+                f"round {round_}: the global header is not finite (class "
+                f"{int(np.argmin(np.isfinite(norms)))}); fusion=paper multiplies headers by "
+                "1 + mu every round: use fusion=convex, a smaller t-stable or a smaller lr"
+            )
+        return {"header_norm": float(np.linalg.norm(norms)), "header_row_norm": float(norms.max())}
+
+    def arrays(self) -> dict[str, Array]:
+        """Global header: weight (C, d), bias (C,) or (0,)."""
+        return {"header.weight": self.weight, "header.bias": self.bias}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        self.weight, self.bias = arrays["header.weight"], arrays["header.bias"]
+
+    def _rows(self, info: ClientInfo, which: Rows) -> HeaderRows:
+        ids = np.arange(self.classes) if which == "whole" else np.array(info.seen)
+        own = ids.astype(np.int64)
+        return HeaderRows(own, self.weight[own], self.bias[own] if self.bias.size else self.bias)
+
+    def _stacked(self) -> Array:
+        return np.column_stack([self.weight, self.bias]) if self.bias.size else self.weight
+
+
+def _unpack(payload: Payload) -> tuple[Array, Array, Array]:
+    """Class ids, weights and biases of the rows that a client has seen."""
+    if isinstance(payload, MaskedHeader):
+        own = np.flatnonzero(payload.mask)
+        return own, payload.weight[own], payload.bias[own] if payload.bias.size else payload.bias
+    assert isinstance(payload, HeaderRows)
+    return payload.classes, payload.weight, payload.bias
+
+
+def class_means(classes: Array, rows: Array, weights: Array, before: Array) -> Array:
+    """Weighted mean of ``rows`` (M, w) by class id (M,); classes without a row keep ``before``.
+
+    ``before`` is (C, w) float32, and so is the result; sums are float64, in the order given.
+    """
+    order = np.argsort(classes, kind="stable")
+    present, starts = np.unique(classes[order], return_index=True)
+    weighted = rows[order] * weights[order, None]
+    sums = np.add.reduceat(weighted, starts, axis=0, dtype=np.float64)
+    totals = np.add.reduceat(weights[order], starts, dtype=np.float64)
+    result = before.copy()
+    result[present] = (sums / totals[:, None]).astype(np.float32)
+    return result

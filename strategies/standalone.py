@@ -1,0 +1,10 @@
+"""Standalone: every sampled client trains alone; nothing crosses the wire in either direction.
+
+Clients are sampled as in every other method, so that the numbers compare.
+"""
+
+from strategies.base import MethodStrategy
+
+
+class StandaloneStrategy(MethodStrategy):
+    """Sends nothing, combines nothing."""

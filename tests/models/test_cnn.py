@@ -1,0 +1,72 @@
+"""CNN-1 ... CNN-5: sizes of the papers, other image sizes, and the pooling order."""
+
+import pytest
+import torch
+from torch.nn.functional import max_pool2d, relu
+
+from fedhet.errors import UserError
+from fedhet.models import CNN_NAMES, cnn
+
+SIZES = {  # parameters at 10 and at 100 classes
+    "cnn-1": (2_621_558, 2_666_648),
+    "cnn-2": (1_815_142, 1_860_232),
+    "cnn-3": (1_320_558, 1_365_648),
+    "cnn-4": (1_060_358, 1_105_448),
+    "cnn-5": (670_058, 715_148),
+}
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_counts_of_the_papers(name: str) -> None:
+    assert (parameters(cnn(name, 10)), parameters(cnn(name, 100))) == SIZES[name]
+
+
+def test_names() -> None:
+    assert tuple(SIZES) == CNN_NAMES
+
+
+def test_fedmrl_small_model() -> None:
+    model = cnn("cnn-5", 10, d=100)
+    assert parameters(model) == 465_658
+    assert model.features(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+
+
+@pytest.mark.parametrize("size", [16, 20, 28, 33, 64])
+def test_other_image_sizes(size: int) -> None:
+    assert cnn("cnn-5", 7, 12, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("size", [15, 12, 3])
+def test_too_small_image(size: int) -> None:
+    with pytest.raises(UserError, match=f"image-size is {size}, must be at least 16"):
+        cnn("cnn-1", 10, image_size=size)
+
+
+def test_unknown_variant() -> None:
+    with pytest.raises(UserError, match="cnn-9"):
+        cnn("cnn-9", 10)
+
+
+def test_pooling_before_relu_is_the_papers_network() -> None:
+    torch.manual_seed(0)
+    model = cnn("cnn-5", 10)
+    x = torch.randn(4, 3, 32, 32)
+
+    def paper() -> torch.Tensor:
+        h = max_pool2d(relu(model.conv1(x)), 2)
+        h = max_pool2d(relu(model.conv2(h)), 2)
+        return model.head(relu(model.fc2(relu(model.fc1(h.flatten(1))))))
+
+    outputs, gradients = [], []
+    for forward in (paper, lambda: model(x)):
+        model.zero_grad()
+        outputs.append(forward())
+        outputs[-1].square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert torch.equal(*outputs)
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)

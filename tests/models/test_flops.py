@@ -1,0 +1,81 @@
+"""FLOPs against formulas written out here, and the table of ``fedhet models``."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.models import MODEL_NAMES, build_model, cnn, forward_flops, model_table, training_flops
+
+# CNN-1 at 32 x 32, 10 classes: outputs x multiply-adds per output.
+CONV1 = 28 * 28 * 16 * (3 * 25)
+CONV2 = 10 * 10 * 32 * (16 * 25)
+FC = [800 * 2000, 2000 * 500, 500 * 10]
+MULTIPLY_ADDS = CONV1 + CONV2 + sum(FC)
+
+
+def test_forward_flops_of_cnn_1() -> None:
+    assert forward_flops(cnn("cnn-1", 10), 32) == 2 * MULTIPLY_ADDS == 9_651_600
+
+
+def test_training_flops_of_cnn_1() -> None:
+    model = cnn("cnn-1", 10)
+    batch = 4
+    x, y = torch.randn(batch, 3, 32, 32), torch.arange(batch)
+    # Backward: once for the weights, once for the input, which conv1 does not need.
+    expected = 2 * batch * (3 * MULTIPLY_ADDS - CONV1)
+    assert training_flops(lambda: nn.functional.cross_entropy(model(x), y)) == expected
+
+
+def test_a_frozen_part_costs_less() -> None:
+    model = cnn("cnn-5", 10).requires_grad_(requires_grad=False)
+    model.head.requires_grad_()
+    x = torch.randn(2, 3, 32, 32)
+    head = 2 * 2 * 500 * 10
+    assert training_flops(lambda: model(x).sum()) == 2 * forward_flops(model, 32) + head
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_flops_leaves_the_model_untouched(*, training: bool) -> None:
+    class Counting(nn.Module):  # writes a buffer even in eval mode
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x
+
+    inner = build_model("mobilenet_v2", classes=3, d=5)
+    model = nn.Sequential(Counting(), inner).train(training)
+    frozen = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    frozen.training = not training
+    flags = [m.training for m in model.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    assert forward_flops(model, 32) > 0
+    assert [m.training for m in model.modules()] == flags
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_model_table() -> None:
+    rng = torch.get_rng_state()
+    rows = model_table(["cnn-1", "resnet18"], classes=10, d=500, image_size=32)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert rows[0] == {
+        "name": "cnn-1",
+        "parameters": 2_621_558,
+        "mib": 2_621_558 * 4 / 2**20,
+        "buffers": 0,
+        "buffers_mib": 0.0,
+        "forward_flops": 2 * MULTIPLY_ADDS,
+    }
+    assert rows[1]["buffers"] == 2 * 4800 + 20, "mean and variance of 4800 channels, 20 counters"
+    assert rows[1]["buffers_mib"] == (2 * 4800 * 4 + 20 * 8) / 2**20
+
+
+def test_model_table_of_all_names() -> None:
+    rows = model_table(MODEL_NAMES, classes=10)
+    assert [row["name"] for row in rows] == list(MODEL_NAMES)
+    assert all(row["forward_flops"] > 0 for row in rows)

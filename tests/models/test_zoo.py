@@ -1,0 +1,283 @@
+"""All models by name keep the contract; a user's factory is checked."""
+
+import copy
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.errors import UserError
+from fedhet.models import MODEL_NAMES, build_model, check_model, model_table, validate_model_name
+
+CLASSES, D, SIZE = 7, 40, 32
+TORCHVISION = ["resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0"]
+
+
+def seeded(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return build_model(name, classes=CLASSES, d=D, image_size=SIZE)
+
+
+@pytest.fixture(scope="module", params=MODEL_NAMES)
+def built(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
+    return request.param, seeded(request.param)
+
+
+def test_contract(built: tuple[str, nn.Module]) -> None:
+    name, model = built
+    model = copy.deepcopy(model)
+    assert model.training
+    x = torch.randn(2, 3, SIZE, SIZE)
+    h = model.features(x)  # train mode, batch of two: BatchNorm must not raise
+    assert h.shape == (2, D)
+    assert (h >= 0).all()
+    assert h.dtype == torch.float32
+    assert (model.head.in_features, model.head.out_features) == (D, CLASSES)
+    assert model.head(h).shape == (2, CLASSES)
+    model(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters()), "no parameter is left unused"
+    check_model(model, name, CLASSES, D, SIZE)
+    model.eval()
+    assert torch.equal(model(x), model.head(model.features(x)))
+
+
+def test_no_other_linear_has_the_size_of_a_thrown_away_head(built: tuple[str, nn.Module]) -> None:
+    name, model = built
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert len(linears) == (2 if name in TORCHVISION else 3)
+    assert linears[-1] is model.head
+
+
+def test_two_builds_are_identical(built: tuple[str, nn.Module]) -> None:
+    name, model = built
+    again = seeded(name).state_dict()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again[key]), key
+
+
+def test_channels_last(built: tuple[str, nn.Module]) -> None:
+    model = copy.deepcopy(built[1])
+    x = torch.randn(4, 3, SIZE, SIZE)
+    twin = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    y = x.to(memory_format=torch.channels_last)
+    model.eval()
+    twin.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(twin(y), model(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvision_at_other_image_sizes(name: str) -> None:
+    model = build_model(name, classes=3, d=5, image_size=16)
+    assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 3)
+
+
+def test_published_backbone_sizes() -> None:
+    # torchvision's documented parameters at 1000 classes, less its FC, plus projection and head
+    # (GoogLeNet's documented 6,624,904 has no auxiliary heads).
+    documented = {
+        "resnet18": (11_689_512, 512),
+        "mobilenet_v2": (3_504_872, 1280),
+        "googlenet": (6_624_904, 1024),
+        "shufflenet_v2_x1_0": (2_278_604, 1024),
+    }
+    for row in model_table(TORCHVISION, 10, 500, 32):
+        total, width = documented[row["name"]]
+        ours = total - (width + 1) * 1000 + (width + 1) * 500 + 501 * 10
+        assert row["parameters"] == ours, row["name"]
+
+
+def test_torchvision_is_imported_only_when_asked_for() -> None:
+    code = (
+        "import sys; from fedhet.models import build_model; build_model('cnn-5', classes=2); "
+        "assert 'torchvision' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_broken_torchvision_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    with pytest.raises(UserError, match="torchvision of the same build"):
+        build_model("resnet18", classes=2)
+
+
+# --- names and values
+
+
+@pytest.mark.parametrize("name", [*MODEL_NAMES, "mine:make", "no.such.module_:make"])
+def test_valid_names(name: str) -> None:
+    validate_model_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cnn_1", "did you mean 'cnn-1'"),
+        ("ResNet-18", "did you mean 'resnet18'"),
+        ("zzz", "allowed: cnn-1"),
+        ("", "allowed: cnn-1"),
+        ("my-module:make", "form package.module:factory"),
+        ("a..b:make", "form"),
+        ("a:", "form"),
+        (":make", "form"),
+        ("a:b:c", "form"),
+        ("a:class", "form"),
+    ],
+)
+def test_invalid_names(name: str, text: str) -> None:
+    with pytest.raises(UserError, match=text) as error:
+        validate_model_name(name)
+    assert repr(name) in str(error.value)
+    with pytest.raises(UserError):
+        build_model(name, classes=2)
+
+
+@pytest.mark.parametrize("bad", [{"classes": 0}, {"d": 0}, {"image_size": -1}])
+def test_values_out_of_range(bad: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="must be at least 1"):
+        build_model("resnet18", **{"classes": 2, **bad})
+
+
+# --- a user's own model
+
+MINE = """
+import torch
+from torch import nn
+
+class Good(nn.Module):
+    def __init__(self, classes, d, image_size):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(4, d))
+        self.head = nn.Linear(d, classes)
+    def features(self, x):
+        return self.body(x)
+
+class WithForward(Good):
+    def forward(self, x):
+        return self.head(self.features(x))
+
+class OtherForward(Good):
+    def forward(self, x):
+        return 2 * self.head(self.features(x))
+
+class TupleForward(Good):
+    def forward(self, x):
+        return self.head(self.features(x)), None
+
+class WrongWidth(Good):
+    def features(self, x):
+        return self.body(x)[:, 1:]
+
+class Double(Good):
+    def features(self, x):
+        return self.body(x).double()
+
+class NotTensor(Good):
+    def features(self, x):
+        return [self.body(x)]
+
+class Raises(Good):
+    def features(self, x):
+        raise ValueError("two\\nlines")
+
+def no_features(classes, d, image_size):
+    model = nn.Module()
+    model.head = nn.Linear(d, classes)
+    return model
+
+def no_head(classes, d, image_size):
+    model = Good(classes, d, image_size)
+    del model.head
+    return model
+
+def wrong_head(classes, d, image_size):
+    return Good(classes + 1, d, image_size)
+
+def no_bias(classes, d, image_size):
+    model = Good(classes, d, image_size)
+    model.head = nn.Linear(d, classes, bias=False)
+    return model
+
+def conv_head(classes, d, image_size):
+    model = Good(classes, d, image_size)
+    model.head = nn.Conv2d(d, classes, 1)
+    return model
+
+def nothing(classes, d, image_size):
+    return None
+
+def fails(classes, d, image_size):
+    raise RuntimeError("out of ideas")
+
+def other_arguments(n):
+    return None
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "fedhet_test_mine.py").write_text(textwrap.dedent(MINE))
+    (tmp_path / "fedhet_test_broken.py").write_text("import does_not_exist_anywhere\n")
+    (tmp_path / "fedhet_test_exits.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "fedhet_test_mine"
+    for name in ("mine", "broken", "exits"):
+        sys.modules.pop(f"fedhet_test_{name}", None)
+
+
+@pytest.mark.parametrize("factory", ["Good", "WithForward"])
+def test_a_users_factory(mine: str, factory: str) -> None:
+    model = build_model(f"{mine}:{factory}", classes=4, d=6, image_size=20)
+    assert model.training
+    assert torch.equal(model.body[1].running_var, torch.ones(4)), "the check left BatchNorm alone"
+    x = torch.randn(3, 3, 20, 20)
+    assert model(x).shape == (3, 4)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.head.weight.zero_()
+        twin.head.bias.zero_()
+    assert not twin(x).any(), "a copy's forward uses the copy's head"
+    assert model(x).any()
+
+
+@pytest.mark.parametrize(
+    ("factory", "text"),
+    [
+        ("OtherForward", r"forward\(x\) is not head\(features\(x\)\)"),
+        ("TupleForward", r"forward\(x\) is not head\(features\(x\)\)"),
+        ("WrongWidth", r"float32 of shape \(2, 5\), must be float32 of shape \(2, 6\)"),
+        ("Double", r"float64 of shape"),
+        ("NotTensor", r"is list, must be"),
+        ("Raises", r"fails: ValueError: two lines"),
+        ("no_features", r"has no features"),
+        ("no_head", r"head is NoneType, must be"),
+        ("wrong_head", r"head is Linear\(6, 5\), must be Linear\(6, 4\)"),
+        ("no_bias", r"without bias"),
+        ("conv_head", r"head is Conv2d"),
+        ("nothing", r"got a NoneType, must be a torch.nn.Module"),
+        ("fails", r"RuntimeError: out of ideas"),
+        ("other_arguments", r"TypeError"),
+        ("constant", r"'constant' is not callable"),
+        ("missing", r"'missing' does not exist"),
+    ],
+)
+def test_a_users_mistakes(mine: str, factory: str, text: str) -> None:
+    with pytest.raises(UserError, match=text) as error:
+        build_model(f"{mine}:{factory}", classes=4, d=6, image_size=20)
+    assert f"{mine}:{factory}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "module", ["fedhet_test_absent", "fedhet_test_broken", "fedhet_test_exits"]
+)
+def test_a_module_that_cannot_be_imported(mine: str, module: str) -> None:
+    with pytest.raises(UserError, match=f"cannot import '{module}'.*app root"):
+        build_model(f"{module}:make", classes=4)

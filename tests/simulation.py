@@ -1,0 +1,112 @@
+"""A federation inside the test's process: real ServerApp code, real ClientApp, no Ray, no network.
+
+Messages are answered in the order in which they are pulled; ``order`` may reverse it, and
+``tamper`` may change or replace a reply, as a hostile client or a broken network would.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhet import client_app
+from fedhet.config import build_config, envelope
+from fedhet.results import RunFolder
+from fedhet.roster import Roster
+from fedhet.schema import RunConfig
+from fedhet.server_app import Job, run
+
+Tamper = Callable[[int, Message, Message], Message | None]
+
+
+class LocalGrid:
+    """What the round loop needs of Flower's Grid, served by the ClientApp in this process."""
+
+    pull_interval = 0.0
+
+    def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+        self.contexts = {
+            100 + k: Context(
+                run_id=1,
+                node_id=100 + k,
+                node_config={"partition-id": k, "num-partitions": nodes},
+                state=RecordDict(),
+                run_config={"config": text},
+                series_id=0,
+            )
+            for k in range(nodes)
+        }
+        self.tamper = tamper
+        self.online = set(self.contexts)
+        self.waiting: dict[str, Message] = {}
+        self.sent: list[Message] = []
+        self.reverse = False
+
+    def get_node_ids(self) -> Iterable[int]:
+        return sorted(self.online)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        identities = []
+        for message in messages:
+            identity = str(uuid4())
+            message.metadata.__dict__["_message_id"] = identity
+            self.waiting[identity] = message
+            self.sent.append(message)
+            identities.append(identity)
+        return identities
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        chosen = [self.waiting.pop(i) for i in list(message_ids) if i in self.waiting]
+        if self.reverse:
+            chosen.reverse()
+        replies = [self._answer(message) for message in chosen]
+        return [reply for reply in replies if reply is not None]
+
+    def _answer(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        if node not in self.online:
+            return Message(Error(code=5, reason="node gone"), reply_to=message)
+        reply = client_app.app(message, self.contexts[node])
+        if self.tamper is not None:
+            return self.tamper(node - 100, message, reply)
+        return reply
+
+
+def small(tmp_path: Path, **changes: Any) -> RunConfig:
+    """Three clients with CNN-5 on a few digits, two rounds; keys in snake_case."""
+    values: dict[str, Any] = {
+        "method": "fedssa",
+        "dataset": "synthetic:240x4",
+        "clients": 3,
+        "models": ["cnn-5"],
+        "rounds": 2,
+        "local_epochs": 1,
+        "batch_size": 16,
+        "out": str(tmp_path / "runs"),
+    } | changes
+    return build_config({key.replace("_", "-"): value for key, value in values.items()})
+
+
+def simulate(
+    config: RunConfig,
+    *,
+    tamper: Tamper | None = None,
+    folder: RunFolder | None = None,
+    before: Callable[[LocalGrid], None] | None = None,
+) -> tuple[RunFolder, LocalGrid]:
+    """Run (or, given a folder, resume) a configuration; returns its folder and the grid."""
+    resume = folder is not None
+    folder = folder or RunFolder.create(config, "test")
+    grid = LocalGrid(envelope(config, {}), config.clients, tamper)
+    if before is not None:
+        before(grid)
+    context = pytest.MonkeyPatch.context()
+    with context as patch:
+        patch.setattr(client_app, "is_simulated", lambda: True)
+        run(grid, Job(config, folder, resume), Roster())  # type: ignore[arg-type]
+    return folder, grid

@@ -113,16 +113,19 @@ def read_reply(message: Message) -> Reply:
             for record in content.metric_records.values()
             for key, value in record.items()
         }
-        size = sum(record.count_bytes() for record in content.values())
         info = dict(content.config_records["info"].items())
-        return Reply(info, metrics, arrays_of(message), size)
+        return Reply(info, metrics, arrays_of(message), message_bytes(message))
     except (KeyError, TypeError, ValueError, EOFError) as error:
         return Reply({"error": f"reply cannot be read: {type(error).__name__}: {error}"})
 
 
 def message_bytes(message: Message) -> int:
-    """Bytes of the records of a message as Flower counts them."""
-    return sum(record.count_bytes() for record in message.content.values())
+    """Bytes of the records of a message as they are sent."""
+    return sum(
+        # count_bytes() of a ConfigRecord fails on empty texts and lists
+        len(record.deflate()) if isinstance(record, ConfigRecord) else record.count_bytes()
+        for record in message.content.values()
+    )
 
 
 def to_record(arrays: Sequence[Array]) -> ArrayRecord:

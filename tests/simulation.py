@@ -4,21 +4,28 @@ Messages are answered in the order in which they are pulled; ``order`` may rever
 ``tamper`` may change or replace a reply, as a hostile client or a broken network would.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from clients.base import MethodClient, Setup
 from fedhet import client_app
 from fedhet.config import build_config, envelope
+from fedhet.local import assigned_model, load_local
+from fedhet.payload import Payload
+from fedhet.registry import METHODS
 from fedhet.results import RunFolder
-from fedhet.roster import Roster
+from fedhet.roster import ClientInfo, Roster
 from fedhet.schema import RunConfig
 from fedhet.server_app import Job, run
+from fedhet.state import FileStore
+from strategies.base import MethodStrategy, Upload
 
 Tamper = Callable[[int, Message, Message], Message | None]
 
@@ -90,6 +97,52 @@ def small(tmp_path: Path, **changes: Any) -> RunConfig:
         "out": str(tmp_path / "runs"),
     } | changes
     return build_config({key.replace("_", "-"): value for key, value in values.items()})
+
+
+def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) -> MethodClient:
+    """Client ``index`` of a configuration, restored to generation 0 as in message ``round_``."""
+    data = load_local(
+        config, {"partition-id": index, "num-partitions": config.clients}, simulated=True
+    )
+    setup = Setup(
+        config=config,
+        data=data,
+        classes=data.dataset.classes,
+        model=assigned_model(config, {}, data),
+        device=torch.device("cpu"),
+        store=FileStore(folder / data.client, sync=False),
+    )
+    client = METHODS[config.method].client(setup)
+    client.round = round_
+    client.restore(0)
+    return client
+
+
+def make_strategy(
+    config: RunConfig, seen: Sequence[Sequence[int]], images: Sequence[int], classes: int
+) -> MethodStrategy:
+    """A strategy whose clients "0", "1", ... declared these classes and numbers of images."""
+    roster = Roster()
+    roster.classes = tuple(str(label) for label in range(classes))
+    for k, (own, total) in enumerate(zip(seen, images, strict=True)):
+        names = tuple(str(label) for label in own)
+        counts = tuple([total // len(own)] * len(own))
+        roster.infos[str(k)] = ClientInfo(
+            str(k), roster.classes, names, counts, total, "cnn-5", "cpu", tuple(own)
+        )
+        roster.generations[str(k)] = 0
+    folder = RunFolder.create(config, "strategy")
+    return METHODS[config.method].strategy(config, roster, folder)
+
+
+def uploads_of(strategy: MethodStrategy, payloads: Mapping[str, Payload]) -> list[Upload]:
+    """Accepted uploads with weights n_k / n."""
+    infos = strategy.roster.infos
+    total = sum(infos[client].train_images for client in payloads)
+    return [
+        Upload(infos[client], payload, infos[client].train_images / total, {})
+        for client, payload in payloads.items()
+    ]
 
 
 def simulate(

@@ -17,8 +17,10 @@ from fedhet.data.listing import Listing, Pixels, to_pixels
 from fedhet.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-_CHUNK = 64
+_CHUNK = 16
 _MAX_THREADS = 8
+_SAMPLE = 16
+_SMALL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -189,13 +191,17 @@ def _top_folder(names: Sequence[str]) -> str:
 def _decode_all(
     root: Path, prefix: str, paths: list[str], size: int
 ) -> Generator[Pixels | None, None, None]:
-    """Decode on all cores, in order; only a few chunks are in memory at any time."""
-    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    """Decode in order; only a few chunks are in memory at any time."""
     with ExitStack() as stack:
         if root.is_dir():
             read = _directory_reader(root)
         else:
             read = _zip_reader(stack.enter_context(_open_zip(root)), prefix)
+        threads = _threads(read, paths)
+        if threads == 1:
+            for path in paths:
+                yield _decode(read, path, size)
+            return
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         waiting: deque[Future[list[Pixels | None]]] = deque()
         for start in range(0, len(paths), _CHUNK):
@@ -204,6 +210,17 @@ def _decode_all(
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
+
+
+def _threads(read: Callable[[str], bytes], paths: list[str]) -> int:
+    """One for tiny files: threads then fight for the interpreter lock, 12 s instead of 8 s."""
+    sample = paths[:: len(paths) // _SAMPLE + 1]
+    try:
+        if sum(len(read(path)) for path in sample) < _SMALL_BYTES * len(sample):
+            return 1
+    except Exception:
+        pass  # a broken file is named when it is decoded
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _directory_reader(root: Path) -> Callable[[str], bytes]:

@@ -1,0 +1,186 @@
+"""FedSSA worked out by hand: 3 clients, 4 classes, and the traps of public implementations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from simulation import make_client, make_strategy, simulate, small, uploads_of
+
+from clients.fedssa import stabilisation
+from fedhet.checks import Rejected
+from fedhet.config import build_config
+from fedhet.errors import RunFailedError, UserError
+from fedhet.payload import HeaderRows, MaskedHeader
+from strategies.fedssa import FedSSAParams, class_means
+
+
+def rows(classes, value, width=500):
+    """Rows whose weights are value + 10 * class, and biases the negative of that."""
+    ids = np.array(classes, dtype=np.int64)
+    weight = np.repeat((value + 10.0 * ids)[:, None], width, axis=1).astype(np.float32)
+    return HeaderRows(ids, weight, -weight[:, 0].copy())
+
+
+def test_the_server_takes_the_unweighted_mean_per_class(tmp_path):
+    # Client 0 holds classes 0 1 (100 images), 1 holds 1 2 (300), 2 holds 3 and is not sampled.
+    strategy = make_strategy(small(tmp_path), [[0, 1], [1, 2], [3]], [100, 300, 50], 4)
+    before = strategy.arrays()["header.weight"].copy()
+    payloads = {"0": rows([0, 1], 1.0), "1": rows([1, 2], 4.0)}
+    strategy.aggregate(uploads_of(strategy, payloads), 1)
+    after = strategy.arrays()
+    assert (after["header.weight"][0] == 1.0).all()  # only client 0
+    assert (after["header.weight"][1] == 12.5).all()  # (11 + 14) / 2, whatever n_k
+    assert (after["header.weight"][2] == 24.0).all()  # only client 1
+    assert (after["header.weight"][3] == before[3]).all()  # nobody sampled: kept
+    assert after["header.bias"][:3].tolist() == [-1.0, -12.5, -24.0]
+
+
+def test_whole_headers_are_averaged_with_sample_weights(tmp_path):
+    config = small(tmp_path, upload_rows="whole", download_rows="whole")
+    strategy = make_strategy(config, [[0, 1], [1, 2]], [100, 300], 3)
+    payloads = {"0": rows([0, 1, 2], 0.0), "1": rows([0, 1, 2], 4.0)}
+    strategy.aggregate(uploads_of(strategy, payloads), 1)
+    assert np.allclose(strategy.arrays()["header.weight"][:, 0], [3.0, 13.0, 23.0])
+
+
+def test_class_means_by_hand():
+    means = class_means(
+        np.array([2, 0, 2]),
+        np.array([[1.0, 2.0], [5.0, 5.0], [3.0, 6.0]], dtype=np.float32),
+        np.ones(3),
+        np.full((4, 2), 9.0, dtype=np.float32),
+    )
+    assert means.tolist() == [[5.0, 5.0], [9.0, 9.0], [2.0, 4.0], [9.0, 9.0]]
+    assert means.dtype == np.float32
+
+
+def test_mu_follows_the_papers_rounds():
+    params = FedSSAParams(mu0=0.8, t_stable=4)
+    assert stabilisation(params, 1) == 0.8  # message round 1 is the papers' t = 0
+    assert stabilisation(params, 3) == pytest.approx(0.8 * math.cos(math.pi / 4))
+    assert stabilisation(params, 5) == 0.0  # t = T_stable
+    assert stabilisation(params, 6) == 0.0
+    assert stabilisation(FedSSAParams(stabilise=False), 1) == 0.0
+
+
+@pytest.mark.parametrize(("fusion", "scale"), [("paper", 1.0), ("convex", 1.5)])
+def test_fusion_by_hand_and_unseen_rows_bit_identical(tmp_path, fusion, scale):
+    client = make_client(small(tmp_path, fusion=fusion), 0, tmp_path)
+    head = client.model.head
+    weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
+    seen = client.seen().tolist()
+    unseen = sorted(set(range(4)) - set(seen))
+    assert len(seen) == 2
+    client.receive(rows(seen, 3.0))
+    for s in seen:
+        expected = (3.0 + 10 * s + 0.5 * weight[s]) / scale
+        assert torch.allclose(head.weight[s], expected)
+        assert torch.allclose(head.bias[s], (-(3.0 + 10 * s) + 0.5 * bias[s]) / scale)
+    assert torch.equal(head.weight[unseen], weight[unseen])
+    assert torch.equal(head.bias[unseen], bias[unseen])
+
+
+def test_a_single_owner_gets_one_plus_mu_times_its_row_in_paper_mode(tmp_path):
+    for fusion, factor in (("paper", 1.5), ("convex", 1.0)):
+        client = make_client(small(tmp_path, fusion=fusion), 0, tmp_path)
+        own = client.upload()
+        kept = client.model.head.weight.detach().clone()
+        client.receive(own)
+        seen = client.seen()
+        assert torch.allclose(client.model.head.weight[seen], factor * kept[seen])
+
+
+def test_whole_download_overwrites_unseen_rows(tmp_path):
+    config = small(tmp_path, download_rows="whole", stabilise=False)
+    client = make_client(config, 0, tmp_path)
+    client.receive(rows([0, 1, 2, 3], 1.0))
+    assert client.model.head.weight[:, 0].tolist() == [1.0, 11.0, 21.0, 31.0]
+
+
+def test_without_bias_the_bias_stays_at_home(tmp_path):
+    config = small(tmp_path, header_bias=False)
+    client = make_client(config, 0, tmp_path)
+    bias = client.model.head.bias.detach().clone()
+    payload = client.upload()
+    assert payload.floats == 2 * 500
+    client.receive(payload)
+    assert torch.equal(client.model.head.bias, bias)
+    folder, _ = simulate(config)
+    assert {r["uplink_floats"] for r in folder.read_rounds()} == {3 * 1000}
+
+
+def test_uploads_are_copies(tmp_path):
+    client = make_client(small(tmp_path), 0, tmp_path)
+    payload = client.upload()
+    kept = payload.weight.copy()
+    with torch.no_grad():
+        client.model.head.weight.fill_(7.0)
+    assert (payload.weight == kept).all()
+
+
+def test_traffic_and_header_norms_are_recorded(tmp_path):
+    folder, _ = simulate(small(tmp_path, dataset="synthetic:600x10", clients=5))
+    for record in folder.read_rounds():
+        assert record["uplink_floats"] == record["downlink_floats"] == 5 * 1002
+        assert record["header_norm"] > 0
+
+
+def test_the_method_changes_what_clients_learn(tmp_path):
+    alone, _ = simulate(small(tmp_path, method="standalone"))
+    together, _ = simulate(small(tmp_path))
+    assert alone.read_rounds()[-1]["train_loss"] != together.read_rounds()[-1]["train_loss"]
+
+
+def test_hidden_classes_are_not_declared_and_give_the_same_models(tmp_path):
+    open_, _ = simulate(small(tmp_path))
+    hidden, grid = simulate(small(tmp_path, hide_classes=True))
+    a, b = open_.read_rounds()[-1], hidden.read_rounds()[-1]
+    assert b["uplink_floats"] == 3 * 4 * 501
+    assert a["train_loss"] == b["train_loss"] and a["header_norm"] == b["header_norm"]
+    header, *lines = (hidden.path / "partition.csv").read_text().split()
+    assert all(line.endswith(",0,0,0,0") for line in lines)
+
+
+def test_undeclared_or_repeated_classes_are_rejected(tmp_path):
+    strategy = make_strategy(small(tmp_path), [[0, 1]], [100], 4)
+    info = strategy.roster.infos["0"]
+    strategy.check(info, rows([0, 1], 1.0))
+    for wrong in ([0, 2], [0, 0], [1, 0], [0, 99], [-1, 1]):
+        with pytest.raises(Rejected):
+            strategy.check(info, rows(wrong, 1.0))
+
+
+def test_a_mask_must_fit_its_rows(tmp_path):
+    strategy = make_strategy(small(tmp_path, hide_classes=True), [[0, 1]], [100], 2)
+    info = strategy.roster.infos["0"]
+    weight, bias = np.ones((2, 500), np.float32), np.ones(2, np.float32)
+    with pytest.raises(Rejected):
+        strategy.check(info, MaskedHeader(np.array([1, 0], np.int8), weight, bias))
+    with pytest.raises(Rejected):
+        strategy.check(info, MaskedHeader(np.zeros(2, np.int8), weight * 0, bias * 0))
+    with pytest.raises(Rejected):
+        strategy.check(info, MaskedHeader(np.array([1, 2], np.int8), weight, bias))
+
+
+def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path):
+    strategy = make_strategy(small(tmp_path), [[0, 1]], [100], 2)
+    with pytest.raises(RunFailedError, match="fusion"), np.errstate(over="ignore"):
+        strategy.aggregate(uploads_of(strategy, {"0": rows([0, 1], np.inf)}), 3)
+    diverging = small(tmp_path, lr=1e30, name="diverging", max_skipped_rounds=0)
+    with pytest.raises(RunFailedError, match="not finite.*fusion=paper"):
+        simulate(diverging)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mu0", 0), ("mu0", 1.1), ("t-stable", 0), ("fusion", "sum"), ("header-bias", "maybe")],
+)
+def test_parameters_out_of_range(key, value):
+    with pytest.raises(UserError, match=f"^{key}: '{value}'"):
+        build_config({"method": "fedssa", key: value})
+
+
+def test_hiding_classes_excludes_the_ablations():
+    with pytest.raises(UserError, match="^hide-classes"):
+        build_config({"hide-classes": True, "upload-rows": "whole"})

@@ -1,0 +1,110 @@
+"""Configuration: precedence, methods' own keys, and one clear line for every mistake."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedhet.config import build_config, envelope, from_run_config, load_config
+from fedhet.errors import UserError
+
+
+def write(tmp_path: Path, **values) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({k.replace("_", "-"): v for k, v in values.items()}))
+    return path
+
+
+def test_defaults_then_yaml_then_command_line(tmp_path):
+    config = load_config(write(tmp_path, rounds=7, lr=0.1), ["lr=0.2", "seed=5", "seed=6"])
+    assert (config.rounds, config.lr, config.seed, config.batch_size) == (7, 0.2, 6, 64)
+
+
+def test_command_line_texts_become_numbers_lists_and_splits(tmp_path):
+    config = load_config(None, ["lr=1e-3", "models=cnn-1, cnn-5", "split=8:0:2", "keep-state=no"])
+    assert config.lr == 0.001
+    assert config.models == ("cnn-1", "cnn-5")
+    assert config.split == (8, 0, 2)
+    assert config.keep_state is False
+
+
+def test_a_new_method_drops_the_presets_keys_of_the_old_one(tmp_path):
+    path = write(tmp_path, method="fedssa", mu0=0.9, rounds=3)
+    assert load_config(path, ["method=standalone"]).rounds == 3
+    with pytest.raises(UserError, match="mu0: only method fedssa"):
+        load_config(path, ["method=standalone", "mu0=0.9"])
+
+
+def test_resolved_configuration_is_read_back_unchanged():
+    config = build_config({"method": "fedssa", "mu0": 0.25, "split": "8:0:2", "classes": ["b", "a"]})
+    assert build_config(config.flat()) == config
+    again, run = from_run_config({"config": envelope(config, {"folder": "/x"}), "seed": 9})
+    assert again == config and run == {"folder": "/x"}
+
+
+def test_plain_flower_scalars_are_enough():
+    config, run = from_run_config({"config": "", "method": "lg_fedavg", "clients": 4, "out": ""})
+    assert (config.method, config.clients, run) == ("lg_fedavg", 4, {})
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["method=fedsa"], "method: unknown value 'fedsa'; did you mean 'fedssa'?"),
+        (["epochs=3"], "epochs: unknown key; did you mean 'local-epochs'?"),
+        (["fraction=1.5"], "fraction: '1.5' is not allowed"),
+        (["fraction=0"], "fraction: '0' is not allowed"),
+        (["rounds=ten"], "rounds: 'ten' is not allowed"),
+        (["rounds=2.5"], "rounds: '2.5' is not allowed"),
+        (["lr=nan"], "lr: 'nan' is not allowed"),
+        (["lr=-1"], "lr: '-1' is not allowed"),
+        (["seed=-1"], "seed: '-1' is not allowed"),
+        (["models=cnn-6"], "cnn-6"),
+        (["models="], "models: '' is not allowed"),
+        (["partition=shards"], "partition: 'shards' is not allowed"),
+        (["partition=file"], "partition-file: '' is not allowed"),
+        (["partition-file=x.csv"], "partition-file: 'x.csv' is only read with partition=file"),
+        (["device=gpu"], "device: 'gpu' is not allowed"),
+        (["name=../x"], "name: '../x' is not allowed"),
+        (["name=.."], "name: '..' is not allowed"),
+        (["split=8:1"], "split: '8:1' is not allowed"),
+        (["split=8:2:0"], "split: the test share is 0"),
+        (["clients=4", "min-replies=5"], "min-replies: 5 is more than the 4 clients"),
+        (["rounds"], "'rounds': an override must be written key=value"),
+        (["=3"], "'=3': an override must be written key=value"),
+    ],
+)
+def test_every_mistake_is_one_line(pairs, message):
+    with pytest.raises(UserError) as caught:
+        load_config(None, pairs)
+    assert str(caught.value).startswith(message) or message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "3: 4\n", "rounds: true\n"])
+def test_broken_files_are_one_line(tmp_path, text):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere.yaml.*No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_cohort_is_at_least_one():
+    assert build_config({"fraction": 0.1}).cohort(100) == 10
+    assert build_config({"fraction": 0.001}).cohort(100) == 1
+    assert build_config({"fraction": 1.0}).cohort(7) == 7
+
+
+def test_every_key_says_what_it_means():
+    from fedhet.registry import METHODS
+    from fedhet.schema import RunConfig
+
+    for schema in (RunConfig, *(method.params for method in METHODS.values())):
+        for name, field in schema.model_fields.items():
+            assert name == "params" or field.description, name

@@ -1,0 +1,112 @@
+"""The state store: generations, crashes, and the same behaviour of both backends."""
+
+import os
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fedhet.state import ContextStore, FileStore, StateError
+
+
+def bundle(value: float) -> dict[str, torch.Tensor]:
+    return {
+        "model/weight": torch.full((2, 3), value),
+        "model/count": torch.tensor(int(value)),  # 0-d, as BatchNorm's num_batches_tracked
+        "metrics/test_accuracy": torch.tensor(value, dtype=torch.float64),
+    }
+
+
+@pytest.fixture(params=["file", "context"])
+def store(request, tmp_path):
+    if request.param == "file":
+        return FileStore(tmp_path / "x" / "0", sync=False)
+    return ContextStore(RecordDict())
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(
+        torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a
+    )
+
+
+def test_round_trip(store):
+    store.save(1, 0, bundle(1))
+    assert same(store.load(1), bundle(1))
+
+
+def test_a_missing_generation_is_an_error(store):
+    with pytest.raises(StateError, match="generation 3"):
+        store.load(3)
+
+
+def test_a_round_starts_from_the_generation_that_is_named(store):
+    store.save(1, 0, bundle(1))
+    store.save(2, 1, bundle(2))  # accepted by nobody: the server still names 1
+    assert same(store.load(1), bundle(1))
+    store.save(2, 1, bundle(20))  # the same round again, from the same start
+    assert same(store.load(2), bundle(20))
+    assert same(store.load(1), bundle(1))
+
+
+def test_saving_keeps_only_itself_and_its_source(store):
+    store.save(1, 0, bundle(1))
+    store.save(4, 1, bundle(4))
+    store.save(9, 4, bundle(9))
+    store.save(6, 4, bundle(6))  # an older round again: what is newer goes
+    assert same(store.load(4), bundle(4)) and same(store.load(6), bundle(6))
+    for gone in (1, 9):
+        with pytest.raises(StateError):
+            store.load(gone)
+
+
+def test_stored_tensors_are_copies(store):
+    original = bundle(1)
+    store.save(1, 0, original)
+    original["model/weight"].fill_(5)
+    store.load(1)["model/weight"].fill_(7)
+    assert same(store.load(1), bundle(1))
+
+
+def test_a_crash_between_write_and_rename_leaves_the_previous_generation(tmp_path, monkeypatch):
+    store = FileStore(tmp_path, sync=True)
+    store.save(1, 0, bundle(1))
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(2, 1, bundle(2))
+    assert same(store.load(1), bundle(1))
+    with pytest.raises(StateError):
+        store.load(2)
+    store.save(2, 1, bundle(2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "00000001.safetensors", "00000002.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_damaged_file_is_named_not_loaded(tmp_path):
+    store = FileStore(tmp_path, sync=False)
+    store.save(1, 0, bundle(1))
+    path = store.path(1)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(StateError, match="generation 1 cannot be read"):
+        store.load(1)
+
+
+def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatch):
+    store = FileStore(tmp_path, sync=False)
+    store.save(1, 0, bundle(1))
+
+    def full(*_, **__):
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedhet.state.write_synced", full)
+        with pytest.raises(StateError, match="No space left on device"):
+            store.save(2, 1, bundle(2))
+    assert same(store.load(1), bundle(1))
+    assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]

@@ -23,6 +23,7 @@ from fedhet.payload import Array, HeaderRows, MaskedHeader, Payload
 from fedhet.rng import torch_seeded
 from fedhet.roster import ClientInfo
 from fedhet.schema import REPRESENTATION, Params, RunConfig
+from strategies.averaging import class_means
 from strategies.base import MethodStrategy, Upload
 
 Rows = Literal["seen", "whole"]
@@ -120,25 +121,26 @@ class FedSSAStrategy(MethodStrategy):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Eq. 3: per class, the unweighted mean of the rows that came; absent classes stay."""
         whole = self.params.upload_rows == "whole"
-        classes, rows, weights = [], [], []
-        for upload in uploads:
-            own, weight, bias = _unpack(upload.payload)
-            classes.append(own)
-            rows.append(np.column_stack([weight, bias]) if bias.size else weight)
-            weights.append(np.full(len(own), upload.weight if whole else 1.0))
-        mean = class_means(
-            np.concatenate(classes), np.concatenate(rows), np.concatenate(weights), self._stacked()
+        classes, weights, biases = zip(*(_unpack(u.payload) for u in uploads), strict=True)
+        ids = np.concatenate(classes)
+        shares = (
+            np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None
         )
-        self.weight = np.ascontiguousarray(mean[:, :REPRESENTATION])
-        self.bias = np.ascontiguousarray(mean[:, REPRESENTATION:].reshape(-1))
-        norms = np.linalg.norm(mean.astype(np.float64), axis=1)
-        if not np.isfinite(norms).all():
+        self.weight = class_means(ids, weights, shares, self.weight)
+        squares = np.square(self.weight, dtype=np.float64).sum(axis=1)
+        if self.bias.size:
+            self.bias = class_means(ids, biases, shares, self.bias)
+            squares += np.square(self.bias, dtype=np.float64)
+        if not np.isfinite(squares).all():
             raise RunFailedError(
                 f"round {round_}: the global header is not finite (class "
-                f"{int(np.argmin(np.isfinite(norms)))}); fusion=paper multiplies headers by "
+                f"{int(np.argmin(np.isfinite(squares)))}); fusion=paper multiplies headers by "
                 "1 + mu every round: use fusion=convex, a smaller t-stable or a smaller lr"
             )
-        return {"header_norm": float(np.linalg.norm(norms)), "header_row_norm": float(norms.max())}
+        return {
+            "header_norm": float(np.sqrt(squares.sum())),
+            "header_row_norm": float(np.sqrt(squares.max())),
+        }
 
     def arrays(self) -> dict[str, Array]:
         """Global header: weight (C, d), bias (C,) or (0,)."""
@@ -153,9 +155,6 @@ class FedSSAStrategy(MethodStrategy):
         own = ids.astype(np.int64)
         return HeaderRows(own, self.weight[own], self.bias[own] if self.bias.size else self.bias)
 
-    def _stacked(self) -> Array:
-        return np.column_stack([self.weight, self.bias]) if self.bias.size else self.weight
-
 
 def _unpack(payload: Payload) -> tuple[Array, Array, Array]:
     """Class ids, weights and biases of the rows that a client has seen."""
@@ -164,18 +163,3 @@ def _unpack(payload: Payload) -> tuple[Array, Array, Array]:
         return own, payload.weight[own], payload.bias[own] if payload.bias.size else payload.bias
     assert isinstance(payload, HeaderRows)
     return payload.classes, payload.weight, payload.bias
-
-
-def class_means(classes: Array, rows: Array, weights: Array, before: Array) -> Array:
-    """Weighted mean of ``rows`` (M, w) by class id (M,); classes without a row keep ``before``.
-
-    ``before`` is (C, w) float32, and so is the result; sums are float64, in the order given.
-    """
-    order = np.argsort(classes, kind="stable")
-    present, starts = np.unique(classes[order], return_index=True)
-    weighted = rows[order] * weights[order, None]
-    sums = np.add.reduceat(weighted, starts, axis=0, dtype=np.float64)
-    totals = np.add.reduceat(weights[order], starts, dtype=np.float64)
-    result = before.copy()
-    result[present] = (sums / totals[:, None]).astype(np.float32)
-    return result

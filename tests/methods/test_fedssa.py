@@ -12,7 +12,8 @@ from fedhet.checks import Rejected
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.payload import HeaderRows, MaskedHeader
-from strategies.fedssa import FedSSAParams, class_means
+from strategies.averaging import class_means
+from strategies.fedssa import FedSSAParams
 
 
 def rows(classes, value, width=500):
@@ -47,8 +48,8 @@ def test_whole_headers_are_averaged_with_sample_weights(tmp_path):
 def test_class_means_by_hand():
     means = class_means(
         np.array([2, 0, 2]),
-        np.array([[1.0, 2.0], [5.0, 5.0], [3.0, 6.0]], dtype=np.float32),
-        np.ones(3),
+        [np.array([[1, 2], [5, 5]], np.float32), np.array([[3, 6]], np.float32)],
+        None,
         np.full((4, 2), 9.0, dtype=np.float32),
     )
     assert means.tolist() == [[5.0, 5.0], [9.0, 9.0], [2.0, 4.0], [9.0, 9.0]]

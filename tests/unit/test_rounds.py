@@ -42,9 +42,9 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
         pass
 
     def crash(node, message, reply):
-        if message.metadata.message_type == "train" and instruction(message).round == 3:
-            if node == 1:  # client 0 has trained and saved generation 3 already
-                raise Crash
+        training = message.metadata.message_type == "train"
+        if training and instruction(message).round == 3 and node == 1:
+            raise Crash  # client 0 has trained and saved generation 3 already
         return reply
 
     config = small(tmp_path, rounds=4, name="crashed")
@@ -64,6 +64,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
 
 def test_a_repeated_message_changes_nothing(tmp_path):
     """The reply is lost, the client has saved generation 1, the server still names 0."""
+
     def lose(node, message, reply):
         if node == 0 and instruction(message).round == 1 and reply.content.array_records:
             return Message(Error(code=1, reason="lost"), reply_to=message)
@@ -83,6 +84,7 @@ def test_a_repeated_message_changes_nothing(tmp_path):
 
 def hostile(change):
     """Tamper with client 1's train replies."""
+
     def tamper(node, message, reply):
         if node == 1 and message.metadata.message_type == "train":
             content = reply.content
@@ -251,23 +253,20 @@ def test_a_client_that_returns_with_other_data_is_refused(tmp_path):
     assert folder.read_rounds()[1]["failures"] == [{"client": "2", "reason": "offline"}]
 
 
-def test_summary_has_what_is_promised(tmp_path):
+SUMMARY = """method dataset clients fraction rounds seed status test_accuracy_mean
+test_accuracy_std test_accuracy_p10 test_accuracy_min best_validation_round
+best_validation_test_accuracy_mean uplink_floats_per_client_round downlink_floats_per_client_round
+uplink_bytes_total downlink_bytes_total train_flops_total wall_seconds failures run_sha256"""
+ROUND = """round test_accuracy_mean val_accuracy_mean train_loss sampled replied failed uplink_floats
+downlink_floats uplink_bytes downlink_bytes train_flops seconds sha256"""
+
+
+def test_the_run_folder_has_what_is_promised(tmp_path):
     folder, _ = simulate(small(tmp_path))
     done = summary(folder)
-    for key in (
-        "method dataset clients fraction rounds seed status test_accuracy_mean test_accuracy_std "
-        "test_accuracy_p10 test_accuracy_min best_validation_round "
-        "best_validation_test_accuracy_mean uplink_floats_per_client_round "
-        "downlink_floats_per_client_round uplink_bytes_total downlink_bytes_total "
-        "train_flops_total wall_seconds failures run_sha256"
-    ).split():
-        assert done[key] is not None, key
+    assert [key for key in SUMMARY.split() if done[key] is None] == []
     for record in folder.read_rounds():
-        for key in (
-            "round test_accuracy_mean val_accuracy_mean train_loss sampled replied failed "
-            "uplink_floats downlink_floats uplink_bytes downlink_bytes train_flops seconds sha256"
-        ).split():
-            assert record[key] is not None, key
+        assert [key for key in ROUND.split() if record[key] is None] == []
     for name in ("config.yaml", "environment.json", "partition.csv", "clients.csv", "checkpoint"):
         assert (folder.path / name).exists()
 

@@ -1,0 +1,1 @@
+"""Programs that measure; each prints one machine-readable line (JSON)."""

@@ -1,0 +1,68 @@
+"""What the benchmarks share: the line they print, the settings they measure, running fedhet."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhet.config import load_config
+from fedhet.results import read_jsonl
+from fedhet.schema import RunConfig
+
+SETTINGS: dict[str, list[str]] = {
+    "n10": ["clients=10", "fraction=1.0", "local-epochs=1"],
+    "n100": ["clients=100", "fraction=0.1", "local-epochs=10"],
+}
+COMMON = ["method=fedssa", "batch-size=64", "lr=0.01", "momentum=0.9", "evaluate-every=1"]
+
+
+def settings(name: str, cifar10: str, *more: str) -> list[str]:
+    """Overrides of one setting on CIFAR-10 (image folder), or on synthetic data of its size."""
+    data = (
+        ["dataset=image-folder", f"data-path={cifar10}"] if cifar10 else ["dataset=synthetic:60000"]
+    )
+    return [*COMMON, *SETTINGS[name], *data, *more]
+
+
+def config_of(overrides: Sequence[str]) -> RunConfig:
+    """The configuration that ``fedhet run`` would make of these overrides."""
+    return load_config(None, overrides)
+
+
+def run_fedhet(overrides: Sequence[str], keep: Path | None = None) -> list[dict[str, Any]]:
+    """Run ``fedhet run`` in a process of its own; returns the lines of ``rounds.jsonl``."""
+    with tempfile.TemporaryDirectory(dir=keep) as out:
+        preset = Path(out) / "benchmark.yaml"
+        preset.write_text("")
+        command = [str(Path(sys.executable).with_name("fedhet")), "run", str(preset)]
+        done = subprocess.run(
+            [*command, *overrides, "--out", out, "--name", "run"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{done.stdout}\n{done.stderr}")
+        return read_jsonl(Path(out) / "run" / "rounds.jsonl")
+
+
+def median(values: Sequence[float]) -> float:
+    """The median, rounded to a tenth of a millisecond."""
+    return round(statistics.median(values), 4)
+
+
+def emit(benchmark: str, **figures: Any) -> None:
+    """Print the one line, with what is needed to read it later."""
+    where = {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    print(json.dumps({"benchmark": benchmark, **figures, **where}), flush=True)

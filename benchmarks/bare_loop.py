@@ -32,12 +32,13 @@ def batch(images: Tensor, index: Tensor) -> Tensor:
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, config: RunConfig) -> None:
     """E epochs of SGD with momentum."""
+    device = labels.device
     sgd = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     model.train()
     for _ in range(config.local_epochs):
-        for index in torch.randperm(len(labels)).split(config.batch_size):
+        for index in torch.randperm(len(labels), device=device).split(config.batch_size):
             sgd.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 loss = F.cross_entropy(model(batch(images, index)), labels[index])
             loss.backward()
             sgd.step()

@@ -24,6 +24,7 @@ from fedhet.schema import CLIENT_ID, RunConfig
 from fedhet.training import ImageSet
 
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
+_ON_DEVICE: dict[tuple[object, ...], ImageSet] = {}  # images cross to a GPU once per process
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
 }  # fmt: skip
@@ -45,6 +46,13 @@ class LocalData:
         return {
             self.dataset.classes[label]: int(n) for label, n in zip(labels, counts, strict=True)
         }
+
+
+def without_images(client: str, classes: Sequence[str]) -> LocalData:
+    """A client whose images are elsewhere: enough to build its modules and to predict."""
+    none = np.zeros(0, dtype=np.int64)
+    dataset = Dataset(np.zeros((0, 1, 1, 3), dtype=np.uint8), none, tuple(classes), (), ())
+    return LocalData(client, 0, 0, dataset, ClientSplit(none, none, none))
 
 
 def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
@@ -72,7 +80,11 @@ def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]
         seed=config.seed,
     )
     partition = make_partition(
-        dataset.labels, len(dataset.classes), partition_spec(config, clients), dataset.paths
+        dataset.labels,
+        len(dataset.classes),
+        partition_spec(config, clients),
+        dataset.paths,
+        dataset.classes,
     )
     return dataset, partition
 
@@ -151,6 +163,9 @@ def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.
 
     Raises UserError naming a class of this client that the global list lacks.
     """
+    key = (data.client, part, tuple(classes), str(device))
+    if key in _ON_DEVICE:
+        return _ON_DEVICE[key]
     index = getattr(data.split, part)
     own = data.dataset.classes
     position = {name: i for i, name in enumerate(classes)}
@@ -163,7 +178,10 @@ def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.
             f"{', '.join(classes)}"
         )
     images = torch.from_numpy(np.ascontiguousarray(data.dataset.images[index]))
-    return ImageSet(images.to(device), torch.from_numpy(labels).to(device))
+    found = ImageSet(images.to(device), torch.from_numpy(labels).to(device))
+    if device.type == "cuda":  # on the CPU the memory map is the cache
+        _ON_DEVICE[key] = found
+    return found
 
 
 def is_simulated() -> bool:

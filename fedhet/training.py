@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.schema import RunConfig
+from fedhet.steps import WORTH_IT, EagerStep, GraphStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Predict = Callable[[Tensor], Mapping[str, Tensor]]
@@ -40,8 +41,10 @@ class Phase:
 
     ``groups`` are the trained modules with their learning rates; every other module of the client
     is frozen (no gradients, evaluation mode). ``images`` restricts training to those positions of
-    the train split. ``after_step`` runs after every step, on tensors only; ``after`` once at the
-    end. The mean loss of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``.
+    the train split. ``plain`` leaves out momentum and weight decay. ``after_step`` runs after every
+    step, on tensors only; ``after`` once at the end. The mean loss of the last epoch is recorded as
+    ``train_loss`` or ``train_loss_<name>``. ``generators`` are those that the loss draws from (a
+    CUDA graph must know them).
     """
 
     loss: Loss
@@ -51,6 +54,8 @@ class Phase:
     after_step: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
     name: str = ""
+    plain: bool = False
+    generators: Sequence[torch.Generator] = ()
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -69,7 +74,12 @@ def batches(order: Tensor, size: int) -> Iterator[Tensor]:
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
     """bf16 autocast where ``precision: bf16`` asks for it, otherwise nothing."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    return torch.autocast(
+        device.type,
+        torch.bfloat16,
+        enabled=config.precision == "bf16",
+        cache_enabled=device.type == "cpu",
+    )
 
 
 def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) -> None:
@@ -83,9 +93,9 @@ def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) ->
 def optimiser(phase: Phase, config: RunConfig) -> torch.optim.SGD:
     """A fresh SGD: momentum never outlives the round nor crosses clients."""
     groups = [{"params": list(module.parameters()), "lr": lr} for module, lr in phase.groups]
-    return torch.optim.SGD(
-        groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+    if phase.plain:
+        return torch.optim.SGD(groups)
+    return torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def train(
@@ -94,26 +104,39 @@ def train(
     """Run one phase; returns the mean loss of its last epoch, a scalar on the device."""
     device = data.labels.device
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
-    sgd = optimiser(phase, config)
-    parameters = [p for group in sgd.param_groups for p in group["params"]]
+    step = _make_step(phase, config, len(chosen), device)
     total = torch.zeros((), device=device)
     for _ in range(phase.epochs):
         order = torch.from_numpy(generator.permutation(len(chosen))).to(device)
         total.zero_()
         for index in batches(chosen[order], config.batch_size):
-            inputs, labels = data.batch(index)
-            sgd.zero_grad(set_to_none=True)
-            with autocast(config, device):
-                loss = phase.loss(inputs, labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if config.grad_clip:
-                nn.utils.clip_grad_norm_(parameters, config.grad_clip)
-            sgd.step()
-            if phase.after_step is not None:
-                phase.after_step()
-            total += loss.detach() * len(index)
-    sgd.zero_grad(set_to_none=True)
+            total += step(*data.batch(index)) * len(index)
+    step.clear()
     return total / max(1, len(chosen))
+
+
+def _make_step(phase: Phase, config: RunConfig, images: int, device: torch.device) -> EagerStep:
+    """The step of a phase with a fresh optimiser; a CUDA graph where there are steps enough."""
+    sgd = optimiser(phase, config)
+
+    def body(inputs: Tensor, labels: Tensor) -> Tensor:
+        with autocast(config, device):
+            loss = phase.loss(inputs, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for group in sgd.param_groups if config.grad_clip else ():
+            nn.utils.clip_grad_norm_(group["params"], config.grad_clip)
+        sgd.step()
+        if phase.after_step is not None:
+            phase.after_step()
+        return loss.detach()
+
+    def clear() -> None:
+        sgd.zero_grad(set_to_none=True)
+
+    steps = phase.epochs * (images // config.batch_size)
+    if device.type == "cuda" and steps >= WORTH_IT:
+        return GraphStep(body, clear, config.batch_size, list(phase.generators))
+    return EagerStep(body, clear)
 
 
 def _stops(count: int) -> list[int]:

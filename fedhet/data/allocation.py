@@ -49,21 +49,22 @@ def classes_per_client(
 ) -> Indices:
     """Every client gets exactly ``per_client`` classes (Shamsian et al. 2021, pFedHN, corrected).
 
-    Source: methods.md 2.1 [D]. Each class has ceil(N c / C) slots. Clients take, one after the
-    other, c different classes with the most slots left, ties at random. That keeps the numbers of
-    slots left within one of each other, so c classes always remain. The owners of a class share
-    it by U(0.4, 0.6), normalised over the slots taken, rounded down; the last takes the rest.
+    Clients take, one after the other, c different classes with the
+    most slots left, ties at random. Taken slots then never differ by more than one between
+    classes, so none of the ceil(N c / C) slots of a class is exceeded, there is no dead end, and
+    it is enough to count what was taken. The owners of a class share it by U(0.4, 0.6),
+    normalised over the slots taken, rounded down; what is left goes out one image per owner.
 
     Raises:
         UserError: an owner would get no image of its class.
 
     """
     num_classes = len(pool.sizes)
-    slots = np.full(num_classes, -(-clients * per_client // num_classes), dtype=np.int64)
+    taken = np.zeros(num_classes, dtype=np.int64)
     owners: list[list[int]] = [[] for _ in range(num_classes)]
     for client in range(clients):
-        chosen = np.lexsort((rng.random(num_classes), -slots))[:per_client]
-        slots[chosen] -= 1
+        chosen = np.lexsort((rng.random(num_classes), taken))[:per_client]
+        taken[chosen] += 1
         for label in chosen:
             owners[label].append(client)
     counts = []
@@ -71,7 +72,7 @@ def classes_per_client(
         shares = rng.uniform(_LOW, _HIGH, len(takers))
         images = np.floor(pool.sizes[label] * shares / shares.sum()).astype(np.int64)
         if len(takers):
-            images[-1] += pool.sizes[label] - images.sum()
+            images[: pool.sizes[label] - images.sum()] += 1
         counts.append(images)
     return _hand_out_slots(rng, pool, owners, counts)
 
@@ -79,7 +80,7 @@ def classes_per_client(
 def legacy_pfedhn(rng: np.random.Generator, pool: Pool, clients: int, per_client: int) -> Indices:
     """Partition as pFedHN's published code does, for comparison only.
 
-    Source: methods.md 2.1. N c // C + 1 slots per class, of which some stay free together with
+    N c // C + 1 slots per class, of which some stay free together with
     their images; a client may draw one class twice; a client takes its shares from the end.
 
     Raises:
@@ -122,7 +123,7 @@ def dirichlet(
 ) -> Indices:
     """Every class is cut by q ~ Dir(alpha 1_N); redrawn until every client has 10 images.
 
-    Source: methods.md 2.2. With ``balanced`` (the NIID-Bench lineage, not the same law) a client
+    With ``balanced`` (the NIID-Bench lineage, not the same law) a client
     that already holds n/N images gets none of the next classes.
 
     Raises:

@@ -1,26 +1,17 @@
 """Source ``image-folder``: ``<root>/<class>/<image>``, as a directory or as a zip of it."""
 
-import io
 import os
-import zipfile
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from fedhet.data.listing import Listing, Pixels, to_pixels
+from fedhet.data.decode import decode_all, open_zip
+from fedhet.data.listing import Listing
 from fedhet.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-_CHUNK = 16
-_MAX_THREADS = 8
-_SAMPLE = 16
-_SMALL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -45,9 +36,12 @@ class ImageFolder:
             return ["image-folder", str(self.path), stat.st_size, stat.st_mtime_ns]
         tree = _scan_directory(self.path)
         files: list[object] = []
-        for name in tree.images:
-            stat = (self.path / name).stat()
-            files.append([name, stat.st_size, stat.st_mtime_ns])
+        try:
+            for name in tree.images:
+                stat = (self.path / name).stat()
+                files.append([name, stat.st_size, stat.st_mtime_ns])
+        except OSError as error:
+            raise UserError(f"data-path {self.path}: {error.strerror}: {name}") from error
         return ["image-folder", str(self.path), list(tree.classes), list(tree.ignored), files]
 
     def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
@@ -79,7 +73,7 @@ class ImageFolder:
             classes=names,
             paths=tuple(order),
             labels=np.array([label_of[_folder_of(path)] for path in order], dtype=np.int64),
-            images=_decode_all(self.path, prefix, order, image_size),
+            images=decode_all(self.path, [prefix + path for path in order], image_size),
             ignored=tree.ignored,
             keep_empty=bool(classes),
         )
@@ -142,18 +136,9 @@ def _scan_directory(root: Path) -> _Tree:
     return _Tree(tuple(classes), tuple(sorted(images)), tuple(sorted(ignored)))
 
 
-def _open_zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise UserError(f"data-path {path}: neither a folder nor a readable zip file") from error
-    except OSError as error:
-        raise UserError(f"data-path {path}: {error.strerror}") from error
-
-
 def _scan_zip(path: Path) -> tuple[_Tree, str]:
     """Return the tree and the prefix (``""`` or ``"top/"``) that its paths have inside the zip."""
-    with _open_zip(path) as archive:
+    with open_zip(path) as archive:
         names = [name for name in dict.fromkeys(archive.namelist()) if not _hidden_path(name)]
     prefix = _top_folder(names)
     classes: set[str] = set()
@@ -186,59 +171,3 @@ def _top_folder(names: Sequence[str]) -> str:
     if len(tops) == 1 and all(len(parts) > 2 for parts in images):
         return f"{tops.pop()}/"
     return ""
-
-
-def _decode_all(
-    root: Path, prefix: str, paths: list[str], size: int
-) -> Generator[Pixels | None, None, None]:
-    """Decode in order; only a few chunks are in memory at any time."""
-    with ExitStack() as stack:
-        if root.is_dir():
-            read = _directory_reader(root)
-        else:
-            read = _zip_reader(stack.enter_context(_open_zip(root)), prefix)
-        threads = _threads(read, paths)
-        if threads == 1:
-            for path in paths:
-                yield _decode(read, path, size)
-            return
-        pool = stack.enter_context(ThreadPoolExecutor(threads))
-        waiting: deque[Future[list[Pixels | None]]] = deque()
-        for start in range(0, len(paths), _CHUNK):
-            waiting.append(pool.submit(_decode_chunk, read, paths[start : start + _CHUNK], size))
-            if len(waiting) > 2 * threads:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
-
-
-def _threads(read: Callable[[str], bytes], paths: list[str]) -> int:
-    """One for tiny files: threads then fight for the interpreter lock, 12 s instead of 8 s."""
-    sample = paths[:: len(paths) // _SAMPLE + 1]
-    try:
-        if sum(len(read(path)) for path in sample) < _SMALL_BYTES * len(sample):
-            return 1
-    except Exception:
-        pass  # a broken file is named when it is decoded
-    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-
-
-def _directory_reader(root: Path) -> Callable[[str], bytes]:
-    return lambda path: (root / path).read_bytes()
-
-
-def _zip_reader(archive: zipfile.ZipFile, prefix: str) -> Callable[[str], bytes]:
-    return lambda path: archive.read(prefix + path)
-
-
-def _decode_chunk(read: Callable[[str], bytes], paths: list[str], size: int) -> list[Pixels | None]:
-    return [_decode(read, path, size) for path in paths]
-
-
-def _decode(read: Callable[[str], bytes], path: str, size: int) -> Pixels | None:
-    """One image, or ``None``: decoders raise nearly every exception on broken files."""
-    try:
-        with Image.open(io.BytesIO(read(path))) as image:
-            return to_pixels(image, size)
-    except Exception:
-        return None

@@ -1,7 +1,7 @@
 """Partitions: which client holds which images, and which of them it trains on.
 
 The images of a data set are pooled, handed to clients (``allocation``, or a file) and split per
-client and class (``split``). The sources of the protocols are in ``methods.md`` 2.
+client and class (``split``).
 """
 
 import difflib

@@ -1,0 +1,261 @@
+"""The cache: decoded once, whole or not at all, shared by processes."""
+
+import json
+import multiprocessing
+import resource
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision.datasets
+from PIL import Image
+
+from fedhet.data import cache
+from fedhet.data.cache import default_cache_dir, open_dataset
+from fedhet.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "in"
+
+
+def _open(folder, tmp_path, **options):
+    options = {"image_size": 8} | options
+    return open_dataset(
+        "image-folder", data_path=str(folder), cache_dir=tmp_path / "cache", **options
+    )
+
+
+def _entries(tmp_path) -> list[Path]:
+    return [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
+
+
+def _no_building(monkeypatch):
+    def build(*_):
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(cache, "_build", build)
+
+
+def test_the_second_open_only_maps(folder, tmp_path, monkeypatch):
+    first = _open(folder, tmp_path)
+    _no_building(monkeypatch)
+    second = _open(folder, tmp_path)
+    assert isinstance(second.images, np.memmap) and not second.images.flags.writeable
+    assert np.array_equal(first.images, second.images)
+    assert np.array_equal(first.images[0], np.asarray(Image.open(folder / "cat/1.png")))
+    assert second.labels.dtype == np.int64
+    assert (second.classes, second.paths) == (
+        ("cat", "dog"),
+        ("cat/1.png", "cat/2.png", "dog/1.png"),
+    )
+    assert [p.suffix for p in _entries(tmp_path)[0].iterdir()].count(".npy") == 2
+
+
+def test_a_complete_entry_opens_where_nothing_can_be_written(folder, tmp_path, monkeypatch):
+    _open(folder, tmp_path)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cache, "FileLock", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert len(_open(folder, tmp_path).images) == 3
+    with pytest.raises(UserError, match=f"cache folder {tmp_path}/cache: .*Permission denied"):
+        _open(folder, tmp_path, image_size=9)
+
+
+def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
+    assert _open(folder, tmp_path).images.shape == (3, 8, 8, 3)
+    assert _open(folder, tmp_path, image_size=4).images.shape == (3, 4, 4, 3)
+    assert _open(folder, tmp_path, classes=["dog", "cat"]).labels.tolist() == [0, 1, 1]
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(folder / "cat/1.png")
+    assert _open(folder, tmp_path).images[0].tolist() == [[[9, 9, 9]] * 8] * 8
+    (folder / "dog/1.png").rename(folder / "dog/2.png")
+    assert _open(folder, tmp_path).paths[2] == "dog/2.png"
+    archive = tmp_path / "a.zip"
+    for names in (["cat/1.png"], ["cat/1.png", "cat/2.png"]):
+        with zipfile.ZipFile(archive, "w") as out:
+            for name in names:
+                out.write(folder / name, name)
+        assert len(_open(archive, tmp_path).images) == len(names)
+
+
+def _damage_meta(entry: Path, **changes):
+    meta = json.loads((entry / "meta.json").read_text())
+    (entry / "meta.json").write_text(json.dumps(meta | changes))
+
+
+def _swap_labels(entry: Path):
+    labels = np.load(entry / "labels.npy")
+    np.save(entry / "labels.npy", labels[::-1].copy())
+
+
+DAMAGE = {
+    "images cut": lambda e: (e / "images.npy").write_bytes((e / "images.npy").read_bytes()[:-1]),
+    "images empty": lambda e: (e / "images.npy").write_bytes(b""),
+    "images longer": lambda e: (e / "images.npy").write_bytes((e / "images.npy").read_bytes() * 2),
+    "images gone": lambda e: (e / "images.npy").unlink(),
+    "labels cut": lambda e: (e / "labels.npy").write_bytes((e / "labels.npy").read_bytes()[:-3]),
+    "labels empty": lambda e: (e / "labels.npy").write_bytes(b""),
+    "labels swapped": _swap_labels,
+    "labels pickled": lambda e: np.save(e / "labels.npy", np.array([{}, 1, 2], dtype=object)),
+    "meta cut": lambda e: (e / "meta.json").write_text((e / "meta.json").read_text()[:-9]),
+    "meta is a list": lambda e: (e / "meta.json").write_text("[]"),
+    "meta lacks paths": lambda e: _damage_meta(e, paths=["x"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_entry_is_rebuilt(folder, tmp_path, damage):
+    before = _open(folder, tmp_path)
+    pixels = np.array(before.images)
+    entry = _entries(tmp_path)[0]
+    damage(entry)
+    after = _open(folder, tmp_path)
+    assert np.array_equal(after.images, pixels)
+    assert after.labels.tolist() == [0, 0, 1] and after.paths == before.paths
+    assert _entries(tmp_path) == [entry]
+
+
+def test_a_leftover_of_a_killed_process_is_replaced(folder, tmp_path):
+    _open(folder, tmp_path)
+    entry = _entries(tmp_path)[0]
+    entry.rename(f"{entry}.tmp")
+    (Path(f"{entry}.tmp") / "images.npy").write_bytes(b"half")
+    assert len(_open(folder, tmp_path).images) == 3
+    assert _entries(tmp_path) == [entry]
+
+
+def test_many_processes_build_once(folder, tmp_path, monkeypatch):
+    log, build = tmp_path / "log", cache._build
+
+    def logged(*args):
+        with log.open("a") as file:
+            file.write("built\n")
+        build(*args)
+
+    monkeypatch.setattr(cache, "_build", logged)
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(4), context.Queue()
+
+    def work():
+        barrier.wait()
+        answers.put(int(_open(folder, tmp_path).images.sum()))
+
+    workers = [context.Process(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    sums = [answers.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert log.read_text() == "built\n"
+    assert set(sums) == {int(_open(folder, tmp_path).images.sum())}
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
+    """RLIMIT_FSIZE makes the real write fail half-way, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(UserError, match=f"cache folder {tmp_path}/cache: cannot write") as e:
+            open_dataset("synthetic:200", cache_dir=tmp_path / "cache")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(e.value)
+    assert _entries(tmp_path) == []
+    assert len(open_dataset("synthetic:200", cache_dir=tmp_path / "cache").images) == 200
+
+
+def test_a_cache_folder_that_cannot_exist_is_named(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=f"cache folder {tmp_path}/file/x: cannot write"):
+        open_dataset("digits", cache_dir=tmp_path / "file" / "x")
+
+
+def test_where_the_cache_is(monkeypatch):
+    monkeypatch.setenv("FEDHET_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert default_cache_dir() == Path("/a")
+    monkeypatch.delenv("FEDHET_CACHE")
+    assert default_cache_dir() == Path("/b/fedhet")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache_dir().expanduser() == Path.home() / ".cache/fedhet"
+
+
+def test_digits_are_scikit_learns(tmp_path):
+    data = open_dataset("digits", cache_dir=tmp_path, image_size=8)
+    assert data.images.shape == (1797, 8, 8, 3)
+    assert data.classes == tuple("0123456789")
+    assert data.paths[:2] == ("0", "1") and data.labels[:5].tolist() == [0, 1, 2, 3, 4]
+    # The first row of the first digit is 0 0 5 13 9 1 0 0 of 16.
+    assert data.images[0, 0, :, 1].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
+    odd = open_dataset("digits", cache_dir=tmp_path, image_size=8, classes=["3", "1"])
+    assert odd.paths[:2] == ("1", "3") and odd.labels[:2].tolist() == [1, 0]
+    assert len(odd.images) == np.isin(data.labels, [1, 3]).sum()
+
+
+def test_synthetic_is_seeded_balanced_and_learnable(tmp_path):
+    data = open_dataset("synthetic:1000x20", cache_dir=tmp_path, seed=3)
+    again = open_dataset("synthetic:1000x20", cache_dir=tmp_path / "b", seed=3)
+    other = open_dataset("synthetic:1000x20", cache_dir=tmp_path, seed=4)
+    assert np.array_equal(data.images, again.images)
+    assert not np.array_equal(data.images, other.images)
+    assert np.bincount(data.labels).tolist() == [50] * 20
+    flat = data.images.reshape(1000, -1).astype(np.float32)
+    flat -= flat.mean(axis=1, keepdims=True)
+    means = np.stack([flat[:500][data.labels[:500] == s].mean(axis=0) for s in range(20)])
+    distance = ((flat[500:, None] - means) ** 2).sum(axis=2)
+    assert (distance.argmin(axis=1) == data.labels[500:]).mean() > 0.95
+    assert len(np.unique(flat[data.labels == 0], axis=0)) == 50, "images of a class are copies"
+
+
+def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path, monkeypatch):
+    class Fake:
+        classes = ("plane", "car")
+
+        def __init__(self, root, train, download):
+            assert root == str(tmp_path / "cache/downloads") and download
+            self.data = np.full((2, 32, 32, 3), 10 if train else 20, dtype=np.uint8)
+            self.targets = [0, 1] if train else [1, 1]
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Fake)
+    data = open_dataset("cifar10", cache_dir=tmp_path / "cache")
+    assert data.labels.tolist() == [0, 1, 1, 1] and data.classes == ("plane", "car")
+    assert data.images[:, 0, 0, 0].tolist() == [10, 10, 20, 20]
+
+    def fail(root, train, download):
+        Path(root).mkdir(parents=True)
+        raise RuntimeError("no network\nat all")
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR100", fail)
+    with pytest.raises(
+        UserError, match="dataset cifar100: download into .* failed .no network.;"
+    ) as e:
+        open_dataset("cifar100", data_path=str(tmp_path / "mine"), cache_dir=tmp_path / "cache")
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("cifar", {}, "dataset 'cifar' is unknown; did you mean cifar10"),
+        ("nonsense!", {}, "dataset 'nonsense!' is unknown .allowed: digits, cifar10"),
+        ("synthetic:abc", {}, "dataset 'synthetic:abc': expected synthetic"),
+        ("synthetic:5x10", {}, "no fewer images than classes"),
+        ("digits", {"image_size": 0}, "image-size 0 is not allowed"),
+        ("digits", {"classes": ["1", "1"]}, "classes: '1' is named twice"),
+        ("digits", {"classes": ["one"]}, "dataset digits has no class 'one'"),
+    ],
+)
+def test_wrong_settings_are_one_line(tmp_path, name, options, reason):
+    with pytest.raises(UserError, match=reason):
+        open_dataset(name, cache_dir=tmp_path, **options)

@@ -1,0 +1,220 @@
+"""Image folders and zips: every kind of file that people really have in them."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedhet.data import decode
+from fedhet.data.cache import open_dataset, open_private_folder
+from fedhet.data.listing import to_pixels
+from fedhet.errors import UserError
+
+
+def _file(mode="RGB", colour=(200, 100, 50), size=(8, 8), kind="PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size, colour).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def _write(root, files):
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return str(root)
+
+
+def _zip(path, files):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return str(path)
+
+
+def _open(path, tmp_path, **options):
+    return open_dataset(
+        "image-folder", data_path=path, cache_dir=tmp_path / "cache", image_size=8, **options
+    )
+
+
+PAIR = {"cat/b.png": _file(), "cat/a.png": _file(colour=(1, 2, 3)), "dog/1.png": _file()}
+
+
+def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
+    palette = io.BytesIO()
+    Image.new("RGB", (5, 5), (10, 200, 30)).quantize(4).save(palette, "GIF")
+    gray16 = io.BytesIO()
+    Image.fromarray(np.full((6, 6), 128 * 256, dtype=np.uint16)).save(gray16, "PNG")
+    files = {
+        "a/0_grey.png": _file("L", 77),
+        "a/1_alpha.PNG": _file("RGBA", (200, 100, 50, 128)),
+        "a/2_palette.gif": palette.getvalue(),
+        "a/3_cmyk.jpg": _file("CMYK", (0, 255, 255, 0), kind="JPEG"),
+        "a/4_odd.bmp": _file(size=(17, 31), kind="BMP"),
+        "a/5_tiny.webp": _file(size=(1, 1), kind="WEBP"),
+        "a/6_sixteen.png": gray16.getvalue(),
+        "a/7_bits.tiff": _file("1", 1, kind="TIFF"),
+    }
+    data = _open(_write(tmp_path / "in", files), tmp_path)
+    assert data.images.shape == (8, 8, 8, 3) and data.images.dtype == np.uint8
+    expected = [
+        (77, 77, 77),
+        (200, 100, 50),
+        (10, 200, 30),
+        (255, 0, 0),
+        (200, 100, 50),
+        (200, 100, 50),
+        (128, 128, 128),
+        (255, 255, 255),
+    ]
+    for image, path, colour in zip(data.images, data.paths, expected, strict=True):
+        assert np.abs(image.astype(int) - colour).max() <= 6, path
+    assert data.warnings == ()
+
+
+def test_resizing_is_pillows_bilinear(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (17, 31, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    assert np.array_equal(to_pixels(image, 8), image.resize((8, 8), Image.Resampling.BILINEAR))
+    assert np.array_equal(to_pixels(Image.fromarray(noise[:8, :8]), 8), noise[:8, :8])
+
+
+def test_bad_files_are_named_in_one_warning_with_a_count(tmp_path):
+    bad = {
+        "cat/broken.png": b"\x89PNG\r\n\x1a\n rubbish",
+        "cat/cut.png": _file(size=(64, 64))[:60],
+        "dog/empty.jpg": b"",
+        "dog/notes.txt": b"hello",
+        "dog/deeper/1.png": _file(),
+        "README.md": b"about",
+    }
+    hidden = {
+        ".DS_Store": b"",
+        "cat/.hidden.png": b"",
+        "__MACOSX/x/1.png": _file(),
+        ".git/x.png": b"",
+    }
+    data = _open(_write(tmp_path / "in", PAIR | bad | hidden), tmp_path)
+    assert data.paths == ("cat/a.png", "cat/b.png", "dog/1.png")
+    assert data.labels.tolist() == [0, 0, 1]
+    assert data.images[0, 0, 0].tolist() == [1, 2, 3]
+    assert len(data.warnings) == 1
+    assert data.warnings[0].startswith("ignored 6 files")
+    named = ["README.md", "dog/deeper", "dog/notes.txt", "cat/broken.png", "cat/cut.png"]
+    assert data.warnings[0].endswith(": " + ", ".join(named) + ", ...")
+
+
+@pytest.mark.parametrize("prefix", ["", "top/"])
+def test_a_zip_is_the_same_as_its_folder(tmp_path, prefix):
+    files = {prefix + name: content for name, content in PAIR.items()}
+    files |= {"__MACOSX/cat/._a.png": b"", f"{prefix}LICENSE": b"text", f"{prefix}dog/x.png": b""}
+    zipped = _open(_zip(tmp_path / "in.zip", files), tmp_path)
+    folder = _open(_write(tmp_path / "in", PAIR | {"LICENSE": b"t", "dog/x.png": b""}), tmp_path)
+    assert zipped.paths == folder.paths == ("cat/a.png", "cat/b.png", "dog/1.png")
+    assert zipped.classes == folder.classes == ("cat", "dog")
+    assert zipped.warnings == folder.warnings
+    assert "ignored 2 files" in zipped.warnings[0]
+    assert np.array_equal(zipped.images, folder.images)
+
+
+def test_a_zip_of_a_single_class_keeps_it(tmp_path):
+    data = _open(_zip(tmp_path / "in.zip", {"cat/1.png": _file()}), tmp_path)
+    assert data.classes == ("cat",) and data.paths == ("cat/1.png",)
+
+
+def test_a_damaged_entry_of_a_zip_is_a_bad_file(tmp_path):
+    path = tmp_path / "in.zip"
+    _zip(path, PAIR)
+    content = path.read_bytes()
+    at = content.index(PAIR["cat/b.png"])
+    path.write_bytes(content[: at + 40] + b"\0\0\0\0" + content[at + 44 :])
+    data = _open(str(path), tmp_path)
+    assert data.paths == ("cat/a.png", "dog/1.png")
+    assert data.warnings == ("ignored 1 files that are no readable images: cat/b.png",)
+
+
+def test_a_class_without_images_is_dropped_unless_classes_are_given(tmp_path):
+    root = _write(tmp_path / "in", PAIR | {"bat/x.png": b"rubbish", "cow/y.txt": b""})
+    natural = _open(root, tmp_path)
+    assert natural.classes == ("cat", "dog") and natural.labels.tolist() == [0, 0, 1]
+    assert natural.warnings[0] == "dropped 2 classes without a readable image: bat, cow"
+    named = _open(root, tmp_path, classes=["dog", "cow", "eel", "bat", "cat"])
+    assert named.classes == ("dog", "cow", "eel", "bat", "cat")
+    assert named.labels.tolist() == [0, 4, 4]
+    assert named.paths == ("dog/1.png", "cat/a.png", "cat/b.png")
+    assert all(line.startswith("ignored") for line in named.warnings)
+
+
+def test_a_private_folder_is_labelled_by_the_federations_classes(tmp_path):
+    root = _write(tmp_path / "in", PAIR)
+    options = {"image_size": 8, "cache_dir": tmp_path / "cache"}
+    data = open_private_folder(root, classes=["ant", "dog", "cat"], **options)
+    assert data.labels.tolist() == [1, 2, 2] and data.classes == ("ant", "dog", "cat")
+    with pytest.raises(UserError, match="folder 'cat' is not one of the classes"):
+        open_private_folder(root, classes=["ant", "dog"], **options)
+
+
+def test_wrong_paths_are_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat/1.png").write_bytes(_file())
+    (tmp_path / "no.zip").write_bytes(b"this is no zip")
+    _zip(tmp_path / "text.zip", {"a/b.txt": b""})
+    bad = _write(tmp_path / "bad", {"a/1.png": b"x"})
+    for path, reason in {
+        "": "data-path is empty",
+        str(tmp_path / "missing"): "no such file",
+        str(tmp_path / "empty"): "no images found; expected <class>/<image>",
+        str(tmp_path / "flat"): "no images found",
+        str(tmp_path / "no.zip"): "neither a folder nor a readable zip",
+        str(tmp_path / "text.zip"): "no images found",
+        bad: "no readable image among 1 files .a/1.png",
+    }.items():
+        with pytest.raises(UserError, match=reason) as caught:
+            _open(path, tmp_path)
+        assert "\n" not in str(caught.value)
+        assert [p for p in (tmp_path / "cache").glob("*") if p.suffix != ".lock"] == []
+
+
+@pytest.fixture
+def _two_workers(monkeypatch):
+    monkeypatch.setattr(decode, "_PER_WORKER", 1)
+    monkeypatch.setattr(decode, "_cores", lambda: 3)
+
+
+@pytest.mark.usefixtures("_two_workers")
+@pytest.mark.parametrize("archive", [False, True])
+def test_worker_processes_keep_the_order(tmp_path, archive):
+    files = {f"{i % 2}/{i:02}.png": _file(colour=(i, 2 * i, 255 - i)) for i in range(20)}
+    files["0/04.png"] = b"rubbish"
+    root = _zip(tmp_path / "in.zip", files) if archive else _write(tmp_path / "in", files)
+    data = _open(root, tmp_path)
+    order = [i for i in (*range(0, 20, 2), *range(1, 20, 2)) if i != 4]
+    assert data.images[:, 3, 3, 0].tolist() == order
+    assert data.images[:, 3, 3, 2].tolist() == [255 - i for i in order]
+    assert "0/04.png" in data.warnings[0]
+
+
+@pytest.mark.usefixtures("_two_workers")
+def test_a_worker_that_dies_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "_START", "import os; os._exit(9)")
+    with pytest.raises(UserError, match="decoding process ended early .exit code 9"):
+        _open(_write(tmp_path / "in", PAIR), tmp_path)
+    assert [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == []
+
+
+@pytest.mark.usefixtures("_two_workers")
+def test_an_abandoned_decoding_stops_its_workers(tmp_path, monkeypatch):
+    started = []
+    original = decode._start
+    monkeypatch.setattr(decode, "_start", lambda *a: started.append(original(*a)) or started[-1])
+    root = tmp_path / "in"
+    _write(root, PAIR)
+    images = decode.decode_all(root, sorted(PAIR) * 2000, 64)
+    next(images)
+    images.close()
+    assert len(started) == 3
+    assert all(worker.returncode is not None for worker in started)

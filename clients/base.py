@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from fedhet.flower import NumPyClient, Scalar
 from fedhet.local import LocalData, image_set
 from fedhet.models import SplitModel, build_model, training_flops
 from fedhet.payload import Array, Empty, Payload
+from fedhet.privacy import noise_source, privatise
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.schema import REPRESENTATION, RunConfig
 from fedhet.state import Bundle, StateStore
@@ -32,14 +34,29 @@ class Setup:
     model: str
     device: torch.device
     store: StateStore
+    simulated: bool = True
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What inference takes of a client's state: all that ``fedhet export`` writes.
+
+    ``modules`` and ``tensors`` name entries of the client's; ``without`` names parts of those
+    modules, such as ``small.head``, that are left out.
+    """
+
+    modules: Sequence[str] = ("model",)
+    without: Sequence[str] = ()
+    tensors: Sequence[str] = ()
 
 
 class MethodClient(NumPyClient):
     """One client of one round. It lives for one message; what must live on is its state.
 
     A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or
-    :meth:`phases`, :meth:`upload` and :meth:`predict`. Everything in ``modules`` and ``tensors``
-    is private state: saved after a round and restored before the next, strictly by name.
+    :meth:`phases`, :meth:`upload` and, where more than the local model answers, :meth:`infer`
+    with :meth:`inference_needs`. Everything in ``modules`` and ``tensors`` is private state: saved
+    after a round and restored before the next, strictly by name.
     """
 
     download: type[Payload] = Empty
@@ -50,8 +67,10 @@ class MethodClient(NumPyClient):
         self.device = setup.device
         self.classes = len(setup.classes)
         self.round = 0
+        self.evaluating = False  # whether this round's reply carries accuracies
         self.modules: dict[str, nn.Module] = {}
         self.tensors: dict[str, Tensor] = {}
+        self._generators: list[torch.Generator] = []
 
     # --- hooks of a method -------------------------------------------------------------------
 
@@ -73,7 +92,9 @@ class MethodClient(NumPyClient):
 
     def phases(self) -> list[Phase]:
         """The stretches of local training; by default the local model on :meth:`loss`."""
-        return [Phase(self.loss, [(self.model, self.config.lr)], self.config.local_epochs)]
+        groups = [(self.model, self.config.lr)]
+        epochs = self.config.local_epochs
+        return [Phase(self.loss, groups, epochs, generators=self._generators)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Scalar to minimise for inputs (B, 3, s, s) and labels (B,); cross-entropy by default."""
@@ -83,9 +104,18 @@ class MethodClient(NumPyClient):
         """What goes to the server after training."""
         return Empty()
 
+    def infer(self, inputs: Tensor) -> Tensor:
+        """Logits (B, C) of the client's inference model, by :meth:`inference_needs` alone."""
+        logits: Tensor = self.model(inputs)
+        return logits
+
+    def inference_needs(self) -> Needs:
+        """What :meth:`infer` uses; by default the local model."""
+        return Needs()
+
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """Logits (B, C) by name; the first one is the client's inference model."""
-        return {"": self.model(inputs)}
+        """Logits (B, C) by name: first :meth:`infer`, named "", then others worth recording."""
+        return {"": self.infer(inputs)}
 
     def metrics(self) -> dict[str, float]:
         """Numbers of this round worth recording beside the common ones."""
@@ -120,6 +150,7 @@ class MethodClient(NumPyClient):
     def torch_generator(self, purpose: str) -> torch.Generator:
         """A generator on the device for draws inside a loss (augmentation)."""
         made = torch.Generator(self.device)
+        self._generators.append(made)
         return made.manual_seed(
             torch_seed(self.config.seed, purpose, self.setup.data.client, self.round)
         )
@@ -133,6 +164,7 @@ class MethodClient(NumPyClient):
         started = time.perf_counter()
         self.round = int(config["round"])
         source = int(config["generation"])
+        self.evaluating = bool(config["evaluate"])
         self.restore(source)
         self.receive(self.download.from_ndarrays(parameters))
         data = self.images("train")
@@ -151,8 +183,8 @@ class MethodClient(NumPyClient):
                     phase.after()
         for module in self.modules.values():
             module.eval()
-        uploaded = self.upload().to_ndarrays()
-        if config["evaluate"]:
+        uploaded = self._noised(self.upload(), parameters)
+        if self.evaluating:
             metrics.update(self.accuracies())
         metrics.update(self.metrics())
         self.save(self.round, source, metrics)
@@ -167,6 +199,17 @@ class MethodClient(NumPyClient):
         for module in self.modules.values():
             module.eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
+
+    def _noised(self, payload: Payload, received: Sequence[Array]) -> list[Array]:
+        """The upload's arrays, with the noise that the configuration asks for."""
+        arrays = payload.to_ndarrays()
+        if not self.config.dp_clip:
+            return arrays
+        rng = noise_source(
+            self.config, self.setup.data.client, self.round, simulated=self.setup.simulated
+        )
+        noised = privatise(arrays, received, self.config, rng)
+        return type(payload).from_ndarrays(noised).sealed().to_ndarrays()
 
     # --- the base's own work -----------------------------------------------------------------
 
@@ -184,7 +227,7 @@ class MethodClient(NumPyClient):
         """Put the modules and tensors of ``generation`` in place; 0 is the initialisation."""
         key = (
             self.config.method, self.setup.model, self.classes, self.config.image_size,
-            self.config.params, str(self.device),
+            self.config.params, self.config.models, str(self.device),
         )  # fmt: skip
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
         if generation == 0 or key not in _MODULES:
@@ -225,7 +268,19 @@ class MethodClient(NumPyClient):
             for name, value in metrics.items()
             if "accuracy" in name
         }
+        self.setup.store.describe(self.description())
         self.setup.store.save(generation, source, bundle)
+
+    def description(self) -> dict[str, Any]:
+        """What it takes to rebuild this client without the run's configuration and its images."""
+        keys = {"method", "image_size", "models", "precision", "threads"}
+        return {
+            "client": self.setup.data.client,
+            "architecture": self.setup.model,
+            "classes": list(self.setup.classes),
+            **self.config.model_dump(mode="json", include=keys),
+            "hyper-parameters": self.config.params.model_dump(mode="json"),
+        }
 
     def _flops(self, number: int, phase: Phase, data: ImageSet) -> float:
         """FLOPs of a whole phase, from one batch counted once per (method, model, phase)."""
@@ -234,11 +289,13 @@ class MethodClient(NumPyClient):
         batch = next(iter(batches(chosen, self.config.batch_size)))
         key = (
             self.config.method, self.config.params, self.setup.model, number, self.classes,
-            self.config.image_size, len(batch),
+            self.config.image_size, self.config.models, len(batch),
         )  # fmt: skip
         if key not in _FLOPS:
             kept = {n: {k: v.clone() for k, v in m.state_dict().items()}
                     for n, m in self.modules.items()}  # fmt: skip
+            # FLOPs are counted once per process: draws of the counted step must leave no trace.
+            drawn = [(made, made.get_state()) for made in self._generators]
 
             def step() -> Tensor:
                 with autocast(self.config, self.device):
@@ -246,6 +303,8 @@ class MethodClient(NumPyClient):
 
             with torch_seeded(self.config.seed, "flops"):
                 _FLOPS[key] = training_flops(step) / len(batch)
+            for made, state in drawn:
+                made.set_state(state)
             for name, module in self.modules.items():
                 module.load_state_dict(kept[name])
                 module.zero_grad(set_to_none=True)

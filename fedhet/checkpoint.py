@@ -16,7 +16,7 @@ from fedhet.payload import Array
 def save_checkpoint(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
     """One safetensors file with the server's arrays and, as metadata, everything else."""
     temporary = path.with_name(path.name + ".tmp")
-    data = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    data = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     write_synced(temporary, save(data, metadata={"json": json.dumps(meta)}), sync=True)
     temporary.replace(path)
 

@@ -1,13 +1,17 @@
 """Checks of what clients send. Nothing that fails here reaches an aggregate."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from fedhet.payload import Array, Payload
 from fedhet.roster import ClientInfo
-from fedhet.wire import Reply
+from fedhet.wire import QUERY_BYTES, Reply
+
+MANY_BYTES = 256 << 20
+MAX_METRICS = 100
 
 
 class Rejected(Exception):
@@ -34,9 +38,18 @@ def check_reply(info: ClientInfo, reply: Reply, round_: int) -> None:
             raise Rejected(f"metric '{name}' is {value}")
 
 
+def reply_limit(expected: Payload | None) -> int:
+    """Bytes above which a reply is refused unread; ``expected`` None: of unknown shapes."""
+    return MANY_BYTES if expected is None else 4 * expected.bytes + QUERY_BYTES
+
+
 def check_accuracies(reply: Reply) -> None:
-    """Accuracies are percentages; Rejected otherwise."""
+    """Accuracies are percentages and metrics have sane names; Rejected otherwise."""
+    if len(reply.metrics) > MAX_METRICS:
+        raise Rejected(f"{len(reply.metrics)} metrics, at most {MAX_METRICS} are allowed")
     for name, value in reply.metrics.items():
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name):
+            raise Rejected("a metric has a name that is not allowed")
         if "accuracy" in name and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
 
@@ -48,7 +61,7 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     """
     arrays = payload.to_ndarrays()
     if expected is not None:
-        _check_shapes(arrays, expected.to_ndarrays())
+        check_shapes(arrays, expected.to_ndarrays())
     square = 0.0
     for i, array in enumerate(arrays):
         if np.issubdtype(array.dtype, np.floating):
@@ -60,7 +73,8 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
         raise Rejected(f"norm {math.sqrt(square):.4g} is above max-update-norm={max_norm:g}")
 
 
-def _check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:
+def check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:
+    """As many arrays as expected, each of its shape and dtype; Rejected otherwise."""
     if len(arrays) != len(expected):
         raise Rejected(f"{len(arrays)} arrays, expected {len(expected)}")
     for i, (array, model) in enumerate(zip(arrays, expected, strict=True)):

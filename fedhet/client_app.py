@@ -4,11 +4,13 @@ In a deployment every message is a fresh process, in a simulation a client hops 
 actors; so nothing is kept here but per-process caches, and a failure is answered with a reason.
 """
 
+import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -18,11 +20,13 @@ from clients.base import MethodClient, Setup
 from fedhet.config import envelope, from_run_config
 from fedhet.errors import UserError
 from fedhet.local import LocalData, assigned_model, choose_device, is_simulated, load_local
+from fedhet.models import build_model
 from fedhet.registry import METHODS
-from fedhet.schema import CLIENT_ID, RunConfig
+from fedhet.schema import CLIENT_ID, REPRESENTATION, RunConfig
 from fedhet.state import ContextStore, FileStore, StateStore
 from fedhet.wire import Instruction, answer, arrays_of, instruction
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits from cuBLAS every time
 app = ClientApp()
 
 
@@ -34,6 +38,9 @@ def _prepared(text: str) -> RunConfig:
     torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
     torch.backends.cudnn.deterministic = True
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return config
 
 
@@ -57,10 +64,25 @@ def _store(
     return FileStore(Path(root) / what.experiment / client, sync=not simulated)
 
 
+def _out_of_memory() -> str:
+    """How many actors would fit on this GPU, by what this one had at its peak."""
+    free, total = torch.cuda.mem_get_info()
+    peak = torch.cuda.max_memory_reserved()
+    fit = max(1, int(total * 0.95 // max(1, peak)))
+    return (
+        f"out of GPU memory: this process had {peak / 2**30:.1f} GiB of {total / 2**30:.1f} GiB, "
+        f"{free / 2**30:.1f} GiB are free: {fit} actor(s) of this size would fit; set actors={fit} "
+        "or a smaller batch-size"
+    )
+
+
 def _answered(message: Message, handler: Callable[[], Message]) -> Message:
     """Run ``handler``; whatever it raises becomes a reply that names the reason."""
     try:
         return handler()
+    except torch.OutOfMemoryError:
+        traceback.print_exc()
+        return answer(message, {"error": _out_of_memory()})
     except Exception as error:  # a client's fault must reach the server as one line
         traceback.print_exc()
         text = " ".join(str(error).split())[:500]
@@ -76,6 +98,7 @@ def query(message: Message, context: Context) -> Message:
         data = load_local(config, context.node_config, simulated=simulated)
         counts = data.class_counts()
         hidden = not METHODS[config.method].client.reveals_classes(config)
+        _check_own_choices(config, context.node_config, data, hidden=hidden)
         return answer(
             message,
             {
@@ -93,6 +116,25 @@ def query(message: Message, context: Context) -> Message:
     return _answered(message, handler)
 
 
+def _check_own_choices(
+    config: RunConfig, node: Mapping[str, Any], data: LocalData, *, hidden: bool
+) -> None:
+    """Refuse in the handshake what would fail in every round; UserError with the reason."""
+    if hidden and node.get("data-dir") and not config.classes:
+        raise UserError(
+            "hide-classes needs `classes` in the run's configuration: without it, the names of "
+            "this node's folders would be its class list"
+        )
+    if node.get("model"):
+        with torch.random.fork_rng(devices=[]):
+            build_model(
+                str(node["model"]),
+                classes=len(data.dataset.classes),
+                d=REPRESENTATION,
+                image_size=config.image_size,
+            )
+
+
 def _client(message: Message, context: Context) -> tuple[MethodClient, Instruction, LocalData]:
     config, simulated, what = _config(context), is_simulated(), instruction(message)
     data = load_local(config, context.node_config, simulated=simulated)
@@ -103,6 +145,7 @@ def _client(message: Message, context: Context) -> tuple[MethodClient, Instructi
         model=assigned_model(config, context.node_config, data),
         device=choose_device(config, context.node_config),
         store=_store(config, context, what, data.client, simulated=simulated),
+        simulated=simulated,
     )
     return METHODS[config.method].client(setup), what, data
 

@@ -120,6 +120,12 @@ def _check_combinations(config: RunConfig) -> None:
         raise UserError("split: the test share is 0; without test images nothing can be reported")
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
+    privacy = {key: getattr(config, key) for key in ("dp_clip", "dp_epsilon", "dp_delta")}
+    if any(privacy.values()) and not all(privacy.values()):
+        missing = kebab(next(key for key, value in privacy.items() if not value))
+        raise UserError(
+            f"{missing}: 0 is not allowed: dp-clip, dp-epsilon and dp-delta are needed together"
+        )
     if config.clients and config.min_replies > config.cohort(config.clients):
         raise UserError(
             f"min-replies: {config.min_replies} is more than the "

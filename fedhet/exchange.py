@@ -6,6 +6,7 @@ is in flight.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,39 +25,74 @@ def poll_interval(grid: Grid) -> float:
     return SIMULATION_POLL if hasattr(grid, "pull_interval") else NETWORK_POLL
 
 
-def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
-    """Yield one reply per message in the order of arrival; missing ones become error replies.
+class Mail:
+    """Messages on their way: not yet sent, and sent but not yet answered."""
 
-    Replies to anything else (another round's, a stranger's) are never pulled. An error reply may
-    carry the server's own node id: match replies by ``reply_to_message_id``.
-    """
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.waiting: deque[Message] = deque()
+        self.pending: dict[str, Message] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.pending)
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Queue messages; :meth:`poll` sends them."""
+        self.waiting.extend(messages)
+
+    def poll(self) -> list[tuple[Message, Message]]:
+        """Send what the window allows; returns each message that is done, with its reply.
+
+        Replies to anything else (another round's, a stranger's) are never pulled. An error reply
+        may carry the server's own node id: match replies by ``reply_to_message_id``.
+        """
+        done = self._send()
+        for reply in self.grid.pull_messages(list(self.pending)) if self.pending else ():
+            message = self.pending.pop(reply.metadata.reply_to_message_id, None)
+            if message is not None:
+                done.append((message, reply))
+        return done
+
+    def close(self, timeout: float) -> list[Message]:
+        """Give up: an error reply for every message that is left."""
+        late = [
+            _error(m, NO_REPLY, f"no reply within {timeout:g} s") for m in self.pending.values()
+        ]
+        unsent = [_error(m, NOT_SENT, f"not sent within {timeout:g} s") for m in self.waiting]
+        self.pending.clear()
+        self.waiting.clear()
+        return late + unsent
+
+    def _send(self) -> list[tuple[Message, Message]]:
+        """Send a batch; returns the messages that could not be sent, with an error reply each."""
+        count = min(len(self.waiting), WINDOW - len(self.pending))
+        batch = [self.waiting.popleft() for _ in range(count)]
+        if not batch:
+            return []
+        pushed: list[Any] = list(self.grid.push_messages(batch))
+        if len(pushed) != len(batch):  # Flower answers [] if the request was too large
+            pushed = [None] * len(batch)
+        failed = []
+        for identity, message in zip(pushed, batch, strict=True):
+            if identity:
+                self.pending[identity] = message
+            else:
+                failed.append((message, _error(message, NOT_SENT, "the message could not be sent")))
+        return failed
+
+
+def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+    """Yield one reply per message in the order of arrival; missing ones become error replies."""
     deadline = time.monotonic() + timeout
-    waiting = list(messages)[::-1]
-    pending: dict[str, Message] = {}
-    while waiting or pending:
-        batch: list[Message] = []
-        while waiting and len(pending) + len(batch) < WINDOW:
-            batch.append(waiting.pop())
-        if batch:
-            pushed: list[Any] = list(grid.push_messages(batch))
-            if len(pushed) != len(batch):  # Flower answers [] if the request was too large
-                pushed = [None] * len(batch)
-            for message, identity in zip(batch, pushed, strict=True):
-                if identity:
-                    pending[identity] = message
-                else:
-                    yield _error(message, NOT_SENT, "the message could not be sent")
-        for reply in grid.pull_messages(list(pending)) if pending else ():
-            if pending.pop(reply.metadata.reply_to_message_id, None) is not None:
-                yield reply
+    mail = Mail(grid)
+    mail.add(messages)
+    while mail:
+        yield from (reply for _, reply in mail.poll())
         if time.monotonic() > deadline:
             break
-        if pending:
+        if mail.pending:
             time.sleep(poll_interval(grid))
-    for message in pending.values():
-        yield _error(message, NO_REPLY, f"no reply within {timeout:.0f} s")
-    for message in reversed(waiting):
-        yield _error(message, NOT_SENT, f"not sent within {timeout:.0f} s")
+    yield from mail.close(timeout)
 
 
 def _error(message: Message, code: int, reason: str) -> Message:

@@ -12,6 +12,7 @@ from fedhet.chain import Chain
 from fedhet.payload import Array, Payload
 from fedhet.results import spread
 from fedhet.roster import Roster, client_order
+from fedhet.wire import one_line
 
 log = logging.getLogger("fedhet")
 
@@ -73,6 +74,7 @@ class Ledger:
 
     def fail(self, client: str, reason: str) -> None:
         """Leave a client out of the round, with the reason."""
+        reason = one_line(reason)
         log.warning("round %d: client %s is left out: %s", self.round.number, client, reason)
         self.round.failures.append({"client": client, "reason": reason})
 

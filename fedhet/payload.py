@@ -5,7 +5,7 @@ Class ids, masks and counts travel as integers, so that floats are what the pape
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -39,6 +39,10 @@ class Payload:
             return cls(*values)
         return cls(*arrays)
 
+    def sealed(self) -> Self:
+        """The payload after noise: what a reader relies on being zero is zero again."""
+        return self
+
     @property
     def floats(self) -> int:
         """Number of floating point values, as the papers count parameters."""
@@ -52,7 +56,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Empty(Payload):
-    """Nothing (Standalone, and what FD sends down in round 1)."""
+    """Nothing (Standalone)."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,12 @@ class MaskedHeader(Payload):
     weight: "Array"
     bias: "Array"
 
+    def sealed(self) -> Self:
+        """Zero outside the mask."""
+        mask = self.mask.astype(self.weight.dtype)
+        bias = self.bias * mask if self.bias.size else self.bias
+        return replace(self, weight=self.weight * mask[:, None], bias=bias)
+
 
 @dataclass(frozen=True)
 class ModelArrays(Payload):
@@ -87,3 +97,15 @@ class ClassVectors(Payload):
     classes: "Array"
     counts: "Array"
     vectors: "Array"
+
+
+@dataclass(frozen=True)
+class LowRank(Payload):
+    """One entry per parameter of a shared model; :mod:`fedhet.lowrank` packs and unpacks them.
+
+    ranks (L,) int64: r > 0 is an update as three tensors U (m, r), S (r,), V (r, n) float32, 0 an
+    update of zeros without a tensor, -1 a dense update, -2 the parameter itself.
+    """
+
+    ranks: "Array"
+    tensors: "tuple[Array, ...]"

@@ -1,4 +1,4 @@
-"""The run folder: everything a run leaves behind, readable while it runs (DESIGN section 4)."""
+"""The run folder: everything a run leaves behind, readable while it runs."""
 
 import csv
 import json
@@ -70,8 +70,9 @@ class RunFolder:
         return folder
 
     def started_config(self) -> dict[str, Any]:
-        """The configuration that the run was started with; UserError if this is no run, or if
-        ``config.yaml`` was edited since.
+        """The configuration that the run was started with.
+
+        Raises UserError if this is no run, or if ``config.yaml`` was edited since.
         """
         try:
             started = json.loads(self._identity.read_text(encoding="utf-8"))["config"]

@@ -7,20 +7,25 @@ What a client declares here bounds what it may upload later.
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedhet.errors import RunFailedError
-from fedhet.exchange import exchange
+from fedhet.exchange import Mail, poll_interval
 from fedhet.rng import generator
 from fedhet.schema import CLIENT_ID
-from fedhet.wire import QUERY, Instruction, Reply, read_reply, request
+from fedhet.wire import QUERY, Instruction, Reply, one_line, read_reply, request
 
 log = logging.getLogger("fedhet")
 
+QUERY_PATIENCE = 30.0  # seconds that a round waits for a node that has just been asked
+QUERY_TTL = 600.0  # seconds in which an answer still counts: a large private folder takes long
+QUERY_TRIES = 3
 SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
 
 
@@ -73,6 +78,10 @@ class Roster:
         self.classes: tuple[str, ...] = ()
         self.refused: dict[int, str] = {}
         self._expected = 0
+        self._mail: Mail | None = None
+        self._online: set[int] = set()
+        self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
+        self._tries: Counter[int] = Counter()
 
     @property
     def ids(self) -> list[str]:
@@ -97,7 +106,7 @@ class Roster:
         deadline = time.monotonic() + timeout
         last_news = time.monotonic()
         while True:
-            if self.query(grid, experiment, deadline - time.monotonic()):
+            if self.query(grid, experiment, patience=0.0) or self._asked:
                 last_news = time.monotonic()
             expected = clients or self._expected
             if self.nodes and expected and len(self.nodes) >= expected:
@@ -105,39 +114,61 @@ class Roster:
             settled = time.monotonic() - last_news > SETTLE_SECONDS
             if (self.nodes and not expected and settled) or time.monotonic() > deadline:
                 break
-            time.sleep(0.05)
+            time.sleep(poll_interval(grid))
         if not self.nodes:
             reasons = "; ".join(sorted(set(self.refused.values()))) or "no node is online"
             raise RunFailedError(f"no client within start-timeout={timeout:g} s: {reasons}")
         if expected and len(self.nodes) < expected:
             log.warning("starting with %d of %d clients", len(self.nodes), expected)
 
-    def query(self, grid: Grid, experiment: str, timeout: float) -> list[str]:
-        """Ask unknown nodes who they are; forget nodes that are gone. Returns new clients."""
+    def query(self, grid: Grid, experiment: str, patience: float = QUERY_PATIENCE) -> list[str]:
+        """Ask unknown nodes, once, who they are; forget nodes that are gone. Returns new clients.
+
+        A node that has not answered ``patience`` seconds after it was asked is not waited for;
+        its answer counts when it comes.
+        """
+        mail = self._mail = self._mail or Mail(grid)
         online = set(grid.get_node_ids())
+        if self._online - online:
+            self.refused.clear()  # what a vanished node held may be free now: ask again
+            self._tries.clear()
+        self._online = online
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
-        strangers = sorted(online - set(self.nodes.values()) - set(self.refused))
-        asked = [request(QUERY, node, Instruction(experiment=experiment)) for node in strangers]
-        answers = list(exchange(grid, asked, max(timeout, 1.0)))
-        node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in asked}
+        self._asked = {node: since for node, since in self._asked.items() if node in online}
+        strangers = sorted(online - {*self.nodes.values(), *self.refused, *self._asked})
+        self._asked |= dict.fromkeys(strangers, time.monotonic())
+        what = Instruction(experiment=experiment)
+        mail.add([request(QUERY, node, what, QUERY_TTL) for node in strangers])
         new = []
-        for message in answers:
-            node, reply = node_of[message.metadata.reply_to_message_id], read_reply(message)
-            try:
-                if reply.error:
-                    raise ValueError(reply.error)
-                info = read_info(reply)
-                if info.client in self.nodes:
-                    raise ValueError(f"client id '{info.client}' is already taken by another node")
-                self._admit(info)
-            except (ValueError, KeyError, TypeError) as error:
-                log.warning("node %d is refused: %s", node, error)
-                self.refused[node] = str(error)
-                continue
-            self.nodes[info.client] = node
-            self._expected = max(self._expected, int(reply.info.get("clients", 0)))
-            new.append(info.client)
+        while mail:
+            new += [name for pair in mail.poll() for name in self._answered(*pair)]
+            if not self._asked or time.monotonic() > max(self._asked.values()) + patience:
+                break
+            time.sleep(poll_interval(grid))
         return new
+
+    def _answered(self, asked: Message, message: Message) -> list[str]:
+        """Take in one answer; returns the id of the new client, if it is one."""
+        node, reply = asked.metadata.dst_node_id, read_reply(message)
+        if self._asked.pop(node, None) is None:
+            return []  # it has gone since
+        self._tries[node] += 1
+        if message.has_error() and self._tries[node] < QUERY_TRIES:
+            return []  # the node restarted, or the message expired: it is asked again
+        try:
+            if reply.error:
+                raise ValueError(reply.error)
+            info = read_info(reply)
+            if info.client in self.nodes:
+                raise ValueError(f"client id '{info.client}' is already taken by another node")
+            self._admit(info)
+            self._expected = max(self._expected, int(reply.info.get("clients", 0)))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            log.warning("node %d is refused: %s", node, one_line(error))
+            self.refused[node] = one_line(error)
+            return []
+        self.nodes[info.client] = node
+        return [info.client]
 
     def _admit(self, info: ClientInfo) -> None:
         """Add a client, or check that a returning one declares what it declared before."""
@@ -171,8 +202,10 @@ class Roster:
             raise ValueError(
                 f"client '{info.client}' has class '{strange[0]}', which is not in this run's list"
             )
-        seen = tuple(self.classes.index(name) for name in info.seen_names)
-        return ClientInfo(**{**asdict(info), "seen": seen})
+        own = zip(info.seen_names, info.images, strict=True)
+        rows = sorted((self.classes.index(name), name, count) for name, count in own)
+        seen, names, images = tuple(zip(*rows, strict=True)) or ((), (), ())
+        return ClientInfo(**{**asdict(info), "seen": seen, "seen_names": names, "images": images})
 
     def counts(self) -> list[tuple[str, list[int]]]:
         """Training images per (client, class of the global list), for ``partition.csv``."""

@@ -1,4 +1,4 @@
-"""The schema of a run: every key with its meaning, unit and range (DESIGN section 4).
+"""The schema of a run: every key with its meaning, unit and range.
 
 Keys are flat and kebab-case in YAML and on the command line. A method adds its own keys through
 a subclass of :class:`Params`; :mod:`fedhet.config` reads and checks both.
@@ -99,7 +99,7 @@ class RunConfig(Schema):
     lr: float = Field(0.01, gt=0, description="learning rate of SGD")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh every round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
-    grad_clip: float = Field(0.0, ge=0, description="largest gradient norm; 0: off")
+    grad_clip: float = Field(0.0, ge=0, description="largest gradient norm of one network; 0: off")
     precision: Precision = Field("fp32", description="arithmetic of training: fp32, tf32, bf16")
     threads: int = Field(1, ge=1, le=256, description="torch threads per training process")
     device: str = Field(
@@ -125,6 +125,12 @@ class RunConfig(Schema):
     max_update_norm: float = Field(
         1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
     )
+
+    dp_clip: float = Field(
+        0.0, ge=0, description="largest L2 norm of a client's update before noise; 0: no noise"
+    )
+    dp_epsilon: float = Field(0.0, ge=0, description="epsilon of one noised upload")
+    dp_delta: float = Field(0.0, ge=0, lt=1, description="delta of one noised upload")
 
     state_dir: str = Field(
         "", description="private states of simulated clients; empty: inside the run folder"

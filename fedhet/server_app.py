@@ -40,7 +40,7 @@ class Job:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    _log_to_stderr()
     job, owner = open_job(context.run_config)
     if owner:
         threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
@@ -129,6 +129,15 @@ class _scalars:  # noqa: N801  (a context manager, used like a function)
     def __exit__(self, *_: object) -> None:
         if self.writer is not None:
             self.writer.close()
+
+
+def _log_to_stderr() -> None:
+    """Show this package's messages; Flower mirrors stderr to ``flwr run --stream``."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("fedhet %(levelname)s: %(message)s"))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def _leave_with(owner: int) -> None:

@@ -1,14 +1,18 @@
 """Private state of a client: one named-tensor bundle per generation, two backends.
 
+Beside the generations a file store keeps ``client.json``, which says what the tensors belong to.
+
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
 message changes nothing. Saving r deletes what is newer and keeps r and the one it came from.
 """
 
+import contextlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
@@ -19,6 +23,8 @@ from torch import Tensor
 from fedhet.files import write_synced
 
 Bundle = dict[str, Tensor]
+
+DESCRIPTION = "client.json"
 
 
 class StateError(Exception):
@@ -33,6 +39,9 @@ class StateStore(Protocol):
 
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
         """Store ``bundle``; keep only it and ``source``, the generation it came from."""
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Say what the generations belong to, for who finds them without the run."""
 
 
 class FileStore:
@@ -55,23 +64,43 @@ class FileStore:
                 f"state '{self.folder}': generation {generation} cannot be read: {error}"
             ) from error
 
+    def generations(self) -> list[int]:
+        """The generations that are stored, ascending."""
+        return sorted(int(p.stem) for p in self.folder.glob("*.safetensors") if p.stem.isdigit())
+
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
         """See :class:`StateStore`; the good generations stay if the disk is full."""
-        temporary = self.folder / f"{generation:08d}.{os.getpid()}.tmp"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_synced(temporary, save(dict(bundle)), sync=self.sync)
-            temporary.replace(self.path(generation))
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StateError(
-                f"state '{self.folder}': generation {generation} cannot be written: "
-                f"{error.strerror or error}"
-            ) from error
+        self._write(self.path(generation), save(dict(bundle)), f"generation {generation}")
         keep = {self.path(generation), self.path(source)}
         for old in self.folder.iterdir():
             if old not in keep and old.suffix in {".safetensors", ".tmp"}:
                 old.unlink(missing_ok=True)
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """``client.json``, with the run's experiment id; written only when it changes."""
+        path = self.folder / DESCRIPTION
+        whole = {"run": self.folder.parent.name, **description}
+        data = (json.dumps(whole, indent=2) + "\n").encode()
+        try:
+            if path.read_bytes() == data:
+                return
+        except OSError:
+            pass  # there is none yet
+        self._write(path, data, DESCRIPTION)
+
+    def _write(self, path: Path, data: bytes, what: str) -> None:
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_synced(temporary, data, sync=self.sync)
+            temporary.replace(path)
+        except OSError as error:
+            # Clearing up may fail as well (a read-only folder); the first reason counts.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise StateError(
+                f"state '{self.folder}': {what} cannot be written: {error.strerror or error}"
+            ) from error
 
 
 class ContextStore:
@@ -95,3 +124,6 @@ class ContextStore:
         for name in list(self.records.array_records):
             if name not in {str(generation), str(source)}:
                 del self.records[name]
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Nothing: this state lives and ends with Flower's run."""

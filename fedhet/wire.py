@@ -4,6 +4,8 @@ A request holds ``arrays`` (the payload) and ``config`` (an :class:`Instruction`
 ``arrays``, ``metrics`` (numbers only: Flower's MetricRecord takes no text) and ``info`` (texts).
 """
 
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fedhet.payload import Array, Payload
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
+QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,14 @@ class Reply:
         return str(self.info.get("error", ""))
 
 
-def request(kind: str, node: int, what: Instruction, payload: Payload | None = None) -> Message:
-    """A message to ``node``: query, train or evaluate."""
+def request(
+    kind: str, node: int, what: Instruction, ttl: float, payload: Payload | None = None
+) -> Message:
+    """A message to ``node``: query, train or evaluate.
+
+    After ``ttl`` seconds nobody waits for the reply any more, and a node that was away is not
+    bothered with the message. Flower makes replies expire together with their message.
+    """
     content = RecordDict(
         {
             "config": ConfigRecord(
@@ -62,7 +71,7 @@ def request(kind: str, node: int, what: Instruction, payload: Payload | None = N
     )
     if payload is not None:
         content["arrays"] = to_record(payload.to_ndarrays())
-    return Message(content, node, kind)
+    return Message(content, node, kind, ttl=ttl)
 
 
 def instruction(message: Message) -> Instruction:
@@ -81,9 +90,30 @@ def instruction(message: Message) -> Instruction:
 
 
 def arrays_of(message: Message) -> list[Array]:
-    """The payload arrays of a request or reply, in order; none if it carries none."""
+    """The payload arrays of a request or reply, in order; none if it carries none.
+
+    Raises ValueError for anything but plain numbers in NumPy's own format.
+    """
     record = message.content.array_records.get("arrays")
-    return [] if record is None else record.to_numpy_ndarrays()
+    return [] if record is None else [_decoded(array.data) for array in record.values()]
+
+
+def _decoded(data: bytes) -> Array:
+    """One array, without what numpy.load would do for a stranger.
+
+    That function opens zips, too, and allocates whatever size the header claims.
+    """
+    stream = io.BytesIO(data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("array is not in NumPy's format 1.0")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.kind not in "biuf" or any(size < 0 for size in shape):
+        raise ValueError(f"array holds {dtype} of shape {shape}, not numbers")
+    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
+        raise ValueError(f"array claims shape {shape} of {dtype}, but has {len(data)} bytes")
+    stream.seek(0)
+    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
 
 
 def answer(
@@ -101,22 +131,37 @@ def answer(
     return Message(content, reply_to=to)
 
 
-def read_reply(message: Message) -> Reply:
-    """Unpack a reply; one that is not of this form becomes a Reply with an error."""
+def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
+    """Unpack a reply; one that is not of this form becomes a Reply with an error.
+
+    One of more than ``limit`` bytes is refused before anything in it is decoded.
+    """
     if message.has_error():
-        text = " ".join(str(message.error.reason).split())
-        return Reply({"error": f"Flower error {message.error.code}: {text}"})
+        return Reply(
+            {"error": f"Flower error {message.error.code}: {one_line(message.error.reason)}"}
+        )
     try:
+        size = message_bytes(message)
+        if size > limit:
+            return Reply({"error": f"reply of {size} bytes, more than the {limit} allowed"})
         content = message.content
+        info = dict(content.config_records["info"].items())
+        if "error" in info:
+            return Reply({"error": one_line(info["error"]) or "failed without a reason"})
         metrics = {
             key: float(value)  # type: ignore[arg-type]
             for record in content.metric_records.values()
             for key, value in record.items()
         }
-        info = dict(content.config_records["info"].items())
-        return Reply(info, metrics, arrays_of(message), message_bytes(message))
-    except (KeyError, TypeError, ValueError, EOFError) as error:
-        return Reply({"error": f"reply cannot be read: {type(error).__name__}: {error}"})
+        return Reply(info, metrics, arrays_of(message), size)
+    except Exception as error:  # what a stranger sends may fail in any way
+        return Reply({"error": f"reply cannot be read: {type(error).__name__}: {one_line(error)}"})
+
+
+def one_line(text: object) -> str:
+    """A stranger's text for a log: one line, printable, not longer than 500 characters."""
+    words = " ".join(str(text).split())[:500]
+    return "".join(c if c.isprintable() else "?" for c in words)
 
 
 def message_bytes(message: Message) -> int:
@@ -131,5 +176,5 @@ def message_bytes(message: Message) -> int:
 def to_record(arrays: Sequence[Array]) -> ArrayRecord:
     """Arrays as a Flower record whose keys keep their order."""
     return ArrayRecord(
-        {f"{i:05d}": FlowerArray(np.ascontiguousarray(array)) for i, array in enumerate(arrays)}
+        {f"{i:05d}": FlowerArray(np.asarray(array, order="C")) for i, array in enumerate(arrays)}
     )

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedhet.models import CNN_NAMES, SplitModel, build_model
 from fedhet.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.roster import ClientInfo
+from fedhet.schema import REPRESENTATION, RunConfig
 from strategies.base import MethodStrategy, Upload
 
 BLOCK = 16  # uploads whose rows are float64 at a time: they stay in the cache
@@ -71,10 +73,24 @@ def _row_sums(
     return sums.numpy()
 
 
+def small_model(
+    config: RunConfig, chosen: str, classes: int, d: int = REPRESENTATION
+) -> SplitModel:
+    """A new model with features (B, d) that all clients share beside their own.
+
+    It is ``chosen``, or if that is empty CNN-5. Where all clients have one and the same CNN it is
+    that one (the papers' homogeneous setting is CNN-1 throughout), and CNN-1 for another model.
+    """
+    name = chosen or "cnn-5"
+    if not chosen and len(set(config.models)) == 1:
+        name = config.models[0] if config.models[0] in CNN_NAMES else "cnn-1"
+    return build_model(name, classes=classes, d=d, image_size=config.image_size)
+
+
 class AveragingStrategy(MethodStrategy):
     """Sends all parameters of a shared module down and averages what comes back."""
 
-    upload_type = ModelArrays
+    upload_type: type[Payload] = ModelArrays
 
     @abstractmethod
     def shared_module(self) -> nn.Module:

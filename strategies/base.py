@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.checkpoint import load_checkpoint, save_checkpoint
-from fedhet.checks import Rejected, check_accuracies, check_arrays, check_reply
+from fedhet.checks import Rejected, check_accuracies, check_arrays, check_reply, reply_limit
 from fedhet.errors import RunFailedError
 from fedhet.exchange import exchange
 from fedhet.ledger import Ledger
@@ -207,6 +207,11 @@ class MethodStrategy(Strategy):
             skipped = 0 if self._round(grid, round_) else skipped + 1
             record = self._close(round_, clock)
             clock = time.perf_counter()
+            log.info(
+                "round %d/%d: test accuracy %.2f %%, %d of %d replied, %.1f s",
+                round_, self.config.rounds, record["test_accuracy_mean"], record["replied"],
+                record["sampled"], record["seconds"],
+            )  # fmt: skip
             if on_round is not None:
                 on_round(record)
             if skipped > self.config.max_skipped_rounds:
@@ -237,7 +242,7 @@ class MethodStrategy(Strategy):
         """One round; False if it was skipped for lack of valid replies."""
         nothing = (ArrayRecord(), ConfigRecord())
         self.ledger.begin(round_)
-        self.roster.query(grid, self.experiment, self.config.start_timeout)
+        self.roster.query(grid, self.experiment)
         messages = self.configure_train(round_, *nothing, grid)
         replies = exchange(grid, messages, self.config.round_timeout)
         arrays, _ = self.aggregate_train(round_, replies)
@@ -274,7 +279,7 @@ class MethodStrategy(Strategy):
             state_dir=self.state_dir,
             classes=self.roster.classes,
         )
-        return request(kind, self.roster.nodes[client], what, payload)
+        return request(kind, self.roster.nodes[client], what, self.config.round_timeout, payload)
 
     def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
         """Replies with their clients, in client order; the message that is answered tells whose."""
@@ -282,7 +287,10 @@ class MethodStrategy(Strategy):
         asked = {message.metadata.message_id: client for client, message in self._requests}
         found = [(asked[key], message) for key, message in arrived.items() if key in asked]
         found.sort(key=lambda pair: client_order(pair[0]))
-        return [(client, read_reply(message)) for client, message in found]
+        limits = {
+            client: reply_limit(self.expect(self.roster.infos[client])) for client, _ in found
+        }
+        return [(client, read_reply(message, limits[client])) for client, message in found]
 
     def _valid(self, info: ClientInfo, reply: Reply, round_: int) -> Payload:
         """The payload of a reply; Rejected with a reason if anything about it is wrong."""

@@ -151,6 +151,7 @@ def simulate(
     tamper: Tamper | None = None,
     folder: RunFolder | None = None,
     before: Callable[[LocalGrid], None] | None = None,
+    simulated: bool = True,
 ) -> tuple[RunFolder, LocalGrid]:
     """Run (or, given a folder, resume) a configuration; returns its folder and the grid."""
     resume = folder is not None
@@ -160,6 +161,20 @@ def simulate(
         before(grid)
     context = pytest.MonkeyPatch.context()
     with context as patch:
-        patch.setattr(client_app, "is_simulated", lambda: True)
+        patch.setattr(client_app, "is_simulated", lambda: simulated)
         run(grid, Job(config, folder, resume), Roster())  # type: ignore[arg-type]
     return folder, grid
+
+
+def cut_and_resume(config: RunConfig, round_: int) -> RunFolder:
+    """A run that dies at the first reply of ``round_`` and is then resumed to its end."""
+    folder = RunFolder.create(config, "cut")
+
+    def die(node: int, message: Message, reply: Message) -> Message:
+        if message.content.config_records["config"]["round"] == round_:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, tamper=die, folder=folder)
+    return simulate(config, folder=folder)[0]

@@ -36,7 +36,9 @@ def test_a_new_method_drops_the_presets_keys_of_the_old_one(tmp_path):
 
 
 def test_resolved_configuration_is_read_back_unchanged():
-    config = build_config({"method": "fedssa", "mu0": 0.25, "split": "8:0:2", "classes": ["b", "a"]})
+    config = build_config(
+        {"method": "fedssa", "mu0": 0.25, "split": "8:0:2", "classes": ["b", "a"]}
+    )
     assert build_config(config.flat()) == config
     again, run = from_run_config({"config": envelope(config, {"folder": "/x"}), "seed": 9})
     assert again == config and run == {"folder": "/x"}

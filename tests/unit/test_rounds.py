@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from simulation import simulate, small
 
 from fedhet.errors import RunFailedError
@@ -118,6 +118,21 @@ def poke(value):
     return edit
 
 
+def npy(header, rest=b""):
+    """Bytes in NumPy's format 1.0 with any header."""
+    text = repr(header).encode() if isinstance(header, dict) else header.encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + rest
+
+
+def set_data(data):
+    """Put these bytes where an array should be."""
+    def change(content):
+        first = next(iter(content["arrays"]))
+        content["arrays"][first] = Array("float32", (1,), "numpy.ndarray", data)
+
+    return change
+
+
 HOSTILE = {
     "NaN": set_arrays(poke(np.nan)),
     "infinity": set_arrays(poke(np.inf)),
@@ -140,6 +155,17 @@ HOSTILE = {
     "no info": lambda content: content.pop("info"),
     "no metrics": lambda content: content.pop("metrics"),
     "big": set_arrays(lambda a: [a[0], np.zeros((2, 2_000_000), np.float32), a[2]]),
+    "64 MB": set_arrays(lambda a: [a[0], np.zeros((2, 8_000_000), np.float32), a[2]]),
+    "64 MB of text": lambda content: content["info"].update({"client": "1" * (64 << 20)}),
+    "pickled": set_data(npy({"descr": "|O", "fortran_order": False, "shape": (1,)}, b"cos\n")),
+    "a zip": set_data(b"PK\x03\x04" + b"\0" * 100),
+    "no array": set_data(b"\x93NUMPY"),
+    "claims 4 EB": set_data(npy({"descr": "<f4", "fortran_order": False, "shape": (10**18,)})),
+    "nested header": set_data(npy("(" * 4000)),
+    "an error as long as a book": lambda c: c["info"].update({"error": "x\n\x1b[31m" * 9999}),
+    "10,000 metrics": lambda c: c["metrics"].update({f"a{i}": 0.0 for i in range(10_000)}),
+    "odd metric name": set_metric("\n", 1.0),
+    "list metric": set_metric("train_loss", [1.0, 2.0]),
 }
 
 
@@ -156,8 +182,25 @@ def test_a_hostile_reply_changes_nothing_and_is_named(tmp_path, attack):
     attacked, _ = simulate(small(tmp_path, rounds=1), tamper=hostile(HOSTILE[attack]))
     failures = summary(attacked)["failures"]
     assert [f["client"] for f in failures] == ["1"] and failures[0]["reason"]
+    assert len(failures[0]["reason"]) <= 500 and failures[0]["reason"].isprintable()
     assert sha(attacked) == sha(without)
     assert summary(attacked)["status"] == "completed"
+
+
+def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    from fedhet import wire
+
+    decoded, original = [], wire._decoded
+    monkeypatch.setattr(
+        wire, "_decoded", lambda data: (decoded.append(len(data)), original(data))[1]
+    )
+    attacked, _ = simulate(
+        small(tmp_path, rounds=1, min_replies=1, max_skipped_rounds=3),
+        tamper=hostile(HOSTILE["64 MB"]),
+    )
+    (failure,) = [f for f in summary(attacked)["failures"] if f["client"] == "1"]
+    assert "more than the" in failure["reason"] and "640" in failure["reason"]
+    assert max(decoded) < 1 << 20
 
 
 def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):

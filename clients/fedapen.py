@@ -1,0 +1,146 @@
+"""FedAPEN on the client: an ensemble of a private and the shared model, with a learned weight.
+
+After receiving theta, lambda minimises CE(lambda z_p + (1 - lambda) z_s, y) on held-out images,
+both models frozen in evaluation mode; it is clipped to [0, 1] after every step. Then both models
+train on the rest, sg being stop-gradient:
+L_priv = CE(z_p, y) + KL(p_s || p_p) + CE(lambda z_p + (1 - lambda) sg(z_s), y),
+L_sh = CE(z_s, y) + KL(p_p || p_s) + CE(lambda sg(z_p) + (1 - lambda) z_s, y).
+Inference is the ensemble; logits are mixed, not probabilities.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.averaging import AveragingClient
+from clients.base import Needs, Setup
+from fedhet.losses import kl
+from fedhet.payload import Array
+from fedhet.rng import generator
+from fedhet.training import Phase
+from strategies.averaging import small_model
+from strategies.fedapen import params_of
+
+
+class Ensemble(nn.Module):
+    """Lambda and the mixture of two logits (B, C) by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, private: Tensor, shared: Tensor) -> Tensor:
+        """The mixture lambda z_p + (1 - lambda) z_s."""
+        return self.weight * private + (1 - self.weight) * shared
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Keep lambda in [0, 1]."""
+        self.weight.clamp_(0.0, 1.0)
+
+
+def hold_out(labels: Array, share: float, rng: np.random.Generator) -> Array:
+    """Ascending positions (H,) int64 of about ``share`` of every class, at least one image each.
+
+    Empty if the share has fewer images than there are classes, or a class has one image only.
+    """
+    _, counts = np.unique(labels, return_counts=True)
+    if int(share * len(labels)) < len(counts) or counts.min() < 2:
+        return np.zeros(0, dtype=np.int64)
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    taken = np.maximum(1, (share * counts).astype(np.int64))
+    starts = np.cumsum(counts) - counts
+    rank = np.arange(len(labels)) - np.repeat(starts, counts)
+    held: Array = np.sort(order[rank < np.repeat(taken, counts)])
+    return held
+
+
+class FedAPENClient(AveragingClient):
+    """Shares one of its two models; keeps the other and lambda."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.params = params_of(setup.config)
+        self.before: dict[str, float] = {}
+
+    def build(self) -> dict[str, nn.Module]:
+        """w_k, theta and lambda."""
+        return {
+            "model": self.local_model(),
+            "small": small_model(self.config, "", self.classes),
+            "ensemble": Ensemble(),
+        }
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """Lambda and what it mixes."""
+        ensemble: Ensemble = self.modules["ensemble"]  # type: ignore[assignment]
+        return ensemble
+
+    def shared(self) -> nn.Module:
+        """Theta crosses the wire."""
+        return self.modules["small"]
+
+    def phases(self) -> list[Phase]:
+        """Lambda on the held-out images, both models on the rest; no image serves both, ever.
+
+        Where the share is too small (see :func:`hold_out`) lambda stays 0.5 and all images train.
+        """
+        labels = self.images("train").labels
+        rng = generator(self.config.seed, "holdout", self.setup.data.client)
+        held = hold_out(labels.cpu().numpy(), self.params.holdout, rng)
+        lr = self.config.lr
+        groups = [(self.model, lr), (self.shared(), lr)]
+        if not held.size:
+            self.score_received()
+            return [Phase(self.loss, groups, self.config.local_epochs)]
+        rest = np.setdiff1d(np.arange(len(labels)), held)
+        learning = Phase(
+            self.ensemble_loss,
+            [(self.ensemble, self.params.lr_ensemble)],
+            self.params.ensemble_epochs,
+            images=torch.from_numpy(held).to(self.device),
+            after_step=self.ensemble.clip,
+            after=self.score_received,
+            name="ensemble",
+            plain=True,
+        )
+        images = torch.from_numpy(rest).to(self.device)
+        return [learning, Phase(self.loss, groups, self.config.local_epochs, images=images)]
+
+    def ensemble_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of the ensemble, for lambda alone."""
+        with torch.no_grad():
+            private, shared = self.model(inputs), self.shared()(inputs)
+        return F.cross_entropy(self.ensemble(private, shared), labels)
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """L_priv + L_sh: every term reaches one model only."""
+        private, shared = self.model(inputs), self.shared()(inputs)
+        of_private = F.cross_entropy(private, labels) + kl(private, shared)
+        of_private = of_private + F.cross_entropy(self.ensemble(private, shared.detach()), labels)
+        of_shared = F.cross_entropy(shared, labels) + kl(shared, private)
+        of_shared = of_shared + F.cross_entropy(self.ensemble(private.detach(), shared), labels)
+        return of_private + of_shared
+
+    def infer(self, inputs: Tensor) -> Tensor:
+        """The ensemble's logits."""
+        logits: Tensor = self.ensemble(self.model(inputs), self.shared()(inputs))
+        return logits
+
+    def inference_needs(self) -> Needs:
+        """Both models and lambda."""
+        return Needs(("model", "small", "ensemble"))
+
+    def score_received(self) -> None:
+        """Accuracy with the received theta and the new lambda, before the models train."""
+        if self.evaluating:
+            for module in self.modules.values():
+                module.eval()
+            self.before = {f"{name}_before": value for name, value in self.accuracies().items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Lambda, and the accuracies before training."""
+        return {"ensemble_weight": self.ensemble.weight.item(), **self.before}

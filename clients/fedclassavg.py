@@ -1,0 +1,64 @@
+"""FedClassAvg on the client: two views, cross-entropy, contrastive and proximal term."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.averaging import AveragingClient
+from fedhet.payload import Payload
+from fedhet.training import Phase
+from fedhet.views import two_views
+from strategies.fedclassavg import params_of
+
+LEGACY_TAU, LEGACY_BASE = 100.0, 0.07  # of the authors' code; its loss is scaled by tau / base
+
+
+def contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:
+    """SupCon (Khosla et al. 2020, L_out) of M features (M, d) with labels (M,), a scalar.
+
+    Mean over anchors a of the mean over a's positives p, the others of its label, of
+    -log(exp(f_a.f_p / tau) / sum_{b != a} exp(f_a.f_b / tau)). Every label must occur at least
+    twice, as it does with two views of every image.
+    """
+    scores = (features @ features.T).float() / tau
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    others = scores.masked_fill(itself, -torch.inf).logsumexp(dim=1, keepdim=True)
+    positive = (labels[:, None] == labels) & ~itself
+    return ((others - scores) * positive).sum(dim=1).div(positive.sum(dim=1)).mean()
+
+
+class FedClassAvgClient(AveragingClient):
+    """Shares the header of its own model."""
+
+    def shared(self) -> nn.Module:
+        """The last fully connected layer."""
+        return self.model.head
+
+    def receive(self, payload: Payload) -> None:
+        """Overwrite the header and remember it for the proximal term."""
+        super().receive(payload)
+        self.params = params_of(self.config)
+        self.received = [p.detach().clone() for p in self.shared().parameters()]
+
+    def phases(self) -> list[Phase]:
+        """One phase; its views come from a generator of this client and round."""
+        self.draws = self.torch_generator("views")
+        return super().phases()
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the three terms."""
+        features = self.model.features(two_views(inputs, self.draws))
+        first = self.model.head(features[: len(labels)])
+        twice = torch.cat([labels, labels])
+        if self.params.legacy:
+            scale = LEGACY_TAU / LEGACY_BASE
+            contrast = scale * contrastive(features, twice, LEGACY_TAU)
+        else:
+            contrast = contrastive(F.normalize(features.float()), twice, self.params.tau)
+        return F.cross_entropy(first, labels) + contrast + self.params.rho / 2 * self.distance()
+
+    def distance(self) -> Tensor:
+        """||theta_k - theta||^2 over weight and bias; legacy: the sum of their mean squares."""
+        pairs = zip(self.shared().parameters(), self.received, strict=True)
+        squares = [(now - before).square() for now, before in pairs]
+        return torch.stack([s.mean() if self.params.legacy else s.sum() for s in squares]).sum()

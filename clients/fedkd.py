@@ -1,0 +1,74 @@
+"""FedKD on the client: mentor and student teach each other; the student's update goes up."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.averaging import get_parameters, set_parameters
+from clients.base import MethodClient, Setup
+from fedhet.losses import kl
+from fedhet.lowrank import apply, compress
+from fedhet.models import SplitModel
+from fedhet.payload import LowRank, Payload
+from fedhet.schema import REPRESENTATION
+from fedhet.training import Phase
+from strategies.averaging import small_model
+from strategies.fedkd import params_of
+
+SMALLEST = 1e-6  # of n: guards a division by 0 where both networks are certain and right
+
+
+class FedKDClient(MethodClient):
+    """Trains three modules at once; answers by the mentor, ``model``."""
+
+    download = LowRank
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.params = params_of(setup.config)
+
+    def build(self) -> dict[str, nn.Module]:
+        """Mentor, student, W_h; with ``compress-down`` the student that the server sent last."""
+        modules = {
+            "model": self.local_model(),
+            "student": self._new_student(),
+            "projector": nn.Linear(REPRESENTATION, REPRESENTATION, bias=False),
+        }
+        return modules | ({"received": self._new_student()} if self.params.compress_down else {})
+
+    @property
+    def student(self) -> SplitModel:
+        """The shared network."""
+        student: SplitModel = self.modules["student"]  # type: ignore[assignment]
+        return student
+
+    def receive(self, payload: Payload) -> None:
+        """The student itself, or the update of the one received before."""
+        assert isinstance(payload, LowRank)
+        held = self.modules.get("received", self.student)
+        self.received = apply(payload, get_parameters(held))
+        set_parameters(self.student, self.received)
+        set_parameters(held, self.received)
+
+    def phases(self) -> list[Phase]:
+        """Mentor, student and projector together."""
+        trained = [self.model, self.student, self.modules["projector"]]
+        lr = self.config.lr
+        return [Phase(self.loss, [(m, lr) for m in trained], self.config.local_epochs)]
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """L_t + L_s with L_h once: each network gets the gradient of its own loss."""
+        hidden_t, hidden_s = self.model.features(inputs), self.student.features(inputs)
+        logits_t, logits_s = self.model.head(hidden_t), self.student.head(hidden_s)
+        certain = F.cross_entropy(logits_t, labels) + F.cross_entropy(logits_s, labels)
+        align = F.mse_loss(self.modules["projector"](hidden_s), hidden_t)
+        taught = kl(logits_t, logits_s) + kl(logits_s, logits_t) + align
+        return certain + taught / certain.detach().clamp(min=SMALLEST)
+
+    def upload(self) -> Payload:
+        """The student after training minus as received, compressed."""
+        pairs = zip(get_parameters(self.student), self.received, strict=True)
+        share = self.params.share(self.round, self.config.rounds)
+        return compress([after - before for after, before in pairs], share)
+
+    def _new_student(self) -> SplitModel:
+        return small_model(self.config, self.params.student, self.classes)

@@ -1,0 +1,114 @@
+"""FedMRL on the client: two models, one projector, nested representations, one step for all three.
+
+R = G_ex(x) o F_ex(x), G first (eq. 2, 3); R~ = P_k(R) in R^d2 (eq. 4); the global header sees its
+first d1 entries, the local header all of it (eq. 5 to 7); the losses are weighted and summed
+(eq. 8, 9) and one gradient step moves G, F_k and P_k (eq. 10). Received G replaces the local one
+every round; the trained one is kept as part of the client's inference model.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.averaging import AveragingClient
+from clients.base import Needs, Setup
+from fedhet.models import SplitModel
+from fedhet.schema import REPRESENTATION
+from fedhet.training import Phase
+from strategies.fedmrl import global_model, params_of
+
+
+def make_projector(kind: str, d1: int) -> nn.Module:
+    """P_k: (B, d1 + d2) -> (B, d2), with bias and without a last activation."""
+    first = nn.Linear(d1 + REPRESENTATION, REPRESENTATION)
+    if kind == "linear":
+        return first
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(REPRESENTATION, REPRESENTATION))
+
+
+class FedMRLClient(AveragingClient):
+    """Shares the small model; keeps its own model and the projector."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.params = params_of(setup.config)
+
+    def build(self) -> dict[str, nn.Module]:
+        """F_k, G and P_k."""
+        return {
+            "model": self.local_model(),
+            "small": global_model(self.config, self.classes),
+            "projector": make_projector(self.params.projector, self.params.d1),
+        }
+
+    @property
+    def small(self) -> SplitModel:
+        """G."""
+        small: SplitModel = self.modules["small"]  # type: ignore[assignment]
+        return small
+
+    def shared(self) -> nn.Module:
+        """G crosses the wire."""
+        return self.small
+
+    def phases(self) -> list[Phase]:
+        """Eq. 10: all three at once, each with its own learning rate."""
+        lr = self.config.lr
+        groups = [
+            (self.model, lr),
+            (self.small, self.params.lr_global or lr),
+            (self.modules["projector"], self.params.lr_projector or lr),
+        ]
+        return [Phase(self.loss, groups, self.config.local_epochs)]
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Eq. 9: m^G l^G + m^F l^F."""
+        fused = self.fuse(self.small.features(inputs), self.model.features(inputs))
+        loss = self.params.m_local * F.cross_entropy(self.model.head(fused), labels)
+        if self.params.matryoshka:
+            loss = loss + self.params.m_global * F.cross_entropy(self.coarse(fused), labels)
+        return loss
+
+    def fuse(self, general: Tensor, personal: Tensor) -> Tensor:
+        """Eq. 3 and 4: R~ (B, d2) of the representations (B, d1) of G and (B, d2) of F_k."""
+        fused: Tensor = self.modules["projector"](torch.cat([general, personal], dim=1))
+        return fused
+
+    def coarse(self, fused: Tensor) -> Tensor:
+        """Eq. 5 and 6: the global header's logits (B, C), from the first d1 entries alone."""
+        logits: Tensor = self.small.head(fused[:, : self.params.d1])
+        return logits
+
+    def infer(self, inputs: Tensor) -> Tensor:
+        """Logits of the chosen inference model."""
+        kind = self.params.inference
+        logits: Tensor
+        if kind.startswith("single"):
+            logits = (self.small if kind == "single-small" else self.model)(inputs)
+            return logits
+        fused = self.fuse(self.small.features(inputs), self.model.features(inputs))
+        logits = self.coarse(fused) if kind == "mix-small" else self.model.head(fused)
+        return logits
+
+    def inference_needs(self) -> Needs:
+        """A mixed model needs all but one header, a single one nothing else."""
+        mixed = ("model", "small", "projector")
+        return {
+            "mix-large": Needs(mixed, without=("small.head",)),
+            "mix-small": Needs(mixed, without=("model.head",)),
+            "single-small": Needs(("small",)),
+            "single-large": Needs(),
+        }[self.params.inference]
+
+    def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
+        """The chosen model, and with ``report-all-inference`` all that there are, by name."""
+        if not self.params.report_all_inference:
+            return super().predict(inputs)
+        general, personal = self.small.features(inputs), self.model.features(inputs)
+        fused = self.fuse(general, personal)
+        found = {"mix-large": self.model.head(fused), "single-large": self.model.head(personal)}
+        if self.params.matryoshka:
+            found |= {"mix-small": self.coarse(fused), "single-small": self.small.head(general)}
+        return {"": found[self.params.inference], **found}

@@ -1,0 +1,46 @@
+"""FML on the client: the local model and the received meme model teach each other, batch by batch.
+
+L_local = alpha CE(z_l, y) + (1 - alpha) KL(p_m || p_l) and L_meme = beta CE(z_m, y) + (1 - beta)
+KL(p_l || p_m), both teachers detached: the sum of the two has the gradients of each. Inference is
+the local model.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.averaging import AveragingClient
+from clients.base import Setup
+from fedhet.losses import kl
+from fedhet.training import Phase
+from strategies.averaging import small_model
+from strategies.fml import params_of
+
+
+class FMLClient(AveragingClient):
+    """Shares the meme model."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.params = params_of(setup.config)
+
+    def build(self) -> dict[str, nn.Module]:
+        """The local model and the meme model."""
+        return {"model": self.local_model(), "meme": small_model(self.config, "", self.classes)}
+
+    def shared(self) -> nn.Module:
+        """The meme model crosses the wire."""
+        return self.modules["meme"]
+
+    def phases(self) -> list[Phase]:
+        """Both models on the same batches."""
+        lr = self.config.lr
+        groups = [(self.model, lr), (self.shared(), lr)]
+        return [Phase(self.loss, groups, self.config.local_epochs)]
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """L_local + L_meme."""
+        local, meme = self.model(inputs), self.shared()(inputs)
+        alpha, beta = self.params.alpha_local, self.params.beta_meme
+        of_local = alpha * F.cross_entropy(local, labels) + (1 - alpha) * kl(local, meme)
+        of_meme = beta * F.cross_entropy(meme, labels) + (1 - beta) * kl(meme, local)
+        return of_local + of_meme

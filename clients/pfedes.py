@@ -1,0 +1,52 @@
+"""pFedES on the client: train the model on images and enhanced images, then the extractor.
+
+Step 1 (eq. 3 to 6): with G frozen, F_k minimises mu CE(F_k(G(x)), y) + (1 - mu) CE(F_k(x), y) for
+E epochs. Step 2 (eq. 7 to 9): with F_k frozen, its BatchNorm in evaluation mode, G minimises
+CE(F_k(G(x)), y) for E_fe epochs. Inference is F_k alone on raw images.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.averaging import AveragingClient
+from clients.base import Setup
+from fedhet.training import Phase
+from strategies.pfedes import extractor, params_of
+
+
+class PFedESClient(AveragingClient):
+    """Shares the extractor that stands before its model in training."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.params = params_of(setup.config)
+
+    def build(self) -> dict[str, nn.Module]:
+        """F_k and G."""
+        return {"model": self.local_model(), "extractor": extractor(self.params)}
+
+    def shared(self) -> nn.Module:
+        """G crosses the wire."""
+        return self.modules["extractor"]
+
+    def phases(self) -> list[Phase]:
+        """Step 1, then step 2; the base freezes what a phase does not train."""
+        rate = self.params.lr_extractor or self.config.lr
+        epochs = self.params.extractor_epochs
+        return [
+            Phase(self.loss, [(self.model, self.config.lr)], self.config.local_epochs),
+            Phase(self.extractor_loss, [(self.shared(), rate)], epochs, name="extractor"),
+        ]
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Eq. 5, for F_k: enhanced images with weight mu, raw ones with 1 - mu."""
+        with torch.no_grad():
+            enhanced = self.shared()(inputs)
+        mu = self.params.mu
+        on_enhanced = F.cross_entropy(self.model(enhanced), labels)
+        return mu * on_enhanced + (1 - mu) * F.cross_entropy(self.model(inputs), labels)
+
+    def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Eq. 8, for G."""
+        return F.cross_entropy(self.model(self.shared()(inputs)), labels)

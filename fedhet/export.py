@@ -1,0 +1,166 @@
+"""``fedhet export``: a client's private state becomes a model that anybody can run.
+
+Only the client's machine can do it: nobody else has the state. The folder appears whole or not at
+all, and says in ``card.yaml`` what the model is.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import Tensor
+
+import fedhet
+from fedhet import onnx_file
+from fedhet.errors import UserError
+from fedhet.inference import CARD, FORMAT, Personalised, rebuild, write_weights
+from fedhet.state import DESCRIPTION, FileStore, StateError
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A client's inference model with what is known about it."""
+
+    model: Personalised
+    description: dict[str, Any]
+    generation: int
+    metrics: dict[str, float]
+
+    def card(self) -> dict[str, Any]:
+        """The contents of ``card.yaml`` as far as the state says it."""
+        size = self.model.config.image_size
+        about = dict(self.description)
+        return {
+            "format": FORMAT,
+            "fedhet": fedhet.__version__,
+            "method": about.pop("method"),
+            "architecture": about.pop("architecture"),
+            "parameters": self.model.parameter_count(),
+            "parts": list(self.model.parts),
+            "run": about.pop("run"),
+            "client": about.pop("client"),
+            "generation": self.generation,
+            "accuracy": {  # percent, of the client's own images; null: not evaluated in that round
+                "test": self.metrics.get("test_accuracy"),
+                "validation": self.metrics.get("val_accuracy"),
+            },
+            "input": {
+                "shape": ["batch", 3, size, size],
+                "dtype": "float32",
+                "channels": "RGB",
+                "resize": "bilinear, aspect not kept",
+                "normalisation": "pixel / 127.5 - 1, pixel in 0..255",
+            },
+            "output": "logits (batch, classes); their softmax is the probabilities",
+            **about,
+        }
+
+
+def export(
+    state: Path, out: Path, *, generation: int | None = None, images: Sequence[Path] | None = None
+) -> Path:
+    """Write the inference model of ``state`` to the new folder ``out``; returns its path.
+
+    ``generation`` None means the newest. ``images`` asks for ONNX as well, compared with torch on
+    those images, or on the built-in digits if it is empty.
+    Raises UserError, in one line, for everything that is not as it should be.
+    """
+    if images is not None:
+        onnx_file.require()
+    out = out.expanduser().absolute()
+    if out.exists():
+        raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
+    exported = open_state(state, generation)
+    with _appearing(out) as folder:
+        card = exported.card() | {"sha256": write_weights(exported.model, folder)}
+        if images is not None:
+            card["onnx"] = onnx_file.write(exported.model, folder, images)
+        text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
+        (folder / CARD).write_text(text, encoding="utf-8")
+    return out
+
+
+def open_state(state: Path, generation: int | None = None) -> Exported:
+    """The inference model in a client's state folder; None means the newest generation."""
+    state = state.expanduser().absolute()
+    description = _read_description(state)
+    store = FileStore(state, sync=True)
+    chosen = _choose(store, generation)
+    try:
+        client = rebuild(description, state, chosen)
+        return Exported(Personalised(client), description, chosen, _accuracies(store.load(chosen)))
+    except StateError as error:
+        raise UserError(str(error)) from error
+    except (KeyError, TypeError, RuntimeError) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(
+            f"state '{state}': generation {chosen} does not fit {DESCRIPTION}: {line}"
+        ) from error
+
+
+def _read_description(state: Path) -> dict[str, Any]:
+    path = state / DESCRIPTION
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"'{state}' is not a client's state folder: {DESCRIPTION} cannot be read "
+            f"({error.strerror}); {_nearby(state)}"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"state '{state}': {DESCRIPTION} is damaged: {error}") from error
+    if not isinstance(description, dict):
+        raise UserError(f"state '{state}': {DESCRIPTION} is damaged: it is no mapping")
+    return description
+
+
+def _nearby(folder: Path) -> str:
+    """Where the state folders are, for somebody who named the run or one of the folders above."""
+    patterns = ("*", "*/*", "state/*/*")  # a run folder has state/<experiment>/<client>
+    found = sorted({p.parent for x in patterns for p in folder.glob(f"{x}/{DESCRIPTION}")})
+    if not found:
+        return "expected <state-dir>/<experiment>/<client>"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"did you mean '{found[0]}'{more}?"
+
+
+def _choose(store: FileStore, generation: int | None) -> int:
+    there = store.generations()
+    if not there:
+        raise UserError(f"state '{store.folder}' holds no generation: the client has not trained")
+    if generation is None:
+        return there[-1]
+    if generation not in there:
+        raise UserError(
+            f"generation: {generation} is not in '{store.folder}'; there: "
+            f"{', '.join(str(number) for number in there)}"
+        )
+    return generation
+
+
+def _accuracies(bundle: dict[str, Tensor]) -> dict[str, float]:
+    return {
+        name.removeprefix("metrics/"): float(value)
+        for name, value in bundle.items()
+        if name.startswith("metrics/")
+    }
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``out`` if the body succeeds and vanishes otherwise."""
+    temporary = out.with_name(f".{out.name}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(out)
+    except OSError as error:
+        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

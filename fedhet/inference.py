@@ -1,0 +1,150 @@
+"""A client's inference model on its own, outside any run: rebuilt, stored, loaded again.
+
+An exported model is a folder with ``card.yaml``, which says what the model is and what goes in and
+out, and ``model.safetensors`` with the tensors that inference needs. The card is enough to build
+the network again, so neither the run nor the client's private state is needed to predict.
+"""
+
+import copy
+import hashlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+import fedhet
+from clients.base import MethodClient, Setup
+from fedhet.config import find_method
+from fedhet.errors import UserError
+from fedhet.local import without_images
+from fedhet.schema import RunConfig
+from fedhet.state import FileStore
+
+CARD, WEIGHTS = "card.yaml", "model.safetensors"
+FORMAT = 1
+_CONFIG = ("method", "image-size", "models", "precision", "threads")
+
+
+class Personalised(nn.Module):
+    """What one client answers with: images (B, 3, s, s) float32 in [-1, 1] to logits (B, C).
+
+    Logits and not probabilities: equal probabilities may come of different logits, and the class
+    would then not be the one that the run's accuracy counted. It owns copies of those modules and
+    tensors that the method declares for inference, and nothing else.
+    """
+
+    def __init__(self, client: MethodClient) -> None:
+        super().__init__()
+        needs = client.inference_needs()
+        modules = copy.deepcopy({name: client.modules[name] for name in needs.modules})
+        self.parts = nn.ModuleDict(modules)
+        for path in needs.without:
+            self.parts.set_submodule(path, nn.Identity())
+        for name in needs.tensors:
+            self.register_buffer(name, client.tensors[name].clone())
+        self.config = client.config
+        self.classes = tuple(client.setup.classes)
+        self._client = copy.copy(client)
+        self._client.modules = dict(self.parts.items())
+        self.requires_grad_(requires_grad=False)
+        self.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (B, C)."""
+        # Asked for anew: a buffer is another object after .to() and while it is traced.
+        self._client.tensors = dict(self.named_buffers(recurse=False))
+        return self._client.infer(inputs)
+
+    def parameter_count(self) -> int:
+        """Trained numbers of all parts; BatchNorm's statistics are not among them."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -> MethodClient:
+    """The client of ``description`` on the CPU, as it is in a stored generation of ``folder``.
+
+    Generation 0 is a fresh client. Raises UserError where the description says something
+    impossible, StateError, KeyError or RuntimeError where the generation does not fit it.
+    """
+    method = find_method(str(description["method"]))
+    classes = [str(name) for name in description["classes"]]
+    try:
+        params = method.params.model_validate(description["hyper-parameters"])
+        config = RunConfig.model_validate({key: description[key] for key in _CONFIG})
+    except ValidationError as errors:
+        error = errors.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in error["loc"])
+        raise UserError(f"'{folder}': {key}: '{error['input']}': {error['msg']}") from None
+    architecture = str(description["architecture"])
+    if ":" in architecture:  # a user's own; at the end, so that it hides none of our packages
+        for place in (str(Path(fedhet.__file__).resolve().parents[1]), str(Path.cwd())):
+            if place not in sys.path:
+                sys.path.append(place)
+    client = method.client(
+        Setup(
+            config=config.model_copy(update={"params": params}),
+            data=without_images(str(description["client"]), classes),
+            classes=classes,
+            model=architecture,
+            device=torch.device("cpu"),
+            store=FileStore(folder, sync=True),
+        )
+    )
+    client.restore(generation)
+    return client
+
+
+def write_weights(model: Personalised, folder: Path) -> str:
+    """Write ``model.safetensors``; returns its SHA-256."""
+    data = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+    (folder / WEIGHTS).write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def load_model(folder: Path) -> tuple[Personalised, dict[str, Any]]:
+    """An exported model and its card, without the run or the client's state.
+
+    Raises UserError, in one line, if ``folder`` is no exported model or is damaged.
+    """
+    card = _read_card(folder)
+    try:
+        data = (folder / WEIGHTS).read_bytes()
+        if hashlib.sha256(data).hexdigest() != card["sha256"]:
+            raise UserError(
+                f"model '{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's"
+            )
+        model = Personalised(rebuild(card, folder))
+        model.load_state_dict(load(data), strict=True)
+    except OSError as error:
+        raise UserError(f"model '{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"model '{folder}': {CARD} does not fit {WEIGHTS}: {_line(error)}"
+        ) from error
+    return model, card
+
+
+def _read_card(folder: Path) -> dict[str, Any]:
+    try:
+        card = yaml.safe_load((folder / CARD).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"'{folder}' is not an exported model: {CARD} cannot be read ({error.strerror}); "
+            "`fedhet export STATE --out DIR` makes one"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"model '{folder}': {CARD} is not valid YAML: {_line(error)}") from error
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        raise UserError(f"model '{folder}': {CARD} is not of format {FORMAT}")
+    return card
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

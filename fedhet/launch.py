@@ -1,0 +1,220 @@
+"""Launches a run, follows it to its end, and leaves no process behind."""
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fedhet.config import envelope
+from fedhet.errors import RunFailedError, UserError
+from fedhet.interrupt import Interrupted, undisturbed
+from fedhet.processes import Herd
+from fedhet.results import RunFolder
+from fedhet.schema import RunConfig
+from fedhet.superlink import SuperLink, environment, flwr, run_status, submit, write_run_config
+
+POLL = 0.2  # seconds between looks at rounds.jsonl
+REMOTE_POLL = 5.0  # seconds between questions to somebody else's SuperLink
+REMOTE_SILENCES = 20  # questions in a row without an answer before we give up
+TAKE_OVER = 10.0  # seconds that another command may take to notice that its run is dead
+OnRounds = Callable[[Sequence[Mapping[str, Any]]], None]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run folder that is to be filled, and how."""
+
+    config: RunConfig
+    folder: RunFolder
+    resume: bool = False
+    python_path: tuple[str, ...] = ()
+
+    def envelope(self, owner: int) -> str:
+        """What the ServerApp gets; it ends itself when process ``owner`` is gone (0: nobody)."""
+        identity = {
+            "folder": str(self.folder.path),
+            "experiment": self.folder.experiment,
+            "owner": owner,
+            "resume": self.resume,
+        }
+        return envelope(self.config, identity)
+
+    def status(self) -> tuple[str, str]:
+        """Status and reason in ``summary.json``; empty while there is none."""
+        try:
+            summary = json.loads(self.folder.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return "", ""
+        return str(summary["status"]), str(summary["reason"])
+
+    def clients(self) -> int:
+        """N, as far as it is known here."""
+        partition = self.folder.path / "partition.csv"
+        if self.config.clients or not partition.exists():
+            return self.config.clients
+        return len(partition.read_text(encoding="utf-8").splitlines()) - 1
+
+
+def take_over(folder: RunFolder) -> FileLock:
+    """Become the one command that runs this folder; end what a killed one left behind.
+
+    UserError if another command, or a ServerApp that is not ours, is at it.
+    """
+    herd = Herd(folder.path)
+    lock = FileLock(folder.path / ".owner", blocking=False)
+    busy = UserError(f"run folder '{folder.path}' is in use by another process")
+    deadline = time.monotonic() + TAKE_OVER
+    while True:
+        try:
+            lock.acquire()
+            break
+        except Timeout:
+            herd.adopt_leftovers()
+            # With its processes dead, the other command is about to notice and to end.
+            if herd.living() or time.monotonic() > deadline:
+                raise busy from None
+            time.sleep(POLL)
+    herd.adopt_leftovers()
+    herd.stop(grace=0.0)
+    folder.lock().release()
+    return lock
+
+
+def simulate(launch: Launch, on_rounds: OnRounds) -> None:
+    """Run it in a simulation of our own; RunFailedError if it did not complete.
+
+    The caller holds :func:`take_over`'s lock. ``summary.json`` is written in every case.
+    """
+    launch.folder.summary.unlink(missing_ok=True)
+    link = SuperLink(launch.config, launch.folder.path, list(launch.python_path))
+    ending = ("failed", "the command ended early")
+    try:
+        link.start()
+        link.submit(launch.envelope(os.getpid()))
+        ending = _follow(launch, link, on_rounds)
+    except Interrupted as interrupt:
+        ending = ("stopped", str(interrupt))
+        raise
+    except (RunFailedError, OSError, subprocess.SubprocessError) as error:
+        ending = ("failed", " ".join(str(error).split()))
+    finally:
+        with undisturbed():
+            link.stop()
+            _conclude(launch, ending)
+    _raise_unless_completed(launch, f"log: {launch.folder.log}")
+
+
+def _follow(launch: Launch, link: SuperLink, on_rounds: OnRounds) -> tuple[str, str]:
+    """Report finished rounds until the run has ended; returns its status and the reason."""
+    reader = _Reader(launch.folder, on_rounds)
+    deadline = time.monotonic() + launch.config.start_timeout
+    while True:
+        trouble = link.trouble()  # before the summary: a run that ends well leaves one first
+        reader.read()
+        status, reason = launch.status()
+        if status:
+            _settle(launch.folder)
+            return status, reason
+        if not trouble and not link.started() and time.monotonic() > deadline:
+            trouble = f"the simulation did not start in {launch.config.start_timeout:g} s"
+        if trouble:
+            return "failed", trouble
+        time.sleep(POLL)
+
+
+def _settle(folder: RunFolder, patience: float = 5.0) -> None:
+    """Wait until the ServerApp, which has written its summary, lets go of the folder."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        with contextlib.suppress(UserError):
+            folder.lock().release()
+            return
+        time.sleep(0.05)
+
+
+class _Reader:
+    """Hands on ``rounds.jsonl`` whenever it has grown."""
+
+    def __init__(self, folder: RunFolder, on_rounds: OnRounds) -> None:
+        self.folder = folder
+        self.on_rounds = on_rounds
+        self.size = -1
+
+    def read(self) -> None:
+        size = self.folder.rounds.stat().st_size if self.folder.rounds.exists() else 0
+        if size != self.size:
+            self.size = size
+            self.on_rounds(self.folder.read_rounds())
+
+
+def _conclude(launch: Launch, ending: tuple[str, str]) -> None:
+    """Write ``summary.json`` unless the ServerApp did; what stopped it may have made it fail."""
+    status, _ = launch.status()
+    if not status or (ending[0] == "stopped" and status == "failed"):
+        launch.folder.write_summary(launch.config, ending[0], launch.clients(), ending[1])
+
+
+def _raise_unless_completed(launch: Launch, where: str) -> None:
+    status, reason = launch.status()
+    if status != "completed":
+        raise RunFailedError(f"run {status}: {reason} ({where})")
+
+
+def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
+    """Run it on somebody else's SuperLink and wait for it; RunFailedError if it did not complete.
+
+    Rounds are reported where the run folder is on this machine, too. An interruption stops the
+    run. UserError if the run could not even be submitted.
+    """
+    launch.folder.summary.unlink(missing_ok=True)
+    env = environment()
+    run_config = launch.folder.path / "flwr" / "run-config.toml"
+    write_run_config(run_config, launch.envelope(owner=0))
+    try:
+        run_id = submit(connection, run_config, "", env)
+    except RunFailedError as error:
+        raise UserError(f"superlink: '{connection}' does not take the run: {error}") from error
+    finally:
+        run_config.unlink()
+        run_config.parent.rmdir()
+    reader = _Reader(launch.folder, on_rounds)
+    try:
+        status, details = _await(connection, run_id, reader)
+    except Interrupted as interrupt:
+        with undisturbed():
+            with contextlib.suppress(RunFailedError, subprocess.SubprocessError):
+                flwr(["stop", run_id, connection], env)
+            _conclude(launch, ("stopped", str(interrupt)))
+        raise
+    if status != "finished:completed":
+        _conclude(launch, ("failed", details))
+        raise RunFailedError(f"run {status}: {details} (log: flwr log {run_id} {connection})")
+    if launch.status()[0]:
+        _raise_unless_completed(launch, f"log: flwr log {run_id} {connection}")
+
+
+def _await(connection: str, run_id: str, reader: _Reader) -> tuple[str, str]:
+    """Follow a submitted run; a SuperLink that is away for a while is asked again."""
+    env, asked, silent = environment(), time.monotonic(), 0
+    while True:
+        reader.read()
+        if time.monotonic() - asked > REMOTE_POLL:
+            try:
+                status, details = run_status(connection, run_id, env)
+                silent = 0
+            except (RunFailedError, subprocess.TimeoutExpired):
+                status, details = "", ""
+                silent += 1
+                if silent > REMOTE_SILENCES:
+                    raise
+            asked = time.monotonic()
+            if status.startswith("finished"):
+                reader.read()
+                return status, details
+        time.sleep(POLL)

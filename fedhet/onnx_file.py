@@ -1,0 +1,113 @@
+"""An exported model as ONNX, compared with torch before anybody relies on it (extra ``onnx``)."""
+# ruff: noqa: PLC0415  (the extra is imported where it is used)
+
+import contextlib
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhet.data.cache import open_dataset
+from fedhet.errors import UserError
+from fedhet.images import ImageFiles, find_images
+from fedhet.inference import Personalised
+from fedhet.training import normalise
+
+NAME = "model.onnx"
+SAMPLE = 64  # images of the comparison
+TOLERANCE = 1e-4  # largest difference of two logits, relative to the largest logit
+_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+
+
+def require() -> None:
+    """UserError if the extra is not installed."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"--onnx needs the extra: pip install 'fedhet[onnx]' ({', '.join(missing)} not found)"
+        )
+
+
+def write(model: Personalised, folder: Path, places: Sequence[Path]) -> dict[str, Any]:
+    """Write ``model.onnx`` and compare it with torch; returns what the card says about it.
+
+    Float32 whatever the run's precision. Raises UserError if the two do not agree.
+    """
+    images, source = _sample(places, model.config.image_size)
+    inputs = normalise(images).contiguous()
+    _convert(model, folder / NAME, inputs[:2])
+    with torch.inference_mode():
+        expected = model(inputs).numpy()
+    got = _run(folder / NAME, inputs)
+    difference = float(np.abs(got - expected).max())
+    if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+        raise UserError(f"--onnx: logits differ from torch's by {difference:.3g} on {source}")
+    return {
+        "file": NAME,
+        "input": "images",
+        "output": "logits",
+        "precision": "fp32",
+        "checked-on": source,
+        "max-logit-difference": difference,
+        "same-class": f"{int((got.argmax(1) == expected.argmax(1)).sum())} of {len(images)}",
+    }
+
+
+def _sample(places: Sequence[Path], size: int) -> tuple[Tensor, str]:
+    """Up to 64 real images (B, s, s, 3) and what they are; without any named, built-in ones."""
+    if not places:
+        dataset = open_dataset("digits", image_size=size)
+        chosen = np.linspace(0, len(dataset.images) - 1, SAMPLE).astype(int)
+        return torch.from_numpy(dataset.images[chosen]), f"{SAMPLE} images of the built-in digits"
+    found = find_images(path.expanduser() for path in places)
+    spread = found[:: max(1, len(found) // SAMPLE)]  # of all folders, not of the first class alone
+    for _, images in ImageFiles(spread, size).batches(SAMPLE):
+        return images, f"{len(images)} images of {', '.join(str(path) for path in places)}"
+    raise UserError(f"--images: no readable image in {', '.join(str(path) for path in places)}")
+
+
+def _convert(model: Personalised, path: Path, example: Tensor) -> None:
+    batch = torch.export.Dim("batch", min=1)
+    with _quiet():
+        torch.onnx.export(
+            model,
+            (example,),
+            path,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=({0: batch},),
+            external_data=False,  # one file, that can be handed on
+            dynamo=True,
+        )
+
+
+def _run(path: Path, inputs: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    logits: np.ndarray[Any, np.dtype[np.float32]] = session.run(
+        ["logits"], {"images": inputs.numpy()}
+    )[0]
+    return logits
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The converter's steps and its warnings about other people's operators are no news here."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

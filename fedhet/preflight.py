@@ -1,0 +1,107 @@
+"""Everything that can be wrong with a run, found before any process is started."""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from fedhet.data.cache import Dataset
+from fedhet.data.partition import Partition
+from fedhet.errors import UserError
+from fedhet.local import DEFAULT_CLIENTS, choose_device, load_partition
+from fedhet.models import build_model
+from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.superlink import app_root, script
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """The configuration with paths that mean the same in every process and after a ``cd``."""
+    paths = {
+        key: str(Path(value).expanduser().absolute())
+        for key in ("out", "data_path", "partition_file", "state_dir")
+        if (value := str(getattr(config, key)))
+    }
+    return config.model_copy(update=paths)
+
+
+def resolve_clients(config: RunConfig) -> RunConfig:
+    """``clients: 0`` as the number that our own simulation takes: the file's, or 10."""
+    if config.clients:
+        return config
+    if config.partition == "file":
+        return config.model_copy(update={"clients": len(load_partition(config, 0)[1].ids)})
+    return config.model_copy(update={"clients": DEFAULT_CLIENTS})
+
+
+def check_installation() -> None:
+    """Flower's programs and the app root are there."""
+    app_root()
+    for name in ("flwr", "flower-superlink"):
+        script(name)
+
+
+def check_out(config: RunConfig) -> None:
+    """The run folders stay out of the app bundle: Flower sends that to every client."""
+    root, out = app_root(), Path(config.out).resolve()
+    if not out.is_relative_to(root):
+        return
+    try:
+        lines = (root / ".gitignore").read_text(encoding="utf-8").split()
+    except OSError:
+        lines = []
+    ignored = {line.strip("/") for line in lines}
+    top = out.relative_to(root).parts[:1]
+    if not top or top[0] not in ignored:
+        raise UserError(
+            f"out: '{config.out}' lies in the app root '{root}', whose files Flower sends to "
+            "every client; use `runs` there, or a folder elsewhere"
+        )
+
+
+def check_state_dir(config: RunConfig) -> None:
+    """The folder of the clients' states can be written; nothing is left behind."""
+    if not config.state_dir:
+        return
+    path = Path(config.state_dir)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UserError(f"state-dir: '{path}' cannot be written: {error.strerror}") from error
+    finally:
+        if missing:
+            shutil.rmtree(missing[-1], ignore_errors=True)
+
+
+def python_path(config: RunConfig) -> list[str]:
+    """Where a user's own ``module:factory`` is looked for besides the app root."""
+    own = any(":" in name for name in config.models)
+    return [str(Path.cwd())] if own and Path.cwd() != app_root() else []
+
+
+def check_models(config: RunConfig, classes: int) -> None:
+    """Every model can be built for these classes and this image size."""
+    if any(":" in name for name in config.models):
+        # At the end: a user's folder named like one of our packages must not hide it.
+        sys.path += [p for p in (str(app_root()), *python_path(config)) if p not in sys.path]
+    with torch.random.fork_rng(devices=[]):
+        for name in dict.fromkeys(config.models):
+            build_model(name, classes=classes, d=REPRESENTATION, image_size=config.image_size)
+
+
+def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
+    """Check all that a simulation on this machine needs; ``clients`` is resolved."""
+    check_state_dir(config)
+    choose_device(config, {})
+    if config.min_replies > config.cohort(config.clients):
+        raise UserError(
+            f"min-replies: {config.min_replies} is more than the "
+            f"{config.cohort(config.clients)} clients of a round (fraction x clients)"
+        )
+    dataset, partition = load_partition(config, config.clients)
+    check_models(config, len(dataset.classes))
+    return dataset, partition

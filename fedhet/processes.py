@@ -1,0 +1,144 @@
+"""The operating system's processes of one run: found, listed in ``pids``, and all stopped.
+
+Flower and Ray start theirs detached, in sessions of their own, so a process group does not hold
+them together. They are found by parentage while they run and remembered, because an orphan loses
+its parent; a marker in the environment finds those that were never seen.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from fedhet.files import write_text
+
+MARKER = "FEDHET_RUN_FOLDER"  # set in the environment of everything that a run starts
+# prctl(PR_SET_PDEATHSIG, SIGTERM), then become the program: unlike a ``preexec_fn``, safe
+# beside threads.
+_GUARD = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def guarded(command: list[str]) -> list[str]:
+    """The command such that it gets SIGTERM when we are gone, even by kill -9 (Linux)."""
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it is the same process and still runs; a zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+@dataclass
+class Herd:
+    """The processes of the run in ``folder``; ``seen`` holds every one ever noticed, by pid."""
+
+    folder: Path
+    seen: dict[int, psutil.Process] = field(default_factory=dict)
+
+    @property
+    def pids(self) -> Path:
+        """One pid a line, for people and their scripts."""
+        return self.folder / "pids"
+
+    @property
+    def _births(self) -> Path:
+        """Pid and creation time a line: tells a process from a later one with its number."""
+        return self.folder / ".processes"
+
+    def add(self, pid: int) -> None:
+        """Take up a process that the caller has just started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.seen[pid] = psutil.Process(pid)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Take up all descendants and rewrite the lists."""
+        children: dict[int, list[psutil.Process]] = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                children.setdefault(process.ppid(), []).append(process)
+        ahead = [process for process in self.seen.values() if alive(process)]
+        while ahead:
+            for child in children.get(ahead.pop().pid, []):
+                if child.pid not in self.seen or not alive(self.seen[child.pid]):
+                    self.seen[child.pid] = child
+                    ahead.append(child)
+        if self.seen:
+            self._write()
+
+    def living(self) -> list[psutil.Process]:
+        """Those seen that still run."""
+        return [process for process in self.seen.values() if alive(process)]
+
+    def adopt_leftovers(self) -> None:
+        """Take up what a killed ``fedhet`` left behind: by the lists, and by the marker."""
+        for pid, born in self._listed():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if abs(process.create_time() - born) < 1.0:
+                    self.seen[pid] = process
+        self._adopt_marked()
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM, up to ``grace`` seconds of patience, SIGKILL; no process is left after it."""
+        self.refresh()
+        _signal(self.living(), signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while self.living() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for _ in range(20):  # what is killed may have started something in the meantime
+            self.refresh()
+            self._adopt_marked()
+            remaining = self.living()
+            if not remaining:
+                break
+            _signal(remaining, signal.SIGKILL)
+            time.sleep(0.05)
+        self.pids.unlink(missing_ok=True)
+        self._births.unlink(missing_ok=True)
+
+    def _adopt_marked(self) -> None:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                marked = process.environ().get(MARKER) == str(self.folder)
+                if marked and process.pid != os.getpid():
+                    self.seen[process.pid] = process
+
+    def _write(self) -> None:
+        processes = self.living()
+        births = []
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                births.append(f"{process.pid} {process.create_time():.3f}\n")
+        write_text(self._births, "".join(births))
+        write_text(self.pids, "".join(f"{process.pid}\n" for process in processes))
+
+    def _listed(self) -> list[tuple[int, float]]:
+        try:
+            lines = self._births.read_text(encoding="utf-8").split("\n")
+        except OSError:
+            return []
+        pairs = [line.split() for line in lines if len(line.split()) == 2]
+        return [(int(pid), float(born)) for pid, born in pairs]
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)  # psutil refuses a pid that was given to another process

@@ -1,0 +1,88 @@
+"""What the command line prints: progress of a run, and tables."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
+_RECENT = 10  # rounds that the time left is estimated from
+
+
+class RunProgress:
+    """A bar with round, accuracy and time left; in a pipe a plain line every few seconds.
+
+    ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``.
+    """
+
+    def __init__(self, title: str, rounds: int, *, quiet: bool) -> None:
+        self.title = title
+        self.rounds = rounds
+        self.quiet = quiet
+        self.done = 0
+        self._printed = 0.0
+        console = Console(stderr=quiet)
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
+            console=console, transient=quiet, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=rounds, note="starting Flower ...")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Show the rounds finished so far, lines of ``rounds.jsonl``."""
+        if not records:
+            return
+        self.done = records[-1]["round"]
+        recent = [record["seconds"] for record in records[-_RECENT:]]
+        left = (self.rounds - self.done) * sum(recent) / len(recent)
+        note = f"accuracy {percent(records[-1]['test_accuracy_mean'])}, {duration(left)} left"
+        self._bar.update(self._task, completed=self.done, note=note)
+        now = time.monotonic()
+        last = self.done == self.rounds
+        if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):
+            self._printed = now
+            print(f"{self.title}: round {self.done}/{self.rounds}, {note}", flush=True)
+
+
+def percent(value: float | None) -> str:
+    """An accuracy, or a dash before the first evaluation."""
+    return "-" if value is None else f"{value:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; the first column is text, the others are aligned to the right.
+
+    Outside a terminal it is as wide as it needs to be: rich would cut it at 80 columns.
+    """
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+    width = None if sys.stdout.isatty() else Console(width=10_000).measure(table).maximum
+    Console(width=width).print(table)

@@ -1,0 +1,283 @@
+"""A SuperLink of our own for one simulation, and the ``flwr`` commands that we need.
+
+A shared local SuperLink would keep the environment and folder of whoever started it first, so
+every run has its own: free port, FLWR_HOME inside the run folder, stopped with the run.
+"""
+
+import http.client
+import json
+import math
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import fedhet
+from fedhet.errors import RunFailedError, UserError
+from fedhet.processes import MARKER, Herd, alive, guarded
+from fedhet.schema import RunConfig
+
+CONNECTION = "fedhet"  # name of the connection to our own SuperLink
+START_TIMEOUT = 60.0  # seconds until a SuperLink answers
+CALL_TIMEOUT = 120.0  # seconds for one `flwr` command
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
+}
+# Processes without which a run cannot go on, by a part of their command line.
+VITAL = {
+    "flower-superexec": "Flower's SuperExec",
+    "flwr-simulation": "the simulation",
+    "gcs_server": "Ray's server",
+    "raylet": "Ray's node manager",
+}
+
+
+def app_root() -> Path:
+    """The folder that ``flwr run`` packs; UserError if fedhet was installed without one."""
+    root = Path(fedhet.__file__).resolve().parents[1]
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+        project["tool"]["flwr"]["app"]["components"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"'{root}' has no pyproject.toml with [tool.flwr.app]: Flower runs an app from its "
+            "source; install fedhet from a checkout with `pip install -e PATH`"
+        ) from error
+    return root
+
+
+def script(name: str) -> str:
+    """A console script of this Python's environment."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        raise UserError(f"'{path}' is missing: install fedhet with its dependencies (flwr, ray)")
+    return str(path)
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment of what we start: this Python's scripts first, nothing phones home."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, "PATH": path, **(extra or {})}
+
+
+def flwr(words: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Run ``flwr WORDS --format json``; RunFailedError with Flower's own message if it fails."""
+    done = subprocess.run(
+        guarded([script("flwr"), *words, "--format", "json"]),
+        env=dict(env), capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL, start_new_session=True, timeout=CALL_TIMEOUT,
+    )  # fmt: skip
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        answer = {"success": False, "error-message": done.stderr or done.stdout}
+    if done.returncode or not answer.get("success"):
+        reason = " ".join(str(answer.get("error-message", done.stderr)).split())
+        raise RunFailedError(f"flwr {words[0]}: {reason or f'exit code {done.returncode}'}")
+    return answer
+
+
+def submit(connection: str, run_config: Path, federation: str, env: Mapping[str, str]) -> str:
+    """Send the app and its run configuration to a SuperLink; returns the run's id."""
+    words = ["run", str(app_root()), connection, "--run-config", str(run_config)]
+    if federation:
+        words += ["--federation-config", federation]
+    return str(flwr(words, env)["run-id"])
+
+
+def run_status(connection: str, run_id: str, env: Mapping[str, str]) -> tuple[str, str]:
+    """Flower's status of a run, such as ``finished:failed``, and its details."""
+    answer = flwr(["list", connection, "--run-id", run_id], env)
+    (run,) = answer["runs"]
+    return str(run["status"]), str(run["status-details"])
+
+
+def write_run_config(path: Path, envelope: str) -> None:
+    """The run configuration as a TOML file; JSON's strings are TOML's as well."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"config = {json.dumps(envelope, ensure_ascii=False)}\n", encoding="utf-8")
+
+
+def actor_count(config: RunConfig) -> int:
+    """Training processes: never more than the clients of a round can keep busy."""
+    return min(config.actors or os.cpu_count() or 1, config.cohort(config.clients))
+
+
+def federation_config(config: RunConfig) -> str:
+    """Size of the federation and of Ray, for ``flwr run --federation-config``."""
+    actors = actor_count(config)
+    words = {
+        "num-supernodes": config.clients,
+        "client-resources-num-cpus": 1,
+        "init-args-num-cpus": actors,
+        "init-args-log-to-driver": "true",
+    }
+    gpus = torch.cuda.device_count() if config.device in {"auto", "cuda"} else 0
+    if gpus:
+        # Ray never splits one actor over devices: share what the fullest device must hold,
+        # rounded down so that the shares of a device do not add up to more than 1.
+        words["init-args-num-gpus"] = gpus
+        words["client-resources-num-gpus"] = math.floor(1e4 / math.ceil(actors / gpus)) / 1e4
+    if os.environ.get("RAY_ADDRESS"):  # an existing cluster is joined; Ray then takes no sizes
+        words = {key: value for key, value in words.items() if "init-args-num" not in key}
+    return " ".join(f"{key}={value}" for key, value in words.items())
+
+
+class SuperLink:
+    """``flower-superlink --simulation`` on a free port, with everything that it starts."""
+
+    def __init__(self, config: RunConfig, folder: Path, python_path: list[str]) -> None:
+        self.config = config
+        self.folder = folder
+        self.home = folder / "flwr"
+        self.herd = Herd(folder)
+        self.run_id = ""
+        self._vital: set[str] = set()
+        self._refreshed = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        extra = {"FLWR_HOME": str(self.home), MARKER: str(folder)}
+        extra["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
+        if python_path:
+            old = os.environ.get("PYTHONPATH")
+            extra["PYTHONPATH"] = os.pathsep.join(python_path + ([old] if old else []))
+        if config.device.startswith("cuda:"):  # else Ray hides the device from its actors
+            extra["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+        self.env = environment(extra)
+
+    def start(self) -> None:
+        """Start it and wait until it answers; RunFailedError if it does not."""
+        self.clear()
+        self.home.mkdir()
+        # A Unix socket's path is limited to 107 bytes, and Ray adds about 70 of its own.
+        ray = tempfile.mkdtemp(prefix="fh", dir="/tmp")
+        (self.home / "ray").symlink_to(ray)
+        self.env["RAY_TMPDIR"] = ray
+        self._keep_output()
+        port = _free_port()
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{port}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        with (self.folder / "log.txt").open("ab") as log:
+            self._process = subprocess.Popen(
+                guarded([
+                    script("flower-superlink"), "--simulation", "--insecure", "--host", "127.0.0.1",
+                    "--port", str(port), "--disable-runtime-dependency-installation",
+                ]),
+                env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self.herd.add(self._process.pid)
+        deadline = time.monotonic() + START_TIMEOUT
+        while not _answers(port):
+            if self._process.poll() is not None:
+                raise RunFailedError(f"the SuperLink ended with code {self._process.returncode}")
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"the SuperLink gave no answer in {START_TIMEOUT:.0f} s")
+            time.sleep(0.1)
+
+    def _keep_output(self) -> None:
+        """Put a ``flwr-simulation`` ahead in PATH that writes to ``log.txt``.
+
+        The SuperExec throws its output away, and with it the ServerApp's log and every client's
+        traceback.
+        """
+        programs = self.home / "bin"
+        programs.mkdir()
+        wrapper = programs / "flwr-simulation"
+        real, log = (
+            shlex.quote(script("flwr-simulation")),
+            shlex.quote(str(self.folder / "log.txt")),
+        )
+        wrapper.write_text(f'#!/bin/sh\nexec {real} "$@" >>{log} 2>&1\n', encoding="utf-8")
+        wrapper.chmod(0o755)
+        self.env["PATH"] = os.pathsep.join([str(programs), self.env["PATH"]])
+
+    def submit(self, envelope: str) -> None:
+        """Start the run in it."""
+        run_config = self.home / "run-config.toml"
+        write_run_config(run_config, envelope)
+        self.run_id = submit(CONNECTION, run_config, federation_config(self.config), self.env)
+
+    def trouble(self) -> str:
+        """Why the run cannot go on any more; empty while all is well."""
+        if time.monotonic() - self._refreshed < 0.5:
+            return ""
+        self.herd.refresh()
+        self._refreshed = time.monotonic()
+        if self._process is None or self._process.poll() is not None:
+            return "the SuperLink ended unexpectedly"
+        present = {kind for process in self.herd.living() for kind in _kinds(process)}
+        lost = self._vital - present
+        self._vital |= present
+        if not lost:
+            return ""
+        return self._details() or f"{VITAL[min(lost)]} ended unexpectedly (killed?)"
+
+    def started(self) -> bool:
+        """Whether the simulation was seen to run."""
+        return "flwr-simulation" in self._vital
+
+    def stop(self, grace: float = 3.0) -> None:
+        """Stop every process and remove what only they needed."""
+        self.herd.stop(grace)
+        if self._process is not None:
+            self._process.wait()
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the FLWR_HOME of this or of an earlier start, and Ray's session with it."""
+        link = self.home / "ray"
+        if link.is_symlink():
+            shutil.rmtree(link.readlink(), ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _details(self) -> str:
+        """What Flower knows about a failure; empty if it thinks that the run goes on."""
+        try:
+            status, details = run_status(CONNECTION, self.run_id, self.env)
+        except (RunFailedError, subprocess.TimeoutExpired):
+            return ""
+        return details if status == "finished:failed" and details != "N/A" else ""
+
+
+def _kinds(process: psutil.Process) -> list[str]:
+    try:
+        words = process.cmdline()[:2]  # interpreter and script, or the program itself
+    except psutil.Error:
+        return []
+    names = {Path(word).name for word in words}
+    return [kind for kind in VITAL if kind in names and alive(process)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

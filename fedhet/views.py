@@ -1,0 +1,71 @@
+"""Random views of a batch of images, drawn on the device for all images at once.
+
+The recipe of SimCLR and SupCon: random resized crop, horizontal flip, colour jitter, gray. Against
+torchvision's transforms, which work image by image: a crop wider or higher than the image is cut
+to it instead of drawn again, the jitter's four steps keep one order, and hue turns colours around
+the gray axis of RGB instead of HSV's circle.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SMALLEST_AREA = 0.2  # of a crop, as a share of the image
+LARGEST_RATIO = 4 / 3  # width : height of a crop; the smallest is its inverse
+JITTER = 0.4  # largest change of brightness, contrast and saturation
+HUE = 0.1  # largest turn of the hue, in full turns
+JITTER_SHARE, GRAY_SHARE = 0.8, 0.2  # images that are jittered, images that become gray
+_LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in gray
+
+
+def two_views(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Two views of every image: (B, 3, s, s) to (2B, 3, s, s), first views first, in [-1, 1]."""
+    return view(torch.cat([images, images]), generator)
+
+
+def view(images: Tensor, generator: torch.Generator) -> Tensor:
+    """One random view of every image (B, 3, s, s) float32 in [-1, 1]; same shape and range."""
+    draws = torch.rand(11, len(images), generator=generator, device=images.device)
+    pixels = crop(images, draws[:5]).add(1).div(2).clamp(0, 1)
+    changes = draws[5:].view(6, -1, 1, 1, 1)
+    pixels = torch.where(changes[0] < JITTER_SHARE, jitter(pixels, changes[1:5]), pixels)
+    pixels = torch.where(changes[5] < GRAY_SHARE, _gray(pixels), pixels)
+    return pixels.mul(2).sub(1).contiguous(memory_format=torch.channels_last)
+
+
+def crop(images: Tensor, draws: Tensor) -> Tensor:
+    """A random part of every image, flipped or not, at full size; draws (5, B) in [0, 1)."""
+    area = SMALLEST_AREA + (1 - SMALLEST_AREA) * draws[0]
+    ratio = torch.exp((2 * draws[1] - 1) * math.log(LARGEST_RATIO))
+    width = (area * ratio).sqrt().clamp(max=1)
+    height = (area / ratio).sqrt().clamp(max=1)
+    x, y = (2 * draws[2] - 1) * (1 - width), (2 * draws[3] - 1) * (1 - height)
+    width = torch.where(draws[4] < 0.5, -width, width)
+    side = images.shape[-1]
+    centres = (2 * torch.arange(side, device=images.device) + 1) / side - 1
+    columns = (x[:, None] + width[:, None] * centres)[:, None, :].expand(-1, side, side)
+    rows = (y[:, None] + height[:, None] * centres)[:, :, None].expand(-1, side, side)
+    grid = torch.stack([columns, rows], dim=3)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def jitter(pixels: Tensor, draws: Tensor) -> Tensor:
+    """Brightness, contrast, saturation, hue of pixels in [0, 1]; draws (4, B, 1, 1, 1)."""
+    scales = 1 + JITTER * (2 * draws[:3] - 1)
+    pixels = (scales[0] * pixels).clamp(0, 1)
+    mean = _gray(pixels).mean(dim=(2, 3), keepdim=True)
+    pixels = torch.lerp(mean, pixels, scales[1]).clamp(0, 1)
+    pixels = torch.lerp(_gray(pixels), pixels, scales[2]).clamp(0, 1)
+    angle = 2 * math.pi * HUE * (2 * draws[3] - 1)
+    # Rodrigues' rotation around k = (1, 1, 1) / sqrt(3): k (k . p) is the mean of p's channels.
+    across = (pixels.roll(1, dims=1) - pixels.roll(-1, dims=1)) / math.sqrt(3)
+    grey = pixels.mean(dim=1, keepdim=True)
+    turned = angle.cos() * pixels + angle.sin() * across + (1 - angle.cos()) * grey
+    return turned.clamp(0, 1)
+
+
+def _gray(pixels: Tensor) -> Tensor:
+    red, green, blue = pixels[:, :1], pixels[:, 1:2], pixels[:, 2:]
+    return (_LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue).expand_as(pixels)

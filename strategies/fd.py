@@ -1,0 +1,115 @@
+"""FD, federated distillation (Jeong et al. 2018, arXiv 1811.11479).
+
+"Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under
+Non-IID Private Data".
+
+Up: for the classes S_k that client k has seen, class ids and images per class (|S_k|,) int64 and
+the mean softmax output F_k,s (|S_k|, C) float32, |S_k| C floats (20 at 2 classes of 10). Down: the
+means of the other owners' vectors,
+
+    F^_k,s = sum_{j != k, j owns s} F_j,s / (M_s - 1)        (``FDStrategy.payload``)
+
+for the s in S_k that somebody else has uploaded, with the number of those owners; in round 1 there
+is none. The client minimises CE(y, p) + gamma CE(F^_k,y, p), without the second term for a class
+that came without a vector (``FDClient.loss``); inference is by the local model.
+
+No authors' code was found. Differs from public implementations (HtFLlib, PFLlib): probabilities are
+averaged, not raw logits, with which the loss has no lower bound; a client's own vector is left out;
+and the server keeps the last vector of every (client, class), so that a class does not vanish when
+its owners are not sampled. Differs from the paper, which gathers outputs during local steps: here
+they are means over the training images after training, in evaluation mode.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from pydantic import Field
+
+from fedhet.checks import Rejected
+from fedhet.payload import Array, ClassVectors, Payload
+from fedhet.roster import ClientInfo
+from fedhet.schema import Params, RunConfig
+from strategies.base import Upload
+from strategies.class_vectors import ClassVectorStrategy, declared
+
+_ID = 64  # bytes of the longest client id
+_TOLERANCE = 1e-3  # of the sum of probabilities; bf16 and sums over many images stay far below
+
+
+class FDParams(Params):
+    """Hyper-parameters of FD."""
+
+    gamma: float = Field(
+        1.0, ge=0, description="gamma, weight of the distillation term, >= 0; HtFLlib: 1"
+    )
+
+
+def params_of(config: RunConfig) -> FDParams:
+    """The method's own parameters of an FD run."""
+    assert isinstance(config.params, FDParams)
+    return config.params
+
+
+class FDStrategy(ClassVectorStrategy):
+    """Keeps the last vector of every (client, class); sends means over the other owners."""
+
+    @property
+    def width(self) -> int:
+        """C probabilities."""
+        return self.classes
+
+    def initialise(self) -> None:
+        """Nobody's vector is known."""
+        nothing = np.zeros((0, self.classes), dtype=np.float32)
+        self._keep(np.zeros(0, dtype=f"<U{_ID}"), np.zeros(0, dtype=np.int64), nothing)
+
+    def payload(self, info: ClientInfo, round_: int) -> Payload:
+        """Leave-one-out means of the client's classes that have another owner."""
+        own = self.owners == info.client
+        sums, others = self.sums.copy(), self.counts.copy()
+        sums[self.labels[own]] -= self.vectors[own]  # a client holds a class once
+        others[self.labels[own]] -= 1
+        seen, _ = declared(info)
+        sent = seen[others[seen] > 0]
+        # A difference of sums may fall below 0 by rounding; the loss is bounded only without that.
+        means = np.clip(sums[sent] / others[sent, None], 0.0, 1.0)
+        return ClassVectors(sent, others[sent], means.astype(np.float32))
+
+    def check(self, info: ClientInfo, payload: Payload) -> None:
+        """Also: every vector is a probability distribution."""
+        super().check(info, payload)
+        assert isinstance(payload, ClassVectors)
+        sums = payload.vectors.sum(axis=1, dtype=np.float64)
+        if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
+            raise Rejected("a vector is not a probability distribution")
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """What came replaces what the same clients sent before; the others' stay."""
+        stale = ~np.isin(self.owners, [upload.info.client for upload in uploads])
+        owners, labels, vectors = [self.owners[stale]], [self.labels[stale]], [self.vectors[stale]]
+        for upload in uploads:
+            assert isinstance(upload.payload, ClassVectors)
+            owners.append(np.full(len(upload.payload.classes), upload.info.client))
+            labels.append(upload.payload.classes)
+            vectors.append(upload.payload.vectors)
+        self._keep(np.concatenate(owners), np.concatenate(labels), np.concatenate(vectors))
+        return {"shared_classes": float((self.counts > 1).sum())}
+
+    def arrays(self) -> dict[str, Array]:
+        """Owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C); sorted by class, owner."""
+        owners = np.char.encode(self.owners, "ascii").astype(f"S{_ID}")
+        names = owners.view(np.uint8).reshape(len(owners), _ID)
+        return {"owners": names, "labels": self.labels, "vectors": self.vectors}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        names = np.ascontiguousarray(arrays["owners"]).view(f"S{_ID}").reshape(-1)
+        self._keep(np.char.decode(names, "ascii"), arrays["labels"], arrays["vectors"])
+
+    def _keep(self, owners: Array, labels: Array, vectors: Array) -> None:
+        """Store vectors in an order of their own, and their sums and numbers per class."""
+        order = np.lexsort((owners, labels))
+        self.owners, self.labels, self.vectors = owners[order], labels[order], vectors[order]
+        self.sums = np.zeros((self.classes, self.classes), dtype=np.float64)
+        np.add.at(self.sums, self.labels, self.vectors)
+        self.counts = np.bincount(self.labels, minlength=self.classes)

@@ -1,0 +1,155 @@
+"""FedKD (Wu et al. 2022, arXiv 2108.13323).
+
+"Communication-efficient federated learning via knowledge distillation".
+
+Private are the mentor w_k, which is the client's own model, and W_h, a linear map d -> d without
+bias; shared is a student theta (CNN-5; in a homogeneous run the clients' CNN). Per batch,
+with n = CE_t + CE_s, the client minimises at once
+
+    L_t = CE_t + KL(p_s || p_t) / n + L_h,    L_s = CE_s + KL(p_t || p_s) / n + L_h,
+    L_h = MSE(H_t, W_h H_s) / n               (``FedKDClient.loss``)
+
+n and the target side of each KL are constants. L_h is one term of two losses: its gradients at w_k,
+theta and W_h are each added once. Inference is by the mentor.
+
+Up: the student's update (after minus received), every matrix truncated to the smallest rank r that
+holds the share E(t) = T_start + (T_end - T_start) t / T of its energy (``fedhet.lowrank``; t counts
+from 0): U (m, r), S (r,), V (r, n) float32, or dense where that is no more; at most 670,058 floats
+at C = 10. Ranks travel as integers. The server adds the weighted mean of the updates to the
+student. Down: the student, dense. ``compress-down: true`` sends the mean update instead, decomposed
+with the same E, which the server applies in its truncated form too; a client that was not in the
+round of that update, and so holds another student, is sent the dense one. It needs every client in
+every round.
+
+Differs from the authors' code (NLP only), where t runs one ahead, a full-rank matrix becomes zero,
+kernels are not reshaped and nothing is detached; where public ones (HtFLlib, PFLlib) decompose
+weights instead of updates; and from the paper, whose downlink is always compressed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from torch import nn
+
+from fedhet.errors import UserError
+from fedhet.lowrank import apply, check_updates, compress, dense, energy, whole
+from fedhet.models import validate_model_name
+from fedhet.payload import Array, LowRank, Payload
+from fedhet.roster import ClientInfo
+from fedhet.schema import Params, RunConfig
+from strategies.averaging import AveragingStrategy, small_model
+from strategies.base import Upload
+
+
+class FedKDParams(Params):
+    """Hyper-parameters of FedKD."""
+
+    student: str = Field(
+        "", description="shared architecture; empty: cnn-5, or the one CNN that all clients have"
+    )
+    compress: Literal["svd", "off"] = Field("svd", description="how updates go up: svd, or dense")
+    compress_down: bool = Field(
+        False, description="also send updates down as svd; needs fraction=1 and compress=svd"
+    )
+    t_start: float = Field(
+        0.95, gt=0, le=1, description="T_start, energy kept in round 1, in (0, 1]; paper: 0.95"
+    )
+    t_end: float = Field(
+        0.98, gt=0, le=1, description="T_end, energy kept in the end, in [T_start, 1]; paper: 0.98"
+    )
+
+    def share(self, round_: int, rounds: int) -> float | None:
+        """E(t) of message round t + 1; None where updates are not compressed."""
+        if self.compress == "off":
+            return None
+        return energy(self.t_start, self.t_end, round_, rounds)
+
+
+def params_of(config: RunConfig) -> FedKDParams:
+    """The method's own parameters of a FedKD run."""
+    assert isinstance(config.params, FedKDParams)
+    return config.params
+
+
+class FedKDStrategy(AveragingStrategy):
+    """Adds the mean of compressed updates to the student."""
+
+    upload_type = LowRank
+
+    @classmethod
+    def check_config(cls, config: RunConfig) -> None:
+        """Energies that grow, a student that exists, a compressed downlink only at C = 100 %."""
+        own = params_of(config)
+        if own.student:
+            validate_model_name(own.student)
+        if own.t_end < own.t_start:
+            raise UserError(f"t-end: {own.t_end:g} is not allowed: t-start is {own.t_start:g}")
+        if own.compress_down and own.compress == "off":
+            raise UserError("compress-down: true is not allowed with compress=off")
+        if own.compress_down and config.fraction < 1:
+            raise UserError(
+                f"compress-down: true is not allowed with fraction={config.fraction:g}: a client "
+                "that skips a round holds another student; it needs fraction=1"
+            )
+
+    def initialise(self) -> None:
+        """Draw the student; no update has been made."""
+        self.params = params_of(self.config)
+        super().initialise()
+        self.update = LowRank(np.zeros(0, dtype=np.int64), ())
+        self.updated = 0  # the round of that update: who took part in it holds the student before
+
+    def shared_module(self) -> nn.Module:
+        """A student."""
+        return small_model(self.config, self.params.student, self.classes)
+
+    def payload(self, info: ClientInfo, round_: int) -> Payload:
+        """The student, or the last update for a client that holds the student before it."""
+        current = self.updated and self.roster.generations[info.client] == self.updated
+        return self.update if self.params.compress_down and current else whole(self.tensors)
+
+    def expect(self, info: ClientInfo) -> Payload | None:
+        """Shapes follow from the ranks: see :meth:`check`."""
+        return None
+
+    def check(self, info: ClientInfo, payload: Payload) -> None:
+        """Every tensor fits its rank and parameter, and the update as a whole is not too large."""
+        assert isinstance(payload, LowRank)
+        check_updates(payload, self._shapes(), self.config.max_update_norm)
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """The weighted mean of the updates moves the student."""
+        total = [np.zeros(shape, dtype=np.float64) for shape in self._shapes()]
+        for upload in uploads:
+            assert isinstance(upload.payload, LowRank)
+            for mean, update in zip(total, dense(upload.payload, self._shapes()), strict=True):
+                np.add(mean, upload.weight * update, out=mean)
+        share = self.params.share(round_, self.config.rounds)
+        self.update = compress(
+            [mean.astype(np.float32) for mean in total],
+            share if self.params.compress_down else None,
+        )
+        self.updated = round_
+        self.tensors = apply(self.update, self.tensors)
+        return {} if share is None else {"energy": share}
+
+    def arrays(self) -> dict[str, Array]:
+        """The student's parameters by name; with ``compress-down`` the last update as well."""
+        if not self.params.compress_down:
+            return super().arrays()
+        update = {f"update/{i:05d}": tensor for i, tensor in enumerate(self.update.tensors)}
+        numbers = {"updated": np.array([self.updated]), "update-ranks": self.update.ranks}
+        return super().arrays() | update | numbers
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        super().load(arrays)
+        if self.params.compress_down:
+            names = sorted(name for name in arrays if name.startswith("update/"))
+            self.update = LowRank(arrays["update-ranks"], tuple(arrays[name] for name in names))
+            self.updated = int(arrays["updated"][0])
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [tensor.shape for tensor in self.tensors]

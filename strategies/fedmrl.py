@@ -1,0 +1,89 @@
+"""FedMRL (Yi, Yu, Ren, Wang, Liu and Li, NeurIPS 2024, arXiv 2406.00488).
+
+"Federated Model Heterogeneous Matryoshka Representation Learning".
+
+Each way all parameters of the small homogeneous model G = (G_ex, G_hd), float32: CNN-5 with
+representation d1, 465,658 floats at d1 = 100 and 10 classes (474,748 at 100 classes; 670,058 at
+d1 = 500). The server takes their n_k-weighted mean (Algorithm 1), n over the accepted replies. The
+local model F_k and the projector P_k never leave the client; eq. 2 to 10 are in clients/fedmrl.py.
+
+Differs from the authors' code, whose uploads alias one module, so that its "mean" is the model of
+the client trained last; which carries the momentum of G and P_k over clients and rounds; and which
+counts validation and test images in n_k. ``matryoshka: false`` is section 5.4's "without MRL": no
+global header exists, only l^F trains, and G_ex alone is sent (1,010 floats less at d1 = 100).
+"""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from fedhet.errors import UserError
+from fedhet.models import SplitModel
+from fedhet.schema import REPRESENTATION, Params, RunConfig
+from strategies.averaging import AveragingStrategy, small_model
+
+
+class FedMRLParams(Params):
+    """Hyper-parameters of FedMRL and its alternatives for inference (appendix C.3)."""
+
+    d1: int = Field(
+        100,
+        ge=1,
+        le=REPRESENTATION,
+        description="d_1, representation of the small model, 1 to d_2 = 500; paper: 100 to 500",
+    )
+    matryoshka: bool = Field(
+        True, description="false: no global header and no nested representation (section 5.4)"
+    )
+    m_global: float = Field(1.0, gt=0, description="m^G, weight of the global header's loss, > 0")
+    m_local: float = Field(1.0, gt=0, description="m^F, weight of the local header's loss, > 0")
+    lr_global: float = Field(
+        0.0, ge=0, description="eta_theta, learning rate of the small model; 0: lr, as in the paper"
+    )
+    lr_projector: float = Field(
+        0.0, ge=0, description="eta_phi, learning rate of the projector; 0: lr, as in the paper"
+    )
+    projector: Literal["linear", "mlp"] = Field(
+        "linear", description="P_k: one layer (d_1 + d_2) -> d_2, or two with a ReLU between"
+    )
+    inference: Literal["mix-large", "mix-small", "single-small", "single-large"] = Field(
+        "mix-large",
+        description="all but the global header, all but the local header, G alone, or F_k alone",
+    )
+    report_all_inference: bool = Field(
+        False, description="record the accuracies of all inference models, in one pass"
+    )
+
+
+def params_of(config: RunConfig) -> FedMRLParams:
+    """The method's own parameters of a FedMRL run."""
+    assert isinstance(config.params, FedMRLParams)
+    return config.params
+
+
+def global_model(config: RunConfig, classes: int) -> SplitModel:
+    """G with representation d1; without ``matryoshka`` it is G_ex alone."""
+    params = params_of(config)
+    model = small_model(config, "", classes, params.d1)
+    if not params.matryoshka:
+        model.head = nn.Identity()  # type: ignore[assignment]
+    return model
+
+
+class FedMRLStrategy(AveragingStrategy):
+    """Averages small models."""
+
+    @classmethod
+    def check_config(cls, config: RunConfig) -> None:
+        """Without the global header two of the four inference models do not exist."""
+        params = params_of(config)
+        if not params.matryoshka and params.inference.endswith("small"):
+            raise UserError(
+                f"inference: '{params.inference}' is not allowed with matryoshka=false, which has "
+                "no global header: mix-large or single-large"
+            )
+
+    def shared_module(self) -> nn.Module:
+        """G, freshly drawn."""
+        return global_model(self.config, self.classes)

@@ -1,0 +1,41 @@
+"""FML (Shen et al. 2020, "Federated Mutual Learning", arXiv 2006.16765).
+
+Each way all parameters of the small "meme" model theta, float32: CNN-5 with d = 500, 670,058 floats
+at 10 classes (715,148 at 100). The server takes their n_k-weighted mean, as the papers that compare
+with FML do (``weighting: uniform`` is the authors' 1/K). The two losses are in clients/fml.py.
+
+Differs from public code: the authors' ``main.py`` has sending and merging commented out and never
+federates; HtFLlib and PFLlib default to alpha = beta = 1, which switches mutual learning off, let
+every KL term train its teacher as well, and divide it by the number of classes.
+"""
+
+from pydantic import Field
+from torch import nn
+
+from fedhet.schema import Params, RunConfig
+from strategies.averaging import AveragingStrategy, small_model
+
+
+class FMLParams(Params):
+    """Hyper-parameters of FML; plain ``alpha`` is the Dirichlet partitions' key."""
+
+    alpha_local: float = Field(
+        0.5, ge=0, le=1, description="alpha, share of the labels in the local model's loss; code"
+    )
+    beta_meme: float = Field(
+        0.5, ge=0, le=1, description="beta, share of the labels in the meme model's loss; code"
+    )
+
+
+def params_of(config: RunConfig) -> FMLParams:
+    """The method's own parameters of an FML run."""
+    assert isinstance(config.params, FMLParams)
+    return config.params
+
+
+class FMLStrategy(AveragingStrategy):
+    """Averages meme models."""
+
+    def shared_module(self) -> nn.Module:
+        """A meme model, freshly drawn."""
+        return small_model(self.config, "", self.classes)

@@ -1,0 +1,87 @@
+"""pFedES (Yi, Yu, Wang and Liu 2023, arXiv 2311.06879).
+
+"pFedES: Model Heterogeneous Personalized Federated Learning with Feature Extractor Sharing".
+
+Each way all parameters of the homogeneous extractor G, image -> image of the same shape, float32:
+Conv 3 -> 8 -> 3, 3 x 3, 'same', ReLU after each, weights (8, 3, 3, 3), (3, 8, 3, 3), biases (8,),
+(3,), 443 floats. The server takes their n_k-weighted mean (eq. 10); n runs over the accepted
+replies, since weights over all N clients, as printed, would not sum to 1. The paper's figure 2
+gives no channel numbers; width, kernel and ReLUs are those of the authors' code.
+
+Differs from the authors' code, which ships mu = 0.5 and 20 extractor epochs although its paper
+finds mu = 0.1 and 5 best, shares the momentum of G between clients, and freezes by choice of
+optimiser only, so that BatchNorm statistics of a frozen model would move. The paper draws models
+at random (``model-assignment: random``); the default deals them in turn, as in every method.
+"""
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from fedhet.errors import UserError
+from fedhet.schema import Params, RunConfig
+from strategies.averaging import AveragingStrategy
+
+
+class PFedESParams(Params):
+    """Hyper-parameters of pFedES."""
+
+    mu: float = Field(
+        0.1, gt=0, le=0.5, description="mu, weight of the loss on enhanced images, in (0, 0.5]"
+    )
+    extractor_epochs: int = Field(
+        5, ge=1, description="E_fe, epochs of training the extractor per round; paper: 5 to 20"
+    )
+    extractor_hidden: int = Field(
+        8, ge=1, le=1024, description="channels between the extractor's convolutions; code: 8"
+    )
+    extractor_kernel: int = Field(
+        3, ge=1, le=31, description="kernel of the extractor's convolutions, pixels, odd; code: 3"
+    )
+    extractor_depth: int = Field(
+        2, ge=1, le=16, description="convolutions of the extractor; paper: 2"
+    )
+    lr_extractor: float = Field(
+        0.0, ge=0, description="eta_theta, learning rate of the extractor; 0: lr, as in the paper"
+    )
+
+
+def params_of(config: RunConfig) -> PFedESParams:
+    """The method's own parameters of a pFedES run."""
+    assert isinstance(config.params, PFedESParams)
+    return config.params
+
+
+def extractor(params: PFedESParams) -> nn.Module:
+    """G: images (B, 3, s, s) to enhanced images (B, 3, s, s), which are non-negative."""
+    widths = [3, *[params.extractor_hidden] * (params.extractor_depth - 1), 3]
+    layers: list[nn.Module] = []
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Conv2d(before, after, params.extractor_kernel, padding="same"), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class PFedESStrategy(AveragingStrategy):
+    """Averages extractors."""
+
+    @classmethod
+    def check_config(cls, config: RunConfig) -> None:
+        """An even kernel has no middle: the image would shift by half a pixel per layer."""
+        kernel = params_of(config).extractor_kernel
+        if kernel % 2 == 0:
+            raise UserError(f"extractor-kernel: {kernel} is not allowed: it must be odd")
+
+    def initialise(self) -> None:
+        """Draw G, and make sure that local models can take what it gives."""
+        super().initialise()
+        images = torch.zeros(1, 3, self.config.image_size, self.config.image_size)
+        with torch.inference_mode():
+            enhanced = self.shared_module()(images)
+        if enhanced.shape != images.shape:
+            raise UserError(
+                f"extractor: images of shape {tuple(images.shape)} become {tuple(enhanced.shape)}"
+            )
+
+    def shared_module(self) -> nn.Module:
+        """G, freshly drawn."""
+        return extractor(params_of(self.config))

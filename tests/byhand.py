@@ -1,0 +1,95 @@
+"""Plain torch for the tests that work a round out by hand: no function of a client is used."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients.base import MethodClient
+from fedhet.payload import Array, ModelArrays
+from fedhet.rng import generator
+
+Batch = tuple[Tensor, Tensor]
+
+
+def train_images(client: MethodClient) -> Batch:
+    """All training images (n, 3, s, s) in [-1, 1] and labels (n,)."""
+    data = client.setup.data
+    pixels = torch.from_numpy(np.array(data.dataset.images[data.split.train]))
+    labels = torch.from_numpy(data.dataset.labels[data.split.train])
+    return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1, labels
+
+
+def shuffler(client: MethodClient) -> np.random.Generator:
+    """The generator of the round's batches; phases take from it one after the other."""
+    return generator(client.config.seed, "shuffle", client.setup.data.client, 1)
+
+
+def epochs(
+    rng: np.random.Generator, images: Batch, count: int, size: int = 16
+) -> Iterator[list[Batch]]:
+    """The batches of ``count`` epochs; sizes must not leave a last batch of one image."""
+    for _ in range(count):
+        order = torch.from_numpy(rng.permutation(len(images[1])))
+        assert len(order) % size != 1
+        yield [(images[0][index], images[1][index]) for index in order.split(size)]
+
+
+def descend(
+    losses: Sequence[Callable[[Tensor, Tensor], Tensor]],
+    networks: Sequence[Sequence[nn.Module]],
+    rates: Sequence[Sequence[float]],
+    all_epochs: Iterator[list[Batch]],
+) -> float:
+    """SGD with momentum 0.9: ``losses[i]`` moves ``networks[i]``, all on the same batches.
+
+    Returns the mean over the last epoch's images of the sum of the losses.
+    """
+    parameters = [[p for one in group for p in one.parameters()] for group in networks]
+    speeds = [
+        [lr for one, lr in zip(group, lrs, strict=True) for _ in one.parameters()]
+        for group, lrs in zip(networks, rates, strict=True)
+    ]
+    velocity = [[torch.zeros_like(p) for p in group] for group in parameters]
+    for batches in all_epochs:
+        total = 0.0
+        for inputs, labels in batches:
+            values = [loss(inputs, labels) for loss in losses]
+            gradients = [
+                torch.autograd.grad(value, group, retain_graph=True)
+                for value, group in zip(values, parameters, strict=True)
+            ]
+            total += sum(value.item() for value in values) * len(labels)
+            with torch.no_grad():
+                for ps, gs, vs, lrs in zip(parameters, gradients, velocity, speeds, strict=True):
+                    for p, g, v, lr in zip(ps, gs, vs, lrs, strict=True):
+                        v.mul_(0.9).add_(g)
+                        p.sub_(lr * v)
+    return total / sum(len(labels) for _, labels in batches)
+
+
+def some_arrays(module: nn.Module, seed: int = 5) -> list[Array]:
+    """What a server might send for ``module``: close to nothing that the client has."""
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, 0.05, tuple(p.shape)).astype(np.float32) for p in module.parameters()]
+
+
+def put(module: nn.Module, arrays: Sequence[Array]) -> None:
+    """Overwrite the parameters of a module."""
+    with torch.no_grad():
+        for parameter, array in zip(module.parameters(), arrays, strict=True):
+            parameter.copy_(torch.from_numpy(array))
+
+
+def filled(arrays: Sequence[Array], value: float) -> ModelArrays:
+    """A payload of these shapes, every number ``value``."""
+    return ModelArrays(tuple(np.full(a.shape, value, np.float32) for a in arrays))
+
+
+def same(mine: nn.Module, theirs: nn.Module, tolerance: float = 1e-5) -> bool:
+    """Equal parameters; a tolerance of 0 means bit-identical, buffers included."""
+    a, b = mine.state_dict(), theirs.state_dict()
+    if not tolerance:
+        return all(torch.equal(a[key], b[key]) for key in a)
+    return all(torch.allclose(a[key], b[key], rtol=1e-4, atol=tolerance) for key in a)

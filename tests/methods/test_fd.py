@@ -1,0 +1,186 @@
+"""FD worked out by hand: leave-one-out means, a bounded loss, and the traps of public code."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+
+from fedhet.checks import Rejected
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.payload import ClassVectors
+from fedhet.training import ImageSet
+
+
+def vectors(classes, counts, rows):
+    return ClassVectors(
+        np.array(classes, np.int64), np.array(counts, np.int64), np.array(rows, np.float32)
+    )
+
+
+A = vectors([0, 1], [50, 50], [[0.8, 0.1, 0.1], [0.2, 0.6, 0.2]])
+B = vectors([0, 1], [20, 20], [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
+C = vectors([0, 2], [30, 30], [[0.2, 0.4, 0.4], [0.0, 0.3, 0.7]])
+
+
+def three(tmp_path):
+    return make_strategy(
+        small(tmp_path, method="fd"), [[0, 1], [0, 1], [0, 2]], [100, 40, 60], classes=3
+    )
+
+
+def test_leave_one_out_by_hand_with_three_clients(tmp_path):
+    strategy = three(tmp_path)
+    infos = strategy.roster.infos
+    first = strategy.payload(infos["0"], 1)
+    assert first.classes.shape == (0,) and first.vectors.shape == (0, 3) and first.floats == 0
+    strategy.aggregate(uploads_of(strategy, {"0": A, "1": B, "2": C}), 1)
+    down = strategy.payload(infos["0"], 2)
+    assert down.classes.tolist() == [0, 1] and down.counts.tolist() == [2, 1]
+    # class 0: (B + C) / 2, uniform whatever n_k; class 1: B alone
+    assert np.allclose(down.vectors, [[0.35, 0.45, 0.2], [0.0, 1.0, 0.0]])
+    down = strategy.payload(infos["2"], 2)
+    assert down.classes.tolist() == [0]  # class 2 has no other owner
+    assert np.allclose(down.vectors, [[0.65, 0.3, 0.05]])
+    assert (down.vectors >= 0).all() and down.vectors.dtype == np.float32
+
+
+def test_the_last_vector_of_an_absent_client_stays(tmp_path):
+    strategy = three(tmp_path)
+    strategy.aggregate(uploads_of(strategy, {"0": A, "1": B, "2": C}), 1)
+    newer = vectors([0, 1], [20, 20], [[0.1, 0.1, 0.8], [0.1, 0.8, 0.1]])
+    strategy.aggregate(uploads_of(strategy, {"1": newer}), 2)
+    infos = strategy.roster.infos
+    assert np.allclose(strategy.payload(infos["0"], 3).vectors[0], [0.15, 0.25, 0.6])
+    assert np.allclose(strategy.payload(infos["1"], 3).vectors[0], [0.5, 0.25, 0.25])
+
+
+def test_the_servers_arrays_come_back(tmp_path):
+    strategy, other = three(tmp_path), three(tmp_path / "b")
+    strategy.roster.infos["0"].__dict__["client"] = "a.client_with-63-characters".ljust(64, "x")
+    strategy.aggregate(uploads_of(strategy, {"0": A, "2": C}), 1)
+    arrays = strategy.arrays()
+    assert {a.dtype for a in arrays.values()} == {
+        np.dtype(np.uint8), np.dtype(np.int64), np.dtype(np.float32)
+    }  # fmt: skip
+    other.load(arrays)
+    for name, array in other.arrays().items():
+        assert (array == arrays[name]).all()
+    for client in strategy.roster.infos.values():
+        assert (other.payload(client, 2).vectors == strategy.payload(client, 2).vectors).all()
+    other.load(three(tmp_path / "c").arrays())
+    assert other.payload(client, 2).floats == 0
+
+
+def test_order_of_arrival_does_not_change_the_bytes(tmp_path):
+    one, two = three(tmp_path), three(tmp_path / "b")
+    one.aggregate(uploads_of(one, {"0": A, "1": B, "2": C}), 1)
+    for round_, payloads in enumerate(({"2": C}, {"0": A}, {"1": B}), start=1):
+        two.aggregate(uploads_of(two, payloads), round_)
+    for name, array in one.arrays().items():
+        assert array.tobytes() == two.arrays()[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (vectors([0, 2], [50, 50], A.vectors), "it declared"),
+        (vectors([0, 1], [50, 49], A.vectors), "images per class"),
+        (vectors([0, 1], [50, 50], [[1.2, -0.1, -0.1], [0.2, 0.6, 0.2]]), "distribution"),
+        (vectors([0, 1], [50, 50], [[0.8, 0.8, 0.1], [0.2, 0.6, 0.2]]), "distribution"),
+    ],
+)
+def test_what_is_no_distribution_over_declared_classes_is_refused(tmp_path, payload, reason):
+    strategy = three(tmp_path)
+    strategy.check(strategy.roster.infos["0"], A)
+    with pytest.raises(Rejected, match=reason):
+        strategy.check(strategy.roster.infos["0"], payload)
+
+
+def logits_client(tmp_path, **changes):
+    """A client whose model is the identity: its logits are the inputs."""
+    client = make_client(small(tmp_path, method="fd", **changes), 0, tmp_path)
+    client.modules = {"model": torch.nn.Identity()}
+    return client
+
+
+def test_the_loss_by_hand_and_no_term_without_a_target(tmp_path):
+    client = logits_client(tmp_path, gamma=0.5)
+    client.receive(vectors([1], [1], [[0.1, 0.6, 0.3, 0.0]]))
+    logits = torch.tensor([[1.0, 2.0, 0.0, -1.0], [0.5, 0.5, 3.0, 0.0]])
+    labels = torch.tensor([1, 2])  # only the first has a target
+    total = [sum(math.exp(v) for v in row) for row in logits.tolist()]
+    log_p = [[v - math.log(t) for v in row] for row, t in zip(logits.tolist(), total, strict=True)]
+    hard = -(log_p[0][1] + log_p[1][2]) / 2
+    soft = -(0.1 * log_p[0][0] + 0.6 * log_p[0][1] + 0.3 * log_p[0][2]) / 2
+    assert client.loss(logits, labels).item() == pytest.approx(hard + 0.5 * soft, rel=1e-6)
+
+
+def test_the_loss_is_bounded_below_by_zero(tmp_path):
+    """With raw logits as soft targets (public code) this goes to minus infinity."""
+    client = logits_client(tmp_path)
+    client.receive(vectors([0], [1], [[0.7, 0.3, 0.0, 0.0]]))
+    logits = torch.zeros(1, 4, requires_grad=True)
+    sgd = torch.optim.SGD([logits], lr=1.0)
+    for _ in range(300):
+        sgd.zero_grad()
+        loss = client.loss(logits, torch.tensor([0]))
+        assert loss.item() >= 0
+        loss.backward()
+        sgd.step()
+    # CE(y, p) + CE(q, p) is smallest where p = (y + q) / 2.
+    p = torch.softmax(logits.detach(), 1)[0]
+    assert p[0].item() == pytest.approx(0.85, abs=0.02)
+
+
+def test_the_upload_is_the_mean_softmax_per_class_and_a_copy(tmp_path, monkeypatch):
+    client = logits_client(tmp_path)
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    own = client.seen().tolist()
+    labels = torch.tensor([own[i % 2] for i in range(6)])
+    monkeypatch.setattr(client, "images", lambda part: ImageSet(logits, labels))
+    monkeypatch.setattr("fedhet.training.normalise", lambda images: images)
+    sent = client.upload()
+    assert sent.classes.tolist() == own and sent.counts.tolist() == [3, 3]
+    expected = torch.stack([torch.softmax(logits[labels == s], 1).mean(0) for s in own])
+    assert np.allclose(sent.vectors, expected, atol=1e-6)  # not the softmax of mean logits
+    kept = sent.vectors.copy()
+    logits.zero_()
+    assert (sent.vectors == kept).all()
+
+
+def test_20_floats_each_way_and_none_down_in_round_1(tmp_path):
+    config = small(tmp_path, method="fd", dataset="synthetic:600x10", clients=10)
+    folder, _ = simulate(config)
+    first, second = folder.read_rounds()
+    assert first["uplink_floats"] == second["uplink_floats"] == 10 * 20
+    assert first["downlink_floats"] == 0 and second["downlink_floats"] == 10 * 20
+    assert first["shared_classes"] == 10
+
+
+def test_not_standalone_and_single_owners_are(tmp_path):
+    def loss(method, **changes):
+        folder, _ = simulate(small(tmp_path, method=method, **changes))
+        return [record["train_loss"] for record in folder.read_rounds()]
+
+    alone, shared = loss("standalone"), loss("fd")
+    assert alone[0] == shared[0] and alone[1] != shared[1]  # round 1 is plain CE
+    disjoint = {"dataset": "synthetic:240x6"}  # 3 clients x 2 of 6 classes: one owner each
+    assert loss("fd", **disjoint) == loss("standalone", **disjoint)
+
+
+def test_resume_ends_with_the_same_hash(tmp_path):
+    whole, _ = simulate(small(tmp_path, method="fd", rounds=3))
+    cut = cut_and_resume(small(tmp_path, method="fd", rounds=3, name="cut"), 3)
+    hashes = [[record["sha256"] for record in run.read_rounds()] for run in (whole, cut)]
+    assert hashes[0] == hashes[1] and len(hashes[0]) == 3
+
+
+def test_gamma_is_checked():
+    assert build_config({"method": "fd"}).params.gamma == 1.0
+    with pytest.raises(UserError, match="gamma"):
+        build_config({"method": "fd", "gamma": -1})
+    with pytest.raises(UserError, match="only method fd"):
+        build_config({"method": "standalone", "gamma": 1})

@@ -1,0 +1,244 @@
+"""FedAPEN: lambda and one round in plain torch, the held-out images, and the fall-back to 0.5."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
+from simulation import make_client, make_strategy, simulate, small, uploads_of
+
+from clients import base
+from clients.fedapen import Ensemble, hold_out
+from fedhet.config import build_config
+from fedhet.errors import UserError
+
+ROUND = {"round": 1, "generation": 0, "evaluate": False}
+
+
+def fedapen(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedapen", "models": ["cnn-4", "cnn-5"]} | changes))
+
+
+def divergence(teacher, student):
+    """KL(teacher || student) of probabilities, summed over classes, mean over the batch."""
+    p, q = teacher.softmax(dim=1), student.softmax(dim=1)
+    return (p * (p.log() - q.log())).sum(dim=1).mean()
+
+
+def learn(own, shared, images, labels, rounds, lr):
+    """Lambda by plain SGD; its gradient is the mean of (p - onehot) . (z_p - z_s)."""
+    weight = 0.5
+    with torch.no_grad():
+        a, b = own(images), shared(images)
+        for _ in range(rounds):
+            p = (weight * a + (1 - weight) * b).softmax(dim=1) - F.one_hot(labels, a.shape[1])
+            weight -= lr * float((p * (a - b)).sum(dim=1).mean())
+            weight = min(1.0, max(0.0, weight))
+    return weight
+
+
+def test_one_round_by_hand(tmp_path):
+    config = fedapen(tmp_path, holdout=0.2, ensemble_epochs=3, lr_ensemble=0.3, weight_decay=0.0)
+    client = make_client(config, 0, tmp_path)
+    own, theta = deepcopy(client.model), deepcopy(client.modules["small"])
+    received = some_arrays(theta)
+    put(theta, received)
+    images, labels = train_images(client)
+    held = client.phases()[0].images
+    rest = torch.tensor(sorted(set(range(len(labels))) - set(held.tolist())))
+    assert 8 <= len(held) <= 16  # one batch
+    expected = learn(own, theta, images[held], labels[held], 3, 0.3)
+    assert abs(expected - 0.5) > 1e-3
+
+    def private(x, y):
+        z_p, z_s = own(x), theta(x)
+        mixed = F.cross_entropy(expected * z_p + (1 - expected) * z_s, y)
+        return F.cross_entropy(z_p, y) + divergence(z_s, z_p) + mixed
+
+    def shared(x, y):
+        z_p, z_s = own(x), theta(x)
+        mixed = F.cross_entropy(expected * z_p + (1 - expected) * z_s, y)
+        return F.cross_entropy(z_s, y) + divergence(z_p, z_s) + mixed
+
+    rng = shuffler(client)
+    for _ in range(3):
+        rng.permutation(len(held))  # the orders in which lambda saw its images
+    batches = epochs(rng, (images[rest], labels[rest]), 1)
+    loss = descend([private, shared], [[own], [theta]], [[0.01], [0.01]], batches)
+    uploaded, count, metrics = client.fit(received, ROUND)
+    assert count == len(labels)  # n_k counts the held-out images as well
+    assert metrics["ensemble_weight"] == pytest.approx(expected, abs=1e-5)
+    assert metrics["train_loss"] == pytest.approx(loss, rel=1e-4)
+    assert same(own, client.model) and same(theta, client.modules["small"])
+    for mine, sent in zip(theta.parameters(), uploaded, strict=True):
+        assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
+
+
+def test_lambda_is_learned_without_momentum_and_weight_decay(tmp_path):
+    weights = []
+    for momentum, decay in ((0.9, 0.5), (0.0, 0.0)):
+        config = fedapen(tmp_path, momentum=momentum, weight_decay=decay, lr_ensemble=0.3)
+        client = make_client(config, 0, tmp_path)
+        weights.append(client.fit(some_arrays(client.shared()), ROUND)[2]["ensemble_weight"])
+    assert weights[0] == weights[1] != 0.5
+
+
+def test_learning_lambda_leaves_both_models_alone_and_training_leaves_lambda(tmp_path, monkeypatch):
+    config = fedapen(tmp_path, models=["shufflenet_v2_x1_0"], holdout=0.2)
+    client = make_client(config, 0, tmp_path)
+    moved = []
+    plain = base.train
+
+    def watched(phase, *rest):
+        before = deepcopy(client.modules)
+        loss = plain(phase, *rest)
+        moved.append({n for n, m in before.items() if not same(m, client.modules[n], 0)})
+        return loss
+
+    monkeypatch.setattr(base, "train", watched)
+    client.fit(some_arrays(client.shared()), ROUND)
+    assert moved == [{"ensemble"}, {"model", "small"}]
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e6])
+def test_lambda_stays_between_0_and_1(tmp_path, rate):
+    client = make_client(fedapen(tmp_path, lr_ensemble=rate), 0, tmp_path)
+    _, _, metrics = client.fit(some_arrays(client.shared()), ROUND)
+    assert metrics["ensemble_weight"] in (0.0, 1.0)
+
+
+def test_the_held_out_images_are_stratified_fixed_and_never_trained_on(tmp_path):
+    client = make_client(fedapen(tmp_path, holdout=0.1), 0, tmp_path)
+    learning, training = client.phases()
+    labels = train_images(client)[1].numpy()
+    held, rest = learning.images.numpy(), training.images.numpy()
+    assert sorted([*held, *rest]) == list(range(len(labels)))
+    for label in np.unique(labels):
+        assert (labels[held] == label).sum() == int(0.1 * (labels == label).sum())
+    later = make_client(fedapen(tmp_path, holdout=0.1), 0, tmp_path, round_=7)
+    assert (later.phases()[0].images.numpy() == held).all()
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "held"),
+    [
+        ([200, 200], 0.05, [10, 10]),
+        ([19, 21], 0.05, [1, 1]),  # a class of 19 has no whole image in its 5 %, but gets one
+        ([380, 4], 0.05, [19, 1]),
+        ([19, 20], 0.05, []),  # 1.95 images for two classes
+        ([100, 1], 0.05, []),  # holding it out would leave nothing to train on
+        ([20], 0.05, [1]),
+    ],
+)
+def test_the_size_of_the_held_out_share(counts, share, held):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    found = hold_out(labels, share, np.random.default_rng(0))
+    assert np.bincount(labels[found], minlength=len(held)).tolist()[: len(held)] == held
+    assert len(found) == sum(held) == len(set(found.tolist()))
+
+
+def test_without_enough_images_lambda_stays_one_half_and_all_images_train(tmp_path):
+    config = fedapen(tmp_path, dataset="synthetic:60x4", clients=3)
+    client = make_client(config, 0, tmp_path)
+    (training,) = client.phases()
+    assert training.images is None
+    received = some_arrays(client.shared())
+    _, _, metrics = client.fit(received, ROUND | {"evaluate": True})
+    assert metrics["ensemble_weight"] == 0.5 and "train_loss_ensemble" not in metrics
+    assert 0 <= metrics["test_accuracy_before"] <= 100
+
+
+def test_inference_mixes_logits_not_probabilities(tmp_path):
+    ensemble = Ensemble()
+    private = torch.tensor([[4.0, 0.0, 0.0]])
+    shared = torch.tensor([[0.0, 5.0, 4.9]])
+    with torch.no_grad():
+        ensemble.weight.fill_(0.56)
+        mixed = ensemble(private, shared)
+    assert torch.allclose(mixed, torch.tensor([[2.24, 2.2, 2.156]]), atol=1e-6)
+    client = make_client(fedapen(tmp_path), 0, tmp_path)
+    inputs = train_images(client)[0][:6]
+    with torch.no_grad():
+        client.ensemble.weight.fill_(0.25)
+        expected = 0.25 * client.model(inputs) + 0.75 * client.modules["small"](inputs)
+        assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)
+    assert set(client.inference_needs().modules) == set(client.modules)
+
+
+def test_no_gradient_reaches_the_other_model(tmp_path):
+    """The whole loss has, for each network, the gradient of that network's own loss."""
+    client = make_client(fedapen(tmp_path), 0, tmp_path)
+    images, labels = (part[:8] for part in train_images(client))
+    client.loss(images, labels).backward()
+    z_p, z_s = client.model(images), client.shared()(images)
+    mixed = F.cross_entropy(0.5 * z_p + 0.5 * z_s, labels)
+    own = F.cross_entropy(z_p, labels) + divergence(z_s, z_p) + mixed
+    alone = torch.autograd.grad(own, list(client.model.parameters()))
+    for p, expected in zip(client.model.parameters(), alone, strict=True):
+        assert torch.allclose(p.grad, expected, atol=1e-6)
+
+
+def test_lambda_is_private_and_comes_back(tmp_path):
+    client = make_client(fedapen(tmp_path, lr_ensemble=0.3), 0, tmp_path)
+    shapes = [tuple(p.shape) for p in client.shared().parameters()]
+    uploaded, _, metrics = client.fit(some_arrays(client.shared()), ROUND)
+    assert [array.shape for array in uploaded] == shapes
+    with torch.no_grad():
+        client.ensemble.weight.fill_(0.9)
+    again = make_client(fedapen(tmp_path, lr_ensemble=0.3), 0, tmp_path)
+    assert again.ensemble.weight.item() == 0.5
+    again.restore(1)
+    assert again.ensemble.weight.item() == metrics["ensemble_weight"] != 0.5
+
+
+def test_the_received_model_decides_what_the_own_one_learns(tmp_path):
+    """Standalone would learn the same twice."""
+    client = make_client(fedapen(tmp_path), 0, tmp_path)
+    learned = []
+    for seed in (1, 2):
+        client.fit(some_arrays(client.shared(), seed), ROUND)
+        learned.append(deepcopy(client.model))
+    assert not same(*learned, 1e-7)
+
+
+@pytest.mark.parametrize(("weighting", "mean"), [("samples", 4.0), ("uniform", 3.0)])
+def test_the_mean_of_two_uploads(tmp_path, weighting, mean):
+    strategy = make_strategy(fedapen(tmp_path), [[0], [1]], [100, 300], 4)
+    shapes = list(strategy.arrays().values())
+    payloads = {"0": filled(shapes, 1), "1": filled(shapes, 5)}
+    uploads = uploads_of(strategy, payloads)
+    if weighting == "uniform":
+        uploads = [type(u)(u.info, u.payload, 0.5, {"ensemble_weight": 0.4}) for u in uploads]
+    numbers = strategy.aggregate(uploads, 1)
+    assert all((array == mean).all() for array in strategy.arrays().values())
+    assert numbers == ({"ensemble_weight_mean": 0.4} if weighting == "uniform" else {})
+
+
+def test_670058_floats_each_way_and_the_accuracy_before_training(tmp_path):
+    config = fedapen(tmp_path, dataset="synthetic:600x10", clients=3, evaluate_every=2)
+    first, second = simulate(config)[0].read_rounds()
+    for record in (first, second):
+        assert record["uplink_floats"] == record["downlink_floats"] == 3 * 670_058
+        assert 0 < record["ensemble_weight_mean"] < 1
+    assert "test_accuracy_before_mean" not in first  # nothing is evaluated in round 1
+    assert 0 <= second["test_accuracy_before_mean"] <= 100
+
+
+def test_uploads_are_copies(tmp_path):
+    client = make_client(fedapen(tmp_path), 0, tmp_path)
+    sent = client.upload()
+    kept = [array.copy() for array in sent.tensors]
+    with torch.no_grad():
+        for p in client.shared().parameters():
+            p.fill_(7.0)
+    assert all((a == b).all() for a, b in zip(kept, sent.tensors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("holdout", 0), ("holdout", 0.6), ("ensemble-epochs", 0), ("lr-ensemble", 0)]
+)
+def test_values_out_of_range(key, value):
+    with pytest.raises(UserError, match=f"^{key}: '{value}' is not allowed"):
+        build_config({"method": "fedapen", key: value})

@@ -1,0 +1,355 @@
+"""FedKD: gradients in plain torch, the traps of public compression, both directions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from flwr.app import Error, Message
+from safetensors.numpy import load_file
+from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+
+from fedhet import lowrank
+from fedhet.checkpoint import load_checkpoint
+from fedhet.checks import Rejected, check_arrays
+from fedhet.config import build_config
+from fedhet.errors import RunFailedError, UserError
+from fedhet.losses import kl
+from fedhet.lowrank import apply, compress, dense, energy, entries, smallest_rank, whole
+from fedhet.payload import LowRank
+
+TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def of_rank(m, n, singular, seed=0):
+    u, _ = np.linalg.qr(random(m, len(singular), seed=seed))
+    v, _ = np.linalg.qr(random(n, len(singular), seed=seed + 1))
+    return ((u * np.array(singular)) @ v.T).astype(np.float32)
+
+
+# --- losses ------------------------------------------------------------------------------------
+
+
+def test_kl_of_equals_is_zero_by_hand_and_the_teacher_learns_nothing():
+    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    assert kl(logits, logits).abs().item() < 1e-6
+    student = torch.zeros(2, 2, requires_grad=True)
+    teacher = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]], requires_grad=True)
+    value = kl(student, teacher)  # KL((3/4, 1/4) || (1/2, 1/2)) and 0, mean over the batch
+    assert value.item() == pytest.approx((0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2)
+    value.backward()
+    assert teacher.grad is None
+    assert torch.allclose(student.grad, torch.tensor([[-0.125, 0.125], [0.0, 0.0]]))
+
+
+def test_each_network_gets_the_gradient_of_its_own_loss(tmp_path):
+    client = make_client(small(tmp_path, **TINY), 0, tmp_path)
+    mentor, student, projector = (client.modules[n] for n in ("model", "student", "projector"))
+    with torch.no_grad():  # networks that disagree, so that no term is negligible
+        mentor.head.weight.mul_(40.0)
+        student.head.weight.mul_(-30.0)
+        projector.weight.mul_(20.0)
+    x, y = client.images("train").batch(torch.arange(12))
+    client.loss(x, y).backward()
+    got = {name: [p.grad.clone() for p in module.parameters()]
+           for name, module in client.modules.items()}  # fmt: skip
+
+    hidden_t, hidden_s = mentor.features(x), student.features(x)
+    z_t, z_s = mentor.head(hidden_t), student.head(hidden_s)
+    ce_t, ce_s = F.cross_entropy(z_t, y), F.cross_entropy(z_s, y)
+    n = ce_t.item() + ce_s.item()
+    p_t, p_s = torch.softmax(z_t, 1), torch.softmax(z_s, 1)
+    align = (hidden_t - hidden_s @ projector.weight.T).square().mean() / n
+    to_t = (p_s.detach() * (p_s.detach().log() - p_t.log())).sum(1).mean()
+    to_s = (p_t.detach() * (p_t.detach().log() - p_s.log())).sum(1).mean()
+    of_t, of_s = ce_t + to_t / n + align, ce_s + to_s / n + align
+    for name, loss, module in (
+        ("model", of_t, mentor), ("student", of_s, student), ("projector", align, projector)
+    ):  # fmt: skip
+        expected = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
+        for one, other in zip(got[name], expected, strict=True):
+            assert torch.allclose(one, other, rtol=1e-3, atol=1e-7), name
+
+
+def test_certain_and_right_networks_do_not_divide_by_zero(tmp_path):
+    client = make_client(small(tmp_path, **TINY), 0, tmp_path)
+    with torch.no_grad():
+        for name in ("model", "student"):
+            client.modules[name].head.weight.zero_()
+            client.modules[name].head.bias.copy_(torch.tensor([200.0, 0.0, 0.0, 0.0]))
+    x, _ = client.images("train").batch(torch.arange(4))
+    assert torch.isfinite(client.loss(x, torch.zeros(4, dtype=torch.int64)))
+
+
+# --- compression -------------------------------------------------------------------------------
+
+
+def test_the_energy_grows_from_the_first_round():
+    assert energy(0.95, 0.98, 1, 10) == 0.95
+    assert energy(0.95, 0.98, 6, 10) == pytest.approx(0.965)
+
+
+def test_the_smallest_rank_with_enough_energy_by_hand():
+    s = np.array([3.0, 2.0, 1.0])  # squares 9, 4, 1 of 14
+    assert [smallest_rank(s, e) for e in (0.5, 9 / 14, 0.9, 13 / 14, 0.99, 1.0)] == [
+        1, 1, 2, 2, 3, 3
+    ]  # fmt: skip
+    assert smallest_rank(np.zeros(3), 0.95) == 0
+    assert smallest_rank(np.full(4, 1e-200), 0.95) == 4
+    assert smallest_rank(np.array([1.0]), 1.0) == 1
+
+
+def test_factors_hold_the_energy_and_kernels_become_matrices():
+    kernel = of_rank(16, 75, [10.0, 3.0, 0.1]).reshape(16, 3, 5, 5)
+    packed = compress([kernel], 0.95)
+    assert packed.ranks.tolist() == [2]
+    assert [t.shape for t in packed.tensors] == [(16, 2), (2,), (2, 75)]
+    assert packed.floats == 2 * (16 + 75 + 1)
+    (back,) = dense(packed, [kernel.shape])
+    assert np.linalg.norm(back - kernel) == pytest.approx(0.1, rel=1e-3)
+    held = np.square(back).sum() / np.square(kernel).sum()
+    assert held >= 0.95
+
+
+@pytest.mark.parametrize("share", [0.95, 0.98, 1.0])
+def test_a_fresh_classifier_is_not_zeroed(share):
+    """Public code cuts a flat spectrum of full rank to rank 0."""
+    flat = random(10, 500)
+    packed = compress([flat], share)
+    (back,) = dense(packed, [flat.shape])
+    assert np.linalg.norm(back - flat) <= math.sqrt(1 - share + 1e-6) * np.linalg.norm(flat)
+    assert packed.ranks[0] != 0
+    assert packed.floats <= flat.size
+
+
+def test_energy_1_reproduces_the_dense_delta():
+    deltas = [random(16, 3, 5, 5), random(16), of_rank(40, 30, [2.0, 1.0]), random(10, 500, seed=5)]
+    packed = compress(deltas, 1.0)
+    for back, delta in zip(dense(packed, [d.shape for d in deltas]), deltas, strict=True):
+        assert np.allclose(back, delta, atol=1e-6)
+
+
+def test_rank_0_only_for_a_zero_delta_and_never_more_than_dense():
+    zero, small_, flat = np.zeros((20, 30), np.float32), random(20, 30) * 1e-30, random(3, 2)
+    vectors = [np.zeros(7, np.float32), random(1, 9), np.array(3, np.float32)]
+    deltas = [zero, small_, of_rank(20, 30, [1.0]), flat, *vectors]
+    for share in (0.01, 0.5, 0.95, 0.999, 1.0):
+        packed = compress(deltas, share)
+        assert [rank == 0 for rank in packed.ranks.tolist()] == [True] + [False] * 6
+        for (_, parts), delta in zip(entries(packed), deltas, strict=True):
+            assert sum(part.size for part in parts) <= delta.size
+        for back, delta in zip(dense(packed, [d.shape for d in deltas]), deltas, strict=True):
+            assert bool(back.any()) == bool(delta.any())
+
+
+def test_off_is_dense():
+    deltas = [random(20, 30), random(5)]
+    packed = compress(deltas, None)
+    assert packed.ranks.tolist() == [-1, -1] and packed.floats == 605
+    assert all((a == b).all() for a, b in zip(packed.tensors, deltas, strict=True))
+
+
+def test_applying_an_update_and_the_whole():
+    old, delta = [random(40, 30), random(4)], [of_rank(40, 30, [2.0, 1.0]), random(4, seed=3)]
+    new = apply(compress(delta, 0.999), old)
+    assert [a.dtype for a in new] == [np.float32, np.float32]
+    assert all(np.allclose(n, o + d, atol=1e-6) for n, o, d in zip(new, old, delta, strict=True))
+    again = apply(whole(new), old)
+    assert all((a == b).all() for a, b in zip(again, new, strict=True))
+
+
+def test_a_delta_that_cannot_be_decomposed_is_an_error_with_a_reason(monkeypatch):
+    with pytest.raises(RunFailedError, match="not finite"):
+        compress([np.array([[np.nan, 1.0]], np.float32)], 0.95)
+
+    def fail(*_, **__):
+        raise torch.linalg.LinAlgError("did not converge")
+
+    monkeypatch.setattr(lowrank.torch.linalg, "svd", fail)
+    with pytest.raises(RunFailedError, match="does not converge"):
+        compress([random(20, 30)], 0.95)
+
+
+# --- server ------------------------------------------------------------------------------------
+
+
+def server(tmp_path, **changes):
+    return make_strategy(small(tmp_path, **TINY, **changes), [[0, 1], [1, 2]], [100, 300], 4)
+
+
+def deltas_like(strategy, value):
+    return [np.full(a.shape, value, np.float32) for a in strategy.arrays().values()]
+
+
+def test_the_weighted_mean_of_updates_moves_the_student(tmp_path):
+    strategy = server(tmp_path)
+    before = {name: array.copy() for name, array in strategy.arrays().items()}
+    payloads = {"0": compress(deltas_like(strategy, 1.0), 0.95),
+                "1": compress(deltas_like(strategy, 5.0), None)}  # fmt: skip
+    assert payloads["0"].floats < payloads["1"].floats
+    for client, payload in payloads.items():
+        strategy.check(strategy.roster.infos[client], payload)
+    strategy.aggregate(uploads_of(strategy, payloads), 1)
+    for name, array in strategy.arrays().items():
+        assert np.allclose(array, before[name] + 4.0, atol=1e-5)  # (100 x 1 + 300 x 5) / 400
+        assert array.dtype == np.float32
+
+
+def hostile(packed, shapes):
+    """What is wrong with an upload, by a word of the reason."""
+    ranks, tensors = packed.ranks, packed.tensors
+    conv = shapes[0]
+
+    def changed(position, value):
+        copy = ranks.copy()
+        copy[position] = value
+        return copy
+
+    double = tensors[1].astype(np.float64)
+    wide = (np.zeros((conv[0], 40), np.float32), np.zeros(40, np.float32))
+    huge = tuple(np.full_like(t, 3e3) for t in tensors[:3])
+    return [
+        ("ranks are", LowRank(ranks[:-1], tensors)),
+        ("ranks are", LowRank(ranks.astype(np.float64), tensors)),
+        ("ranks are", LowRank(ranks[None], tensors)),
+        ("rank -2", LowRank(changed(0, -2), tensors)),
+        ("rank 40", LowRank(changed(0, 40), (*wide, np.zeros((40, 75), np.float32), *tensors[3:]))),
+        ("rank 9223372036854775807", LowRank(changed(0, 2**63 - 1), tensors)),
+        ("rank 1 ", LowRank(changed(1, 1), tensors)),
+        ("rank 0 ", LowRank(changed(1, 0), tensors)),
+        ("arrays, expected", LowRank(ranks, tensors[:-1])),
+        ("arrays, expected", LowRank(changed(0, 2), tensors[3:])),
+        ("array 0 is", LowRank(ranks, (tensors[0].T, *tensors[1:]))),
+        ("array 2 is", LowRank(ranks, (*tensors[:2], tensors[2].T, *tensors[3:]))),
+        ("array 1 is float64", LowRank(ranks, (tensors[0], double, *tensors[2:]))),
+        ("norm", LowRank(ranks, (*huge, *tensors[3:]))),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(14))
+def test_hostile_shapes_are_rejected(tmp_path, case):
+    strategy = server(tmp_path)
+    info = strategy.roster.infos["0"]
+    packed = compress(deltas_like(strategy, 1.0), 0.95)
+    strategy.check(info, packed)
+    reason, payload = hostile(packed, [a.shape for a in strategy.arrays().values()])[case]
+    with pytest.raises(Rejected, match=reason):
+        strategy.check(info, payload)
+    with pytest.raises(Rejected):  # a NaN never gets there
+        check_arrays(LowRank(packed.ranks, (packed.tensors[0] * np.nan,)), None, 1e9)
+
+
+# --- rounds ------------------------------------------------------------------------------------
+
+
+def test_670058_floats_down_less_up_and_dense_when_off(tmp_path):
+    config = {"method": "fedkd", "dataset": "synthetic:200x10", "clients": 5, "rounds": 1,
+              "models": ["cnn-4", "cnn-5"]}  # fmt: skip
+    packed, _ = simulate(small(tmp_path, **config))
+    plain, _ = simulate(small(tmp_path, **config, compress="off"))
+    (with_svd,), (without) = packed.read_rounds(), plain.read_rounds()[0]
+    for record in (with_svd, without):
+        assert record["downlink_floats"] == 5 * 670_058
+        assert record["downlink_bytes"] == 5 * (4 * 670_058 + 8 * 10)
+    assert without["uplink_floats"] == 5 * 670_058
+    assert 0 < with_svd["uplink_floats"] < 0.5 * without["uplink_floats"]
+    assert with_svd["uplink_bytes"] == 4 * with_svd["uplink_floats"] + 5 * 8 * 10
+    assert with_svd["energy"] == 0.95
+
+
+def test_the_upload_is_after_minus_received_and_a_copy(tmp_path):
+    client = make_client(small(tmp_path, **TINY, compress="off"), 0, tmp_path)
+    start = [np.zeros(p.shape, np.float32) for p in client.student.parameters()]
+    client.receive(whole(start))
+    assert all(not p.any() for p in client.student.parameters())
+    with torch.no_grad():
+        for parameter in client.student.parameters():
+            parameter.add_(0.5)
+    sent = client.upload()
+    assert all((t == 0.5).all() for t in sent.tensors)
+    with torch.no_grad():
+        client.student.conv1.weight.zero_()
+    assert (sent.tensors[0] == 0.5).all()
+
+
+def test_not_standalone_and_inference_is_by_the_mentor(tmp_path):
+    def run(**changes):
+        folder, _ = simulate(small(tmp_path, **{**TINY, **changes}))
+        return folder.read_rounds()
+
+    taught, alone = run(models=["cnn-4"]), run(models=["cnn-4"], method="standalone")
+    assert taught[-1]["train_loss"] != alone[-1]["train_loss"]
+    ratio = run(models=["cnn-4"], student="cnn-4")[0]["train_flops"] / alone[0]["train_flops"]
+    assert 2.0 < ratio < 2.5  # two networks and the projector
+    client = make_client(small(tmp_path, **TINY), 0, tmp_path)
+    x, _ = client.images("test").batch(torch.arange(3))
+    assert torch.equal(client.predict(x)[""], client.model(x))
+
+
+def received(folder, config, client, generation):
+    path = folder.state_dir(config) / folder.experiment / client / f"{generation:08d}.safetensors"
+    return {k.removeprefix("received/"): v for k, v in load_file(path).items()
+            if k.startswith("received/")}  # fmt: skip
+
+
+def test_compressed_downlink_keeps_everybody_on_the_servers_bits(tmp_path):
+    """Client 1 fails in round 2: in round 3 it alone is sent the dense student."""
+    fixed = {**TINY, "compress_down": True, "t_start": 0.9, "t_end": 0.9}
+
+    def fail(node, message, reply):
+        what = message.content.config_records["config"]
+        if node == 1 and what["round"] == 2 and message.metadata.message_type == "train":
+            return Message(Error(code=7, reason="gone"), reply_to=message)
+        return reply
+
+    config = small(tmp_path, **fixed, rounds=4)
+    long, grid = simulate(config, tamper=fail)
+    short, _ = simulate(small(tmp_path, **fixed, rounds=3), tamper=fail)
+    arrays, _ = load_checkpoint(short.checkpoint)
+    for client in ("0", "1", "2"):  # what everybody held in round 4 is the student after round 3
+        held = received(long, config, client, 4)
+        assert all((held[name] == arrays[name]).all() for name in held) and len(held) == 10
+    sizes = [[], [], []]
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            shapes = [a.shape for a in message.content["arrays"].to_numpy_ndarrays()]
+            size = sum(math.prod(shape) for shape in shapes[1:])
+            sizes[message.metadata.dst_node_id - 100].append(size)
+    student = sum(a.size for n, a in arrays.items() if n in held)
+    assert all(own[0] == student for own in sizes)  # round 1: nobody holds a student
+    assert sizes[1][2] == student  # it missed round 2's update
+    updates = [*sizes[0][1:], *sizes[2][1:], sizes[1][1], sizes[1][3]]
+    assert max(updates) < student
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_resume_ends_with_the_same_hash(tmp_path, down):
+    config = {**TINY, "compress_down": down, "rounds": 3}
+    complete, _ = simulate(small(tmp_path, **config))
+    cut = cut_and_resume(small(tmp_path, **config, name="cut"), 3)
+    for key in ("sha256", "downlink_floats"):  # nor is anybody sent the dense student again
+        values = [[record[key] for record in run.read_rounds()] for run in (complete, cut)]
+        assert values[0] == values[1] and len(values[0]) == 3
+
+
+def test_keys_are_checked():
+    def build(**keys):
+        named = {key.replace("_", "-"): value for key, value in keys.items()}
+        return build_config({"method": "fedkd"} | named)
+
+    assert build().params.t_start == 0.95
+    with pytest.raises(UserError, match="compress-down: true .* fraction=0.5"):
+        build(compress_down=True, fraction=0.5)
+    with pytest.raises(UserError, match="compress-down: true .* compress=off"):
+        build(compress_down=True, compress="off")
+    with pytest.raises(UserError, match="t-end: 0.9 is not allowed"):
+        build(t_end=0.9)
+    with pytest.raises(UserError, match="did you mean 'cnn-5'"):
+        build(student="cnn5")
+    with pytest.raises(UserError, match="t-start"):
+        build(t_start=0)

@@ -1,0 +1,220 @@
+"""FedMRL: one round in plain torch, nested slices, and what must stay at home."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
+from simulation import make_client, make_strategy, simulate, small, uploads_of
+from torch import nn
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.models import cnn
+
+ROUND = {"round": 1, "generation": 0, "evaluate": False}
+ALL = ("mix-large", "mix-small", "single-small", "single-large")
+
+
+def fedmrl(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedmrl", "models": ["cnn-4", "cnn-5"]} | changes))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_one_round_by_hand(tmp_path, nested):
+    config = fedmrl(
+        tmp_path, matryoshka=nested, m_global=0.7, m_local=1.3, lr_global=0.02, lr_projector=0.005
+    )
+    client = make_client(config, 0, tmp_path)
+    own, g, p = (deepcopy(client.modules[name]) for name in ("model", "small", "projector"))
+    received = some_arrays(g)
+    put(g, received)
+
+    def loss(inputs, labels):
+        spliced = torch.cat([g.features(inputs), own.features(inputs)], dim=1)
+        fused = spliced @ p.weight.T + p.bias
+        fine = fused @ own.head.weight.T + own.head.bias
+        if not nested:
+            return 1.3 * F.cross_entropy(fine, labels)
+        coarse = fused[:, :100] @ g.head.weight.T + g.head.bias
+        return 0.7 * F.cross_entropy(coarse, labels) + 1.3 * F.cross_entropy(fine, labels)
+
+    batches = epochs(shuffler(client), train_images(client), 1)
+    expected = descend([loss], [[own, g, p]], [[0.01, 0.02, 0.005]], batches)
+    uploaded, _, metrics = client.fit(received, ROUND)
+    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
+    for mine, name in ((own, "model"), (g, "small"), (p, "projector")):
+        assert same(mine, client.modules[name])
+    for mine, sent in zip(g.parameters(), uploaded, strict=True):
+        assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
+
+
+def test_the_received_model_decides_what_the_own_one_learns(tmp_path):
+    """Standalone would pass none of these."""
+    client = make_client(fedmrl(tmp_path), 0, tmp_path)
+    learned = []
+    for seed in (1, 2):
+        client.fit(some_arrays(client.small, seed), ROUND)
+        learned.append(deepcopy(client.model))
+    assert not same(*learned)
+
+
+def test_the_mean_is_weighted_one_to_three(tmp_path):
+    strategy = make_strategy(fedmrl(tmp_path), [[0], [1]], [100, 300], 4)
+    shapes = list(strategy.arrays().values())
+    strategy.aggregate(uploads_of(strategy, {"0": filled(shapes, 1), "1": filled(shapes, 5)}), 1)
+    for array in strategy.arrays().values():
+        assert (array == 4.0).all() and array.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("classes", "changes", "floats"),
+    [
+        (10, {}, 465_658),
+        (100, {}, 474_748),
+        (10, {"d1": 500}, 670_058),
+        (10, {"matryoshka": False}, 465_658 - 1_010),
+        (10, {"models": ["cnn-5"]}, 465_658),
+        (10, {"models": ["cnn-1"]}, sum(p.numel() for p in cnn("cnn-1", 10, 100).parameters())),
+        (10, {"models": ["resnet18"]}, sum(p.numel() for p in cnn("cnn-1", 10, 100).parameters())),
+    ],
+)
+def test_floats_each_way(tmp_path, classes, changes, floats):
+    config = fedmrl(tmp_path, dataset=f"synthetic:{classes * 8}x{classes}", **changes)
+    strategy = make_strategy(config, [[0]], [10], classes)
+    assert strategy.payload(strategy.roster.infos["0"], 1).floats == floats
+    if "resnet18" not in config.models:
+        assert make_client(config, 0, tmp_path).upload().floats == floats
+
+
+def eye(projector):
+    """R~ becomes the first d2 entries of R."""
+    with torch.no_grad():
+        projector.weight.copy_(torch.eye(*projector.weight.shape))
+        projector.bias.zero_()
+
+
+def test_g_comes_first_and_the_global_header_sees_only_the_first_d1_entries(tmp_path):
+    client = make_client(fedmrl(tmp_path, report_all_inference=True), 0, tmp_path)
+    inputs = train_images(client)[0][:8]
+    projector = client.modules["projector"]
+    eye(projector)
+    with torch.no_grad():
+        before = client.predict(inputs)
+        g, f = client.small.features(inputs), client.model.features(inputs)
+        assert torch.allclose(before["mix-small"], client.small.head(g), atol=1e-6)
+        expected = client.model.head(torch.cat([g, f[:, :400]], dim=1))
+        assert torch.allclose(before["mix-large"], expected, atol=1e-6)
+        projector.weight[100:] *= 3.0
+        projector.bias[100:] += 1.0
+        after = client.predict(inputs)
+        assert torch.equal(after["mix-small"], before["mix-small"])
+        assert not torch.allclose(after["mix-large"], before["mix-large"])
+        projector.bias[99] += 1.0
+        assert not torch.allclose(client.predict(inputs)["mix-small"], after["mix-small"])
+
+
+def test_the_global_header_gets_no_gradient_from_later_entries(tmp_path):
+    client = make_client(fedmrl(tmp_path), 0, tmp_path)
+    fused = torch.randn(4, 500, requires_grad=True)
+    client.coarse(fused).sum().backward()
+    assert fused.grad[:, :100].abs().sum() > 0 and fused.grad[:, 100:].abs().sum() == 0
+
+
+def test_the_projector_never_leaves_and_comes_back_next_round(tmp_path):
+    client = make_client(fedmrl(tmp_path), 0, tmp_path)
+    shapes = [tuple(p.shape) for p in client.small.parameters()]
+    start = deepcopy(client.modules)
+    uploaded, _, _ = client.fit(some_arrays(client.small), ROUND)
+    assert [array.shape for array in uploaded] == shapes
+    trained = deepcopy(client.modules)
+    assert not same(start["projector"], trained["projector"])
+    for module in client.modules.values():  # another client hops in
+        put(module, some_arrays(module, 9))
+    again = make_client(fedmrl(tmp_path), 0, tmp_path)
+    again.restore(1)
+    for name in ("model", "small", "projector"):
+        assert same(trained[name], again.modules[name], 0)
+
+
+def test_uploads_are_copies(tmp_path):
+    client = make_client(fedmrl(tmp_path), 0, tmp_path)
+    sent = client.upload()
+    kept = [array.copy() for array in sent.tensors]
+    with torch.no_grad():
+        for p in client.small.parameters():
+            p.fill_(7.0)
+    assert all((a == b).all() for a, b in zip(kept, sent.tensors, strict=True))
+
+
+class Missing(nn.Module):
+    """Stands for what an export leaves out."""
+
+    def forward(self, x):
+        raise AssertionError("not needed for inference")
+
+    features = forward
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_inference_uses_what_it_says_and_no_more(tmp_path, kind):
+    client = make_client(fedmrl(tmp_path, inference=kind), 0, tmp_path)
+    inputs = train_images(client)[0][:4]
+    with torch.no_grad():
+        expected = client.infer(inputs)
+        needs = client.inference_needs()
+        client.modules = {name: deepcopy(m) for name, m in client.modules.items()}
+        for name in set(client.modules) - set(needs.modules):
+            client.modules[name] = Missing()
+        for path in needs.without:
+            name, part = path.split(".")
+            setattr(client.modules[name], part, Missing())
+        assert torch.equal(client.infer(inputs), expected)
+
+
+def test_all_inference_models_are_reported(tmp_path):
+    config = fedmrl(tmp_path, report_all_inference=True, inference="mix-small", rounds=1)
+    record = simulate(config)[0].read_rounds()[-1]
+    for kind in ALL:
+        assert 0 <= record[f"test_accuracy_{kind}_mean"] <= 100
+    assert record["test_accuracy_mean"] == record["test_accuracy_mix-small_mean"]
+    client = make_client(config, 0, tmp_path)
+    inputs = train_images(client)[0][:4]
+    with torch.no_grad():
+        found = client.predict(inputs)
+        assert next(iter(found)) == "" and torch.equal(found[""], client.infer(inputs))
+        assert torch.equal(found["single-small"], client.small(inputs))
+        assert torch.equal(found["single-large"], client.model(inputs))
+    less = make_client(fedmrl(tmp_path, report_all_inference=True, matryoshka=False), 0, tmp_path)
+    assert set(less.predict(inputs)) == {"", "mix-large", "single-large"}
+
+
+def test_an_mlp_projects_as_well(tmp_path):
+    record = simulate(fedmrl(tmp_path, projector="mlp", rounds=1))[0].read_rounds()[-1]
+    assert record["replied"] == 3 and record["failures"] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("d1", 501, "^d1: '501' is not allowed: .*500"),
+        ("d1", 0, "^d1: '0'"),
+        ("m-global", 0, "^m-global: '0'"),
+        ("m-local", -1, "^m-local: '-1'"),
+        ("lr-projector", -0.1, "^lr-projector"),
+        ("projector", "conv", "^projector: 'conv'"),
+        ("inference", "large", "^inference: 'large'"),
+        ("matryoshka", "perhaps", "^matryoshka"),
+    ],
+)
+def test_values_out_of_range(key, value, reason):
+    with pytest.raises(UserError, match=reason):
+        build_config({"method": "fedmrl", key: value})
+
+
+@pytest.mark.parametrize("kind", ["mix-small", "single-small"])
+def test_without_a_global_header_it_cannot_answer(kind):
+    with pytest.raises(UserError, match=f"^inference: '{kind}' .* matryoshka"):
+        build_config({"method": "fedmrl", "matryoshka": False, "inference": kind})

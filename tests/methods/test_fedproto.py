@@ -1,0 +1,171 @@
+"""FedProto worked out by hand: weights by images, prototypes that stay, nearest prototype."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+from torch import nn
+
+from fedhet.checks import Rejected
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.payload import ClassVectors
+
+
+def prototypes(values, counts):
+    """Class s -> a vector filled with values[s], and its images."""
+    rows = [np.full(500, value, np.float32) for value in values.values()]
+    return ClassVectors(
+        np.array(list(values), np.int64), np.array(counts, np.int64), np.stack(rows)
+    )
+
+
+def two(tmp_path, **changes):
+    config = small(tmp_path, method="fedproto", **changes)
+    return make_strategy(config, [[0, 1], [1, 2]], [100, 300], classes=4)
+
+
+@pytest.mark.parametrize(("weighting", "middle"), [("count", 3.5), ("uniform", 3.0)])
+def test_prototypes_are_weighted_by_images(tmp_path, weighting, middle):
+    strategy = two(tmp_path, prototype_weighting=weighting)
+    infos = strategy.roster.infos
+    assert strategy.payload(infos["0"], 1).floats == 0
+    payloads = {"0": prototypes({0: 1.0, 1: 2.0}, [50, 50]),
+                "1": prototypes({1: 4.0, 2: 8.0}, [150, 150])}  # fmt: skip
+    strategy.aggregate(uploads_of(strategy, payloads), 1)
+    down = strategy.payload(infos["0"], 2)
+    assert down.classes.tolist() == [0, 1] and down.counts.tolist() == [50, 200]
+    assert (down.vectors[0] == 1.0).all()
+    assert (down.vectors[1] == middle).all()  # (50 * 2 + 150 * 4) / 200, or (2 + 4) / 2
+    assert down.vectors.shape == (2, 500) and down.vectors.dtype == np.float32
+
+
+def test_an_absent_class_keeps_its_prototype(tmp_path):
+    strategy = two(tmp_path)
+    first = {"0": prototypes({0: 1.0, 1: 2.0}, [50, 50])}
+    strategy.aggregate(uploads_of(strategy, first), 1)
+    strategy.aggregate(uploads_of(strategy, {"1": prototypes({1: 6.0, 2: 8.0}, [150, 150])}), 2)
+    after = strategy.arrays()
+    assert after["prototypes"][:, 0].tolist() == [1.0, 6.0, 8.0, 0.0]
+    assert after["counts"].tolist() == [50, 150, 150, 0]
+    assert strategy.payload(strategy.roster.infos["1"], 3).classes.tolist() == [1, 2]
+    everything = two(tmp_path / "b", download_classes="all")
+    everything.load(after)
+    assert everything.payload(strategy.roster.infos["1"], 3).classes.tolist() == [0, 1, 2]
+
+
+def test_undeclared_classes_and_counts_are_refused(tmp_path):
+    strategy = two(tmp_path)
+    info = strategy.roster.infos["0"]
+    strategy.check(info, prototypes({0: 1.0, 1: 2.0}, [50, 50]))
+    with pytest.raises(Rejected, match="classes"):
+        strategy.check(info, prototypes({0: 1.0, 2: 2.0}, [50, 50]))
+    with pytest.raises(Rejected, match="images per class"):
+        strategy.check(info, prototypes({0: 1.0, 1: 2.0}, [50, 5000]))
+
+
+class Flat(nn.Module):
+    """Representations are the inputs; the header is fixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(500, 4)
+        nn.init.zeros_(self.head.weight)
+        with torch.no_grad():
+            self.head.bias.copy_(torch.tensor([0.0, 1.0, 0.0, 0.0]))
+
+    def features(self, x):
+        return x
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def flat_client(tmp_path, **changes):
+    client = make_client(small(tmp_path, method="fedproto", **changes), 0, tmp_path)
+    client.modules = {"model": Flat()}
+    return client
+
+
+def test_the_loss_by_hand_only_for_classes_with_a_prototype(tmp_path):
+    client = flat_client(tmp_path, lam=0.5)
+    client.receive(prototypes({1: 2.0}, [10]))
+    x = torch.stack([torch.full((500,), 5.0), torch.full((500,), 7.0)])
+    # Class 1: mean over d of (5 - 2)^2 = 9; class 0 has no prototype. Mean over both images.
+    total = math.log(3 + math.e)
+    cross_entropy = ((total - 1) + total) / 2
+    loss = client.loss(x, torch.tensor([1, 0]))
+    assert loss.item() == pytest.approx(cross_entropy + 0.5 * 9 / 2, rel=1e-6)
+
+
+def test_inference_is_by_the_classifier_and_the_nearest_prototype_stands_beside(tmp_path):
+    client = flat_client(tmp_path, download_classes="all")
+    x = torch.stack([torch.full((500,), 0.9), torch.full((500,), 3.9)])
+    untrained = client.predict(x)
+    assert list(untrained) == ["", "prototype"]
+    assert torch.equal(untrained[""], untrained["prototype"])  # none is known yet
+    client.tensors["prototypes"][[0, 2, 3], :] = torch.tensor([[1.0], [4.0], [0.9]])
+    client.tensors["known"][[0, 2]] = True
+    answers = client.predict(x)
+    assert answers[""].argmax(1).tolist() == [1, 1]
+    assert answers["prototype"].argmax(1).tolist() == [0, 2]  # 3 would be nearer, but is unknown
+
+
+def test_own_prototypes_stand_in_for_missing_global_ones(tmp_path):
+    client = make_client(small(tmp_path, method="fedproto"), 0, tmp_path)
+    own = client.seen().tolist()
+    client.receive(prototypes({own[0]: 9.0}, [1]))
+    client.model.eval()
+    sent = client.upload()
+    with torch.no_grad():
+        data = client.images("train")
+        inputs, labels = data.batch(torch.arange(len(data)))
+        means = [client.model.features(inputs)[labels == s].mean(0) for s in own]
+    assert np.allclose(sent.vectors, torch.stack(means), atol=1e-5)
+    assert sent.floats == 2 * 500 and sent.counts.sum() == len(data)
+    assert (client.tensors["prototypes"][own[0]] == 9.0).all()
+    assert torch.allclose(client.tensors["prototypes"][own[1]], means[1], atol=1e-5)
+    assert client.tensors["known"].nonzero().flatten().tolist() == own
+    kept = sent.vectors.copy()
+    with torch.inference_mode():
+        client.means.zero_()
+        client.tensors["prototypes"].zero_()
+    assert (sent.vectors == kept).all()
+
+
+def test_1000_floats_each_way_and_both_accuracies(tmp_path):
+    config = small(tmp_path, method="fedproto", dataset="synthetic:600x10", clients=5)
+    folder, _ = simulate(config)
+    first, second = folder.read_rounds()
+    assert first["downlink_floats"] == 0
+    assert first["uplink_floats"] == second["uplink_floats"] == 5 * 1000
+    assert second["downlink_floats"] == 5 * 1000 and second["known_classes"] == 10
+    assert 0 <= second["test_accuracy_prototype_mean"] <= 100
+    assert "val_accuracy_prototype_mean" in second
+
+
+def test_not_standalone(tmp_path):
+    def losses(method):
+        folder, _ = simulate(small(tmp_path, method=method))
+        return [record["train_loss"] for record in folder.read_rounds()]
+
+    alone, shared = losses("standalone"), losses("fedproto")
+    assert alone[0] == shared[0] and alone[1] != shared[1]  # round 1 has no prototype yet
+
+
+def test_resume_ends_with_the_same_hash(tmp_path):
+    # One of three clients a round: the others are evaluated by prototypes out of their state.
+    changes = {"method": "fedproto", "rounds": 4, "fraction": 0.34}
+    whole, _ = simulate(small(tmp_path, **changes))
+    cut = cut_and_resume(small(tmp_path, **changes, name="cut"), 3)
+    hashes = [[record["sha256"] for record in run.read_rounds()] for run in (whole, cut)]
+    assert hashes[0] == hashes[1] and len(hashes[0]) == 4
+
+
+def test_keys_are_checked():
+    assert build_config({"method": "fedproto"}).params.prototype_weighting == "count"
+    for key, value in {"lam": -1, "prototype-weighting": "n", "download-classes": "x"}.items():
+        with pytest.raises(UserError, match=key):
+            build_config({"method": "fedproto", key: value})

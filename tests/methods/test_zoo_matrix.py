@@ -1,0 +1,120 @@
+"""Every method on every architecture, and in the federations where methods break."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from simulation import simulate, small
+
+from clients import base
+from fedhet.config import load_config, method_keys
+from fedhet.models import MODEL_NAMES
+from fedhet.registry import METHODS
+from fedhet.schema import RunConfig, kebab
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = {  # fewer epochs of what a method trains beside the models
+    "pfedes": {"extractor_epochs": 1},
+    "fedapen": {"ensemble_epochs": 2, "holdout": 0.2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    """A hundred pairs of method and architecture need not stay in memory."""
+    yield
+    base._MODULES.clear()
+
+
+def run(tmp_path, method, *, refused="", **changes):
+    """Run a small federation to its end; returns the lines of its rounds and its clients.
+
+    ``refused`` is a reason for which replies may be left out.
+    """
+    values = {"batch_size": 8, "rounds": 1, "start_timeout": 5} | SHORT.get(method, {}) | changes
+    folder, _ = simulate(small(tmp_path, method=method, **values))
+    records = folder.read_rounds()
+    for record in records:
+        assert all(refused and refused in failure["reason"] for failure in record["failures"])
+        assert record["replied"] + record["failed"] == record["sampled"] > 0
+        assert 0 <= record["test_accuracy_mean"] <= 100
+        assert record["failed"] or record["train_loss"] is not None
+    return records, folder.clients.read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_every_architecture(tmp_path, method, model):
+    _, clients = run(tmp_path, method, models=[model, "cnn-5"], clients=2, dataset="synthetic:40x2")
+    assert [line.split(",")[2] for line in clients] == [model, "cnn-5"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_federation_of_one(tmp_path, method):
+    run(tmp_path, method, clients=1, dataset="synthetic:40x2", rounds=2)
+
+
+@pytest.fixture(scope="session")
+def one_class(tmp_path_factory):
+    """A folder of 60 images of one class."""
+    folder = tmp_path_factory.mktemp("images") / "cat"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for k in range(60):
+        pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{k:02}.png")
+    return str(folder.parent)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_class_in_the_world(tmp_path, one_class, method):
+    # FedKD divides by a cross-entropy that is 0 where there is nothing to tell apart.
+    refused = "max-update-norm" if method == "fedkd" else ""
+    source = {"dataset": "image-folder", "data_path": one_class, "classes_per_client": 1}
+    records, _ = run(tmp_path, method, refused=refused, rounds=2, **source)
+    assert refused or records[-1]["test_accuracy_mean"] == 100
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_class_has_one_owner(tmp_path, method):
+    run(tmp_path, method, clients=2, dataset="synthetic:80x4", rounds=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_that_are_never_sampled_are_scored_as_initialised(tmp_path, method):
+    records, clients = run(
+        tmp_path, method, clients=4, fraction=0.25, dataset="synthetic:80x4", rounds=1
+    )
+    assert records[-1]["sampled"] == 1 and records[-1]["evaluated_clients"] == 4
+    assert sorted(line.split(",")[3] for line in clients) == ["0", "0", "0", "1"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_four_files(method):
+    for path in (
+        f"strategies/{method}.py",
+        f"clients/{method}.py",
+        f"configs/{method}.yaml",
+        f"tests/methods/test_{method}.py",
+    ):
+        assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_preset_names_its_command_and_explains_every_key(method):
+    path = ROOT / "configs" / f"{method}.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith(f"# fedhet run {method}\n# ")
+    assert load_config(path).method == method
+    assert method_keys(METHODS[method]) <= set(yaml.safe_load(text))
+    for line in text.splitlines():
+        assert not line or "# " in line, line
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_methods_keys_are_its_own_and_described(method):
+    common = {kebab(name) for name in RunConfig.model_fields}
+    assert not method_keys(METHODS[method]) & common
+    assert all(field.description for field in METHODS[method].params.model_fields.values())

@@ -1,0 +1,333 @@
+"""A real federation on 127.0.0.1: TLS, authenticated SuperNodes, one process tree each.
+
+Everything lives in one temporary folder; everything started is ended by its pid.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from fedhet.certs import Credentials, make
+from fedhet.superlink import app_root, environment, script
+
+CONNECTION = "net"
+PRESET = {
+    "method": "fedssa",
+    "dataset": "digits",
+    "models": "cnn-5",
+    "clients": 3,
+    "rounds": 3,
+    "local-epochs": 1,
+    "round-timeout": 300,
+    "start-timeout": 240,
+}
+
+
+# Waits are generous, since two cores may have other things to do; they cost nothing when all
+# goes well.
+
+
+def wait_for(what: Callable[[], object], seconds: float, reason: str) -> None:
+    """Return as soon as ``what()`` is true; AssertionError with the reason otherwise."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {reason}"
+        time.sleep(0.2)
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+class Process:
+    """One program with its log; :meth:`kill` is kill -9 of it alone, :meth:`end` of its tree."""
+
+    def __init__(self, words: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.words, self.log, self.env = list(words), log, dict(env)
+        self.popen: subprocess.Popen[bytes] | None = None
+        self.tree: dict[int, psutil.Process] = {}
+
+    def start(self) -> "Process":
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(
+                self.words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.log.parent,
+            )  # fmt: skip
+        return self
+
+    def running(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
+    def children(self) -> list[psutil.Process]:
+        """Its living descendants, and those that it had when last asked."""
+        with contextlib.suppress(psutil.Error):
+            if self.popen is not None and self.popen.poll() is None:
+                found = psutil.Process(self.popen.pid).children(recursive=True)
+                self.tree |= {child.pid: child for child in found}
+        return [child for child in self.tree.values() if child.is_running()]
+
+    def child(self, name: str) -> psutil.Process | None:
+        """Its descendant that runs the program ``name``."""
+        for child in self.children():
+            with contextlib.suppress(psutil.Error):
+                if any(Path(word).name == name for word in child.cmdline()[:2]):
+                    return child
+        return None
+
+    def cpu_seconds(self, name: str) -> float:
+        """CPU time that its descendant ``name`` has used; 0 if there is none."""
+        child = self.child(name)
+        with contextlib.suppress(psutil.Error):
+            return float(child.cpu_times().user) if child is not None else 0.0
+        return 0.0
+
+    def kill(self) -> None:
+        self.children()
+        if self.popen is not None:
+            self.popen.kill()
+            self.popen.wait()
+
+    def terminate(self) -> None:
+        self.children()
+        if self.popen is not None and self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        children = self.children()
+        self.terminate()
+        if self.popen is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.popen.wait(15)
+            self.popen.kill()
+            self.popen.wait()
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+    def said(self, text: str) -> int:
+        """How often ``text`` is in its log."""
+        return self.log.read_text(errors="replace").count(text) if self.log.exists() else 0
+
+
+class Supervisor:
+    """Starts a program again whenever it has ended, as systemd's ``Restart=always`` does."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.starts = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            if not self.process.running():
+                self.process.start()
+                self.starts += 1
+            self._stop.wait(1.0)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+class Federation:
+    """SuperLink and SuperNodes ``0..n-1``; clients of a partition unless configured otherwise."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder, self.size = folder, nodes
+        self.home = folder / "flwr"
+        self.home.mkdir(parents=True)
+        self.port, *self.ports = free_ports(nodes + 6)
+        self.names = [f"node-{k}" for k in range(nodes)]
+        self.tls: Credentials = make(folder / "tls", ["127.0.0.1"], self.names)
+        self.env = environment(
+            {"FLWR_HOME": str(self.home), "FEDHET_CACHE": os.environ.get("FEDHET_CACHE", "")}
+        )
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.tls.ca}"\n'
+        )
+        self.superlink = Process(
+            [script("flower-superlink"), "--ssl-ca-certfile", str(self.tls.ca),
+             "--ssl-certfile", str(self.tls.certificate), "--ssl-keyfile", str(self.tls.key),
+             "--enable-supernode-auth", "--database", str(folder / "superlink.db"),
+             "--host", "127.0.0.1", "--port", str(self.port),
+             "--disable-runtime-dependency-installation"],
+            folder / "superlink.log", self.env,
+        )  # fmt: skip
+        self.nodes: dict[int, Process] = {}
+        self.others: list[Process] = []
+        self.supervisors: list[Supervisor] = []
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def start(self) -> "Federation":
+        self.start_superlink()
+        for name in self.names:
+            self.flwr("supernode", "register", f"{self.tls.client(name)}.pub", CONNECTION,
+                      "--name", name)  # fmt: skip
+        for k in range(self.size):
+            self.start_node(k)
+        self.wait_online(self.size)
+        return self
+
+    def start_superlink(self) -> None:
+        self.superlink.start()
+        context = ssl.create_default_context(cafile=str(self.tls.ca))
+
+        def answers() -> bool:
+            assert self.superlink.running(), self.superlink.log.read_text()
+            with contextlib.suppress(OSError):
+                address = f"https://127.0.0.1:{self.port}/health"
+                with urllib.request.urlopen(address, context=context, timeout=2) as answer:
+                    return bool(answer.status == 200)
+            return False
+
+        wait_for(answers, 120, "the SuperLink answers")
+
+    def node_words(self, k: int, config: str = "", key: Path | None = None) -> list[str]:
+        text = config or f"partition-id={k} num-partitions={self.size}"
+        if "state-dir" not in text:
+            text += f' state-dir="{self.state_dir(k)}"'
+        return [
+            script("flower-supernode"), "--root-certificates", str(self.tls.ca),
+            "--superlink", f"127.0.0.1:{self.port}", "--port", str(self.ports[k]),
+            "--auth-supernode-private-key", str(key or self.tls.client(self.names[k])),
+            "--node-config", text,
+        ]  # fmt: skip
+
+    def start_node(self, k: int, config: str = "") -> Process:
+        """Start (or restart at once, with SIGTERM) SuperNode k with a node configuration."""
+        if k in self.nodes:
+            self.nodes[k].end()
+        log = self.folder / f"{self.names[k]}.log"
+        self.nodes[k] = Process(self.node_words(k, config), log, self.env).start()
+        return self.nodes[k]
+
+    def extra(self, words: Sequence[str], name: str) -> Process:
+        """A further program, ended with the federation."""
+        self.others.append(Process(words, self.folder / f"{name}.log", self.env).start())
+        return self.others[-1]
+
+    def supervise(self, k: int) -> Supervisor:
+        self.supervisors.append(Supervisor(self.nodes[k]))
+        return self.supervisors[-1]
+
+    def unsupervise(self) -> None:
+        for supervisor in self.supervisors:
+            supervisor.stop()
+        self.supervisors.clear()
+
+    def repair(self) -> None:
+        """Bring everything back to how :meth:`start` left it."""
+        self.unsupervise()
+        for process in self.others:
+            process.end()
+        if not self.superlink.running():
+            self.start_superlink()
+        for k in self.nodes:
+            if not self.nodes[k].running() or self.nodes[k].words != self.node_words(k):
+                self.start_node(k)
+        self.wait_online(self.size)
+
+    def stop(self) -> None:
+        self.unsupervise()
+        for process in (*self.others, *self.nodes.values()):
+            process.terminate()  # all at once: each takes seconds to say good-bye
+        for process in (*self.others, *self.nodes.values(), self.superlink):
+            process.end()
+
+    def state_dir(self, k: int) -> Path:
+        return self.folder / "state" / self.names[k]
+
+    # --- commands ------------------------------------------------------------------------------
+
+    def flwr(self, *words: str) -> dict:
+        done = subprocess.run(
+            [script("flwr"), *words, "--format", "json"], env=self.env, capture_output=True,
+            text=True, check=False, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def online(self) -> int:
+        answer = self.flwr("supernode", "list", CONNECTION)
+        return sum(node["status"] == "online" for node in answer["nodes"])
+
+    def wait_online(self, count: int, seconds: float = 240) -> None:
+        wait_for(lambda: self.online() == count, seconds, f"{count} SuperNodes are online")
+
+    def command(self, *words: str) -> Process:
+        """A ``fedhet`` command; its log is what it prints."""
+        name = f"fedhet-{len(self.others)}"
+        return self.extra([script("fedhet"), *words], name)
+
+    def run(self, name: str, **changes: object) -> "Run":
+        """Start ``fedhet run --superlink`` with the preset and these changes (snake_case)."""
+        values = PRESET | {key.replace("_", "-"): value for key, value in changes.items()}
+        config = self.folder / f"{name}.yaml"
+        config.write_text("".join(f"{key}: {value}\n" for key, value in values.items()))
+        words = ["run", str(config), f"out={self.folder / 'runs'}", f"name={name}"]
+        return Run(self, self.folder / "runs" / name,
+                   self.command(*words, "--superlink", CONNECTION))  # fmt: skip
+
+    def resume(self, run: "Run") -> "Run":
+        words = ("resume", str(run.folder), "--superlink", CONNECTION)
+        return Run(self, run.folder, self.command(*words))
+
+    def receiving(self, k: int, count: int) -> Callable[[], bool]:
+        """Whether SuperNode k has received ``count`` train messages in its life."""
+        return lambda: self.nodes[k].said("train message") >= count
+
+
+class Run:
+    """A run that was submitted, and its folder."""
+
+    def __init__(self, federation: Federation, folder: Path, process: Process) -> None:
+        self.federation, self.folder, self.process = federation, folder, process
+
+    def rounds(self) -> list[dict]:
+        path = self.folder / "rounds.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def wait_rounds(self, count: int, seconds: float = 300) -> None:
+        def done() -> bool:
+            assert self.process.running(), self.process.log.read_text()
+            return len(self.rounds()) >= count
+
+        wait_for(done, seconds, f"round {count} of {self.folder.name} is finished")
+
+    def result(self, seconds: float = 400, code: int = 0) -> dict:
+        """Wait for its end; returns the summary."""
+        wait_for(lambda: not self.process.running(), seconds, f"{shlex.join(self.process.words)}")
+        assert self.process.popen is not None
+        assert self.process.popen.returncode == code, self.process.log.read_text()
+        return self.summary()
+
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+def root() -> Path:
+    return app_root()

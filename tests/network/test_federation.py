@@ -1,0 +1,197 @@
+"""Real processes on loopback, TLS and authentication on: same bytes, crashes, intruders."""
+
+import csv
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from flwr.app import Error, Message
+from network.federation import PRESET, wait_for
+from simulation import simulate
+
+from fedhet.certs import make
+from fedhet.config import build_config
+from fedhet.superlink import script
+from fedhet.wire import instruction
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
+
+
+def simulated(tmp_path: Path, without: set[tuple[int, str]] = frozenset(), **changes) -> str:
+    """The run_sha256 of a simulation in which these (round, client) replies are lost."""
+    values = PRESET | {key.replace("_", "-"): value for key, value in changes.items()}
+    config = build_config(values | {"out": str(tmp_path / "simulated")})
+
+    def lose(node, message, reply):
+        lost = (instruction(message).round, str(node)) in without
+        if lost and message.metadata.message_type == "train":
+            return Message(Error(code=1, reason="lost"), reply_to=message)
+        return reply
+
+    folder, _ = simulate(config, tamper=lose)
+    return json.loads(folder.summary.read_text())["run_sha256"]
+
+
+def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation, tmp_path):
+    """Points 1 and 5: intruders are refused, and the round in progress does not notice."""
+    run = federation.run("same")
+    wait_for(federation.receiving(0, federation.nodes[0].said("train message") + 1), 300, "a round")
+    other = make(tmp_path / "other", ["127.0.0.1"], ["stranger"])
+    address, ports = f"127.0.0.1:{federation.port}", federation.ports[federation.size :]
+    trusted = ["--root-certificates", str(federation.tls.ca)]
+    key = ["--auth-supernode-private-key", str(other.client("stranger"))]
+    mine = ["--auth-supernode-private-key", str(federation.tls.client("node-0"))]
+    attempts = {
+        "no key": trusted,
+        "unregistered key": trusted + key,
+        "wrong CA": ["--root-certificates", str(other.ca), *mine],
+        "plain text": ["--insecure", "--max-retries", "2"],
+    }
+    intruders = {}
+    for port, (name, words) in zip(ports, attempts.items(), strict=False):
+        command = [script("flower-supernode"), "--superlink", address, "--port", str(port), *words,
+                 "--node-config", "partition-id=0 num-partitions=3"]  # fmt: skip
+        intruders[name] = federation.extra(command, f"intruder-{name.replace(' ', '-')}")
+    summary = run.result()
+    assert summary["failures"] == []
+    assert summary["run_sha256"] == simulated(tmp_path)
+    for name, intruder in intruders.items():
+        wait_for(lambda intruder=intruder: not intruder.running(), 120, f"{name} gives up")
+        assert intruder.popen.returncode != 0, name
+        assert not intruder.said("SuperNode ID"), name
+    assert intruders["wrong CA"].said("CERTIFICATE_VERIFY_FAILED")
+
+
+def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
+    """Point 1, the other half: the Ray-backed simulation is what `simulated` stands for."""
+    words = [f"{key}={value}" for key, value in PRESET.items()]
+    config = tmp_path / "preset.yaml"
+    config.write_text("")
+    command = [script("fedhet"), "run", str(config), *words, f"out={tmp_path}", "name=ray"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    ray = json.loads((tmp_path / "ray" / "summary.json").read_text())
+    assert ray["run_sha256"] == simulated(tmp_path)
+
+
+def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
+    """Point 2. The simulated twin loses the same replies: everything else must be the same."""
+    node, received = federation.nodes[1], federation.nodes[1].said("train message")
+    long = {"local_epochs": 8, "rounds": 4, "round_timeout": 60}
+    run = federation.run("killed", **long)
+    wait_for(federation.receiving(1, received + 2), 300, "node 1 is in round 2")
+    # Its imports take some four seconds of CPU time, its training ten.
+    wait_for(lambda: node.cpu_seconds("flwr-clientapp") > 6, 60, "node 1 is training")
+    node.kill()
+    killed = len(run.rounds()) + 1
+    supervisor = federation.supervise(1)
+    summary = run.result(600)
+    rounds = run.rounds()
+    failures = summary["failures"]
+    assert killed in {f["round"] for f in failures} and {f["client"] for f in failures} == {"1"}
+    assert all(f["reason"] for f in failures)
+    assert all(record["seconds"] < 60 + 20 for record in rounds)
+    assert rounds[-1]["replied"] == 3, failures
+    assert supervisor.starts > 1  # refused until its old heartbeat had expired
+    lost = {(f["round"], f["client"]) for f in failures}
+    assert summary["run_sha256"] == simulated(tmp_path, lost, **long)
+    rows = list(csv.DictReader((run.folder / "clients.csv").open()))
+    assert rows[-2]["client"] == "1" and rows[-2]["generation"] == "4"
+
+
+def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
+    """Point 3: both in one run, each in the middle of a round."""
+    long = {"local_epochs": 2, "rounds": 3}
+    run = federation.run("crashes", **long)
+    run.wait_rounds(1)
+    server_app = federation.superlink.child("flwr-serverapp")
+    assert server_app is not None
+    server_app.kill()
+    run.result(code=3)
+    finished = len(run.rounds())
+    assert finished < 2
+
+    run = federation.resume(run)
+    run.wait_rounds(finished + 1)
+    federation.superlink.kill()
+    time.sleep(2.0)
+    federation.start_superlink()
+    run.result(code=3)
+    assert finished < len(run.rounds()) < 3
+
+    federation.wait_online(3)
+    summary = federation.resume(run).result()
+    assert summary["status"] == "completed" and summary["rounds"] == 3
+    assert summary["run_sha256"] == simulated(tmp_path, **long)
+
+
+def test_a_client_that_cannot_save_is_left_out(federation, tmp_path):
+    """Point 4: no folder can be made on client 0; the disk of client 2 fills up in round 3."""
+    (tmp_path / "file").write_text("not a folder")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # Two generations of 2.7 MB fit, but not the two that are kept and a third.
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=7m", "tmpfs", str(disk)], check=False
+    )
+    try:
+        federation.start_node(0, f'partition-id=0 num-partitions=3 state-dir="{tmp_path}/file/x"')
+        if mounted.returncode == 0:
+            federation.start_node(2, f'partition-id=2 num-partitions=3 state-dir="{disk}"')
+        federation.wait_online(3)
+        run = federation.run("full")
+        summary = run.result()
+        lost = {(1, "0"), (2, "0"), (3, "0")} | ({(3, "2")} if mounted.returncode == 0 else set())
+        assert {(f["round"], f["client"]) for f in summary["failures"]} == lost
+        for failure in summary["failures"]:
+            assert "StateError: state" in failure["reason"] and "cannot be" in failure["reason"]
+        if mounted.returncode == 0:
+            full = [f["reason"] for f in summary["failures"] if f["client"] == "2"]
+            assert "No space left" in full[0]
+            kept = sorted(path.name for path in disk.rglob("*") if path.is_file())
+            assert kept == ["00000001.safetensors", "00000002.safetensors"]
+        assert summary["run_sha256"] == simulated(tmp_path, lost)
+    finally:
+        if mounted.returncode == 0:
+            federation.nodes[2].end()
+            subprocess.run(["umount", str(disk)], check=False)
+
+
+def private_folder(folder: Path, classes: str) -> Path:
+    """Some digits as an image folder: ten PNG files per class."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        wanted = images[labels == int(name) % 10][:20] if name.isdigit() else images[:20]
+        for i, image in enumerate(wanted):
+            pixels = (image.reshape(8, 8) * 15).astype("uint8")
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_private_images_and_own_models(federation, tmp_path):
+    """Two hospitals with images of their own; the third has a class that the run lacks."""
+    folders = {k: private_folder(tmp_path / str(k), c) for k, c in enumerate(("012", "23", "1z"))}
+    more = {1: ' model="cnn-4" device="cpu"'}
+    for k, folder in folders.items():
+        text = f'data-dir="{folder}" name="hospital-{k}"' + more.get(k, "")
+        federation.start_node(k, text)
+    federation.wait_online(3)
+    run = federation.run("private", clients=0, classes="0,1,2,3", rounds=1)
+    summary = run.result()
+    assert summary["clients"] == 2 and summary["failures"] == []
+    partition = (run.folder / "partition.csv").read_text().split()
+    assert partition == ["client,0,1,2,3", "hospital-0,16,16,16,0", "hospital-1,0,0,16,16"]
+    rows = list(csv.DictReader((run.folder / "clients.csv").open()))
+    assert {(row["client"], row["model"]) for row in rows} == {
+        ("hospital-0", "cnn-5"), ("hospital-1", "cnn-4"),
+    }  # fmt: skip
+    assert federation.nodes[2].said("folder 'z' is not one of the classes")
+    for folder in folders.values():
+        shutil.rmtree(folder)

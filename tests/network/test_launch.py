@@ -1,0 +1,275 @@
+"""``fedhet run`` for real: SuperLink, Ray and their processes, killed in every way.
+
+Every test of the quickstart leaves one run folder per command; ``base`` is the undisturbed run
+that the others must reproduce to the byte.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedhet.superlink import script
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
+
+ROUNDS = 8
+WORK = (
+    "models=cnn-5",
+    "clients=4",
+    "classes-per-client=5",
+    f"rounds={ROUNDS}",
+    "start-timeout=300",
+)
+PATIENCE = 300.0  # seconds; generous, since the cores may be shared
+FILES = {
+    "config.yaml", "environment.json", "partition.csv", "rounds.jsonl", "clients.csv",
+    "checkpoint", "state", "summary.json", "log.txt",
+}  # fmt: skip
+
+
+@dataclass
+class Command:
+    """A ``fedhet`` command in a process of its own, and the run folder that it fills."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+
+    def wait(self, rounds: int) -> None:
+        """Until that many rounds are finished."""
+        self.until(lambda: len(self.rounds()) >= rounds)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Until the condition holds; the command must still be running then."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def rounds(self) -> list[dict[str, object]]:
+        try:
+            lines = (self.folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+        except OSError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def pids(self) -> list[int]:
+        with contextlib.suppress(OSError):
+            return [int(pid) for pid in (self.folder / "pids").read_text().split()]
+        return []
+
+    def pid_of(self, program: str) -> list[int]:
+        """Recorded processes whose command line names the program."""
+        found = []
+        for pid in self.pids():
+            with contextlib.suppress(psutil.Error):
+                if any(Path(word).name == program for word in psutil.Process(pid).cmdline()[:2]):
+                    found.append(pid)
+        return found
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code and what was printed, when it has ended by itself."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+    def summary(self) -> dict[str, object]:
+        return dict(json.loads((self.folder / "summary.json").read_text()))
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Whatever still runs for a run folder, found without fedhet's own lists."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            words = " ".join(process.cmdline())
+            if process.environ().get("FEDHET_RUN_FOLDER") == str(folder) or str(folder) in words:
+                found.append(process)
+    return found
+
+
+def assert_gone(folder: Path, pids: list[int]) -> None:
+    """No process of the run, recorded or not, is left."""
+    assert processes_of(folder) == []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert not (folder / "pids").exists()
+    assert not (folder / "flwr").exists()
+
+
+class Commands:
+    """Starts ``fedhet`` commands below one folder; ends by pid whatever they may leave."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.started: list[Command] = []
+
+    def run(self, name: str, *words: str) -> Command:
+        """Run the quickstart, made small."""
+        where = ("--out", str(self.base), "--name", name)
+        return self._start(self.base / name, "run", "quickstart", *WORK, *words, *where)
+
+    def resume(self, name: str) -> Command:
+        return self._start(self.base / name, "resume", str(self.base / name))
+
+    def _start(self, folder: Path, *words: str) -> Command:
+        process = subprocess.Popen(
+            [script("fedhet"), *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.started.append(Command(folder, process))
+        return self.started[-1]
+
+    def end(self) -> None:
+        for command in self.started:
+            command.process.kill()
+            command.process.communicate()
+            for process in processes_of(command.folder):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+
+@pytest.fixture(scope="module")
+def fedhet(tmp_path_factory):
+    commands = Commands(tmp_path_factory.mktemp("runs"))
+    yield commands
+    commands.end()
+
+
+@pytest.fixture(scope="module")
+def base(fedhet):
+    """An undisturbed run with one actor."""
+    command = fedhet.run("base", "actors=1")
+    seen: set[int] = set()
+    while command.process.poll() is None:
+        seen |= set(command.pids())
+        time.sleep(0.1)
+    code, out, err = command.end()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == str(command.folder)
+    assert len(seen) >= 6  # SuperLink, SuperExec, simulation, Ray's server and node, an actor
+    assert_gone(command.folder, sorted(seen))
+    return command
+
+
+def test_a_run_leaves_a_complete_folder(base):
+    assert {path.name for path in base.folder.iterdir() if path.name[0] != "."} == FILES
+    summary = base.summary()
+    assert (summary["status"], summary["rounds"], summary["failures"]) == ("completed", ROUNDS, [])
+    assert summary["run_sha256"] == base.rounds()[-1]["sha256"]
+    assert [record["round"] for record in base.rounds()] == list(range(1, ROUNDS + 1))
+    log = (base.folder / "log.txt").read_text()
+    assert f"fedssa: 4 clients, 4 per round, rounds 1 to {ROUNDS}" in log
+
+
+def test_the_number_of_actors_changes_no_bit_and_the_seed_does(fedhet, base):
+    command = fedhet.run("two", "actors=2")
+    command.wait(1)
+    assert len(command.pid_of("ray::ClientAppActor")) <= 2
+    assert command.end()[0] == 0
+    assert command.summary()["run_sha256"] == base.summary()["run_sha256"]
+    other = fedhet.run("other", "rounds=1", "seed=1")
+    assert other.end()[0] == 0
+    assert other.rounds()[0]["sha256"] != base.rounds()[0]["sha256"]
+    assert_gone(other.folder, [])
+
+
+def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, base):
+    _simulation_killed(fedhet.run("killed"))
+    _everything_killed(fedhet.resume("killed"))
+    _command_killed(fedhet.resume("killed"))
+    _interrupted(fedhet.resume("killed"))
+    last = fedhet.resume("killed")
+    code, out, err = last.end()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == str(last.folder)
+    assert last.summary()["status"] == "completed"
+    assert last.summary()["run_sha256"] == base.summary()["run_sha256"]
+    assert len(last.rounds()) == ROUNDS
+    assert_gone(last.folder, [])
+
+
+def _simulation_killed(command: Command) -> None:
+    """The command notices at once, cleans up and says how to go on."""
+    command.wait(1)
+    pids = command.pids()
+    for pid in command.pid_of("flwr-simulation"):
+        os.kill(pid, signal.SIGKILL)
+    code, _, err = command.end()
+    assert code == 3
+    assert "the simulation ended unexpectedly" in err
+    assert f"fedhet resume {command.folder}" in err
+    assert str(command.folder / "log.txt") in err
+    assert command.summary()["status"] == "failed"
+    assert_gone(command.folder, pids)
+
+
+def _everything_killed(command: Command) -> None:
+    """Power cut: nobody is left to clean up, the next ``resume`` finds only files."""
+    rounds = len(command.rounds())
+    command.until(lambda: command.pid_of("flwr-simulation"))
+    command.wait(rounds + 1)
+    for pid in [command.process.pid, *command.pids()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert command.end()[0] == -signal.SIGKILL
+    assert command.pids()
+
+
+def _command_killed(command: Command) -> None:
+    """Without its owner everything ends by itself."""
+    command.until(lambda: command.pid_of("flwr-simulation") and command.pid_of("raylet"))
+    command.process.kill()
+    assert command.end()[0] == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while processes_of(command.folder):
+        assert time.monotonic() < deadline, processes_of(command.folder)
+        time.sleep(0.2)
+
+
+def _interrupted(command: Command) -> None:
+    """Ctrl-C: nothing is left, and the run is marked."""
+    rounds = len(command.rounds())
+    command.wait(rounds + 1)
+    pids = command.pids()
+    command.process.send_signal(signal.SIGINT)
+    code, _, err = command.end()
+    assert code == 130
+    assert err == f"fedhet: continue it with: fedhet resume {command.folder}\n"
+    assert command.summary()["status"] == "stopped"
+    assert_gone(command.folder, pids)
+
+
+def test_a_run_that_fails_says_why_and_leaves_no_process(fedhet):
+    words = ("max-update-norm=1e-6", "max-skipped-rounds=0", "name=fails")
+    command = fedhet.run("failed", *words)
+    code, out, err = command.end()
+    assert code == 3
+    assert "max-update-norm" in err
+    assert command.summary()["status"] == "failed"
+    assert "max-update-norm" in str(command.summary()["reason"])
+    assert_gone(command.folder, [])
+
+
+def test_two_commands_never_share_a_run_folder(fedhet):
+    first = fedhet.run("shared", "rounds=1")
+    first.until(lambda: first.pid_of("flower-superlink"))
+    for second in (fedhet.run("shared"), fedhet.resume("shared")):
+        code, out, err = second.end()
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert "already exists" in err or "in use by another process" in err
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end()[0] == 128 + signal.SIGTERM
+    assert first.summary()["status"] == "stopped"
+    assert_gone(first.folder, [])

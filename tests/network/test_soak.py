@@ -1,0 +1,82 @@
+"""Many SuperNodes at once, one killed and restarted every three rounds; prints a report."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from network.federation import Federation, Run, wait_for
+
+pytestmark = [pytest.mark.network, pytest.mark.timeout(7200)]
+
+
+def megabytes(process: psutil.Process | None) -> float:
+    return round(process.memory_info().rss / 2**20, 1) if process is not None else 0.0
+
+
+def memory(federation: Federation) -> dict[str, float]:
+    assert federation.superlink.popen is not None
+    link = psutil.Process(federation.superlink.popen.pid)
+    app = federation.superlink.child("flwr-serverapp")
+    return {"superlink_mb": megabytes(link), "serverapp_mb": megabytes(app)}
+
+
+def soak(folder: Path, nodes: int, rounds: int, timeout: int) -> dict:
+    """Run it; every third round the SuperNode whose turn it is dies while it trains."""
+    federation = Federation(folder, nodes)
+    try:
+        federation.start()
+        for k in range(nodes):
+            federation.supervise(k)
+        run = federation.run(
+            "soak", clients=nodes, rounds=rounds, round_timeout=timeout, min_replies=nodes // 2
+        )
+        run.wait_rounds(1, 600)
+        start, end, killed = memory(federation), {}, []
+        for victim, round_ in enumerate(range(2, rounds, 3)):
+            run.wait_rounds(round_ - 1, 600)
+            node = federation.nodes[victim % nodes]
+            wait_for(lambda node=node: node.child("flwr-clientapp"), 300, "the victim trains")
+            node.kill()
+            killed.append((round_, str(victim % nodes)))
+        run.wait_rounds(rounds - 1, 7200)
+        end = memory(federation)
+        return report(run, killed, start, end)
+    finally:
+        federation.stop()
+
+
+def report(run: Run, killed: list[tuple[int, str]], start: dict, end: dict) -> dict:
+    summary, records = run.result(), run.rounds()
+    return {
+        "status": summary["status"],
+        "rounds": len(records),
+        "replies_expected": sum(r["sampled"] for r in records),
+        "replies_received": sum(r["replied"] for r in records),
+        "failed": summary["failures"],
+        "killed": killed,
+        "seconds": [round(r["seconds"], 1) for r in records],
+        "start": start,
+        "end": end,
+    }
+
+
+def check(result: dict) -> None:
+    print(json.dumps(result))
+    assert result["status"] == "completed"
+    failed = len(result["failed"])
+    assert result["replies_received"] + failed == result["replies_expected"]
+    # Nobody but the victims fails, and each for the rounds that it was away at most.
+    assert {f["client"] for f in result["failed"]} <= {client for _, client in result["killed"]}
+    assert failed <= 4 * len(result["killed"])
+    for kind in ("superlink_mb", "serverapp_mb"):
+        assert result["end"][kind] < 1.5 * result["start"][kind] + 50
+
+
+def test_six_nodes_six_rounds(tmp_path):
+    check(soak(tmp_path, nodes=6, rounds=6, timeout=60))
+
+
+@pytest.mark.soak
+def test_twenty_nodes_thirty_rounds(tmp_path):
+    check(soak(tmp_path, nodes=20, rounds=30, timeout=180))

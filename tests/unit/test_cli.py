@@ -1,0 +1,294 @@
+"""The command line in this process: every mistake is one line and a code; nothing is launched."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from PIL import Image
+
+from fedhet import commands
+from fedhet.cli import execute
+from fedhet.errors import RunFailedError
+from fedhet.interrupt import Interrupted
+from fedhet.launch import Launch
+from fedhet.results import RunFolder
+
+SMALL = ("models=cnn-5", "clients=2", "rounds=1")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, and no way to start a process by accident."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "simulate", _never)
+    monkeypatch.setattr(commands, "submit_remote", _never)
+    return tmp_path
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("a process would have been started")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    """The one line that a mistake gets."""
+    assert execute(list(words)) == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("fedhet: error: ")
+    return line.removeprefix("fedhet: error: ")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Replaces the simulation by one that reports a round and ends as it is told."""
+    launches: list[Launch] = []
+
+    def install(ending: BaseException | None = None) -> list[Launch]:
+        def simulate(launch, on_rounds):
+            launches.append(launch)
+            on_rounds([{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}])
+            status = "failed" if ending else "completed"
+            launch.folder.write_summary(launch.config, status, 2, str(ending or ""))
+            if ending:
+                raise ending
+
+        monkeypatch.setattr(commands, "simulate", simulate)
+        return launches
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["method=fedsa"], ["method", "'fedsa'", "did you mean 'fedssa'", "lg_fedavg"]),
+        (["dataset=digit"], ["'digit'", "digits"]),
+        (["models=cnn-9"], ["'cnn-9'", "cnn-5"]),
+        (["models=nowhere:make"], ["'nowhere:make'", "app root or be installed on every node"]),
+        (["dataset=image-folder"], ["data-path"]),
+        (["dataset=image-folder", "data-path=/no/such"], ["data-path", "/no/such"]),
+        (["classes-per-client=11"], ["classes-per-client", "11", "10 classes"]),
+        (["fraction=0"], ["fraction", "'0'", "greater than 0"]),
+        (["fraction=1.5"], ["fraction", "'1.5'", "less than or equal to 1"]),
+        (["state-dir=/dev/null/states"], ["state-dir", "/dev/null/states", "cannot be written"]),
+        (["out=/dev/null/runs"], ["run folder", "/dev/null/runs", "cannot be made"]),
+        (["device=cuda:99"], ["device", "'cuda:99'"]),
+        (["clients=2", "min-replies=3"], ["min-replies", "3", "2 clients"]),
+        (["clients=0", "min-replies=11"], ["min-replies", "11", "10 clients"]),
+        (["partition=file", "partition-file=/no/such.csv"], ["partition-file", "/no/such.csv"]),
+        (["rounds"], ["'rounds'", "key=value"]),
+        (["round=1"], ["round: unknown key", "did you mean 'rounds'"]),
+        (["method=standalone", "mu0=0.5"], ["mu0", "only method fedssa"]),
+    ],
+)
+def test_a_wrong_run_is_one_line_and_leaves_nothing(capsys, here, words, parts):
+    line = refused(capsys, "run", "quickstart", *words)
+    for part in parts:
+        assert part in line
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["rum"], ["No such command 'rum'", "'run'"]),
+        (["run", "quickstart", "--nam", "x"], ["No such option '--nam'", "'--name'"]),
+        (["run"], ["Missing argument 'CONFIG'"]),
+        (["run", "quikstart"], ["'quikstart'", "did you mean 'quickstart'", "fedssa"]),
+        (["run", "none.yaml"], ["'none.yaml'", "cannot be read"]),
+        (["resume", "none"], ["none' is not a run folder"]),
+        (["models", "--classes", "0"], ["--classes", "0"]),
+        (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
+    ],
+)
+def test_a_wrong_command_is_one_line(capsys, here, words, parts):
+    line = refused(capsys, *words)
+    for part in parts:
+        assert part in line
+    assert list(here.iterdir()) == []
+
+
+def test_a_class_folder_with_too_few_images(capsys, here):
+    for name in ("cat", "dog"):
+        (here / "data" / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = np.full((8, 8, 3), 40 * i, dtype=np.uint8)
+            Image.fromarray(pixels).save(here / "data" / name / f"{i}.png")
+    words = ["dataset=image-folder", "data-path=data", "clients=5", "classes-per-client=2"]
+    line = refused(capsys, "run", "quickstart", *words, "models=cnn-5")
+    assert "cat" in line
+    assert "4" in line
+    assert not (here / "runs").exists()
+
+
+def test_run_folders_stay_out_of_the_app_bundle(capsys):
+    root = commands.app_root()
+    line = refused(capsys, "run", "quickstart", f"out={root / 'docs' / 'runs'}")
+    assert "out" in line
+    assert "sends to every client" in line
+    assert not (root / "docs" / "runs").exists()
+
+
+def test_a_missing_model_module_in_the_working_folder_is_found(capsys, here, pretend):
+    launches = pretend()
+    (here / "fedhet_own_model.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, d, classes):\n"
+        "        super().__init__()\n"
+        "        self.body = nn.Sequential(nn.Flatten(), nn.Linear(3072, d))\n"
+        "        self.head = nn.Linear(d, classes)\n"
+        "    def features(self, x):\n"
+        "        return self.body(x)\n"
+        "def make(classes, d, image_size):\n"
+        "    return Net(d, classes)\n",
+        encoding="utf-8",
+    )
+    assert execute(["run", "quickstart", "models=fedhet_own_model:make", "clients=2"]) == 0
+    assert launches[0].python_path == (str(here),)
+
+
+def test_the_run_folder_is_the_last_line(capsys, here, pretend):
+    launches = pretend()
+    out = ["--out", "results", "--name", "first"]
+    assert execute(["run", "quickstart", *SMALL, "clients=0", *out]) == 0
+    folder = here / "results" / "first"
+    assert capsys.readouterr().out.splitlines()[-1] == str(folder)
+    (launch,) = launches
+    assert (launch.config.clients, launch.config.out) == (10, str(here / "results"))
+    assert RunFolder(folder).started_config()["clients"] == 10
+    assert launch.envelope(7).endswith(
+        f'"experiment":"{launch.folder.experiment}","owner":7,"resume":false}}}}'
+    )
+
+
+def test_names_are_made_from_the_preset_and_the_time(capsys, here, pretend):
+    pretend()
+    (here / "mine.yaml").write_text("rounds: 1\nclients: 2\nmodels: [cnn-5]\n", encoding="utf-8")
+    assert execute(["run", "mine.yaml"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]).name.startswith("mine-2")
+
+
+def test_json_is_the_summary_and_nothing_else(capsys, here, pretend):
+    pretend()
+    assert execute(["run", "quickstart", *SMALL, "--name", "first", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["folder"]) == ("completed", str(here / "runs" / "first"))
+
+
+def test_a_run_folder_is_never_used_twice(capsys, pretend):
+    pretend()
+    assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 0
+    capsys.readouterr()
+    line = refused(capsys, "run", "quickstart", *SMALL, "--name", "first")
+    assert "already exists" in line
+    assert "fedhet resume" in line
+
+
+def test_a_failed_run_is_3_and_an_interrupted_one_130(capsys, here, pretend):
+    pretend(RunFailedError("run failed: too few replies (log: log.txt)"))
+    assert execute(["run", "quickstart", *SMALL, "--name", "bad"]) == 3
+    assert capsys.readouterr().err.endswith("run failed: too few replies (log: log.txt)\n")
+    assert (here / "runs" / "bad" / "summary.json").exists()
+    pretend(Interrupted(2))
+    assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 130
+    assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def stopped(capsys, here, pretend) -> Path:
+    """A run folder of a run that did not complete."""
+    pretend(RunFailedError("run failed"))
+    assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 3
+    capsys.readouterr()
+    return here / "runs" / "first"
+
+
+def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypatch, tmp_path):
+    launches = pretend()
+    experiment = RunFolder(stopped).experiment
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert execute(["resume", str(stopped)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(stopped)
+    assert launches[-1].resume
+    assert json.loads(launches[-1].envelope(1))["run"]["experiment"] == experiment
+    assert "completed" in refused(capsys, "resume", str(stopped))
+
+
+def test_resume_names_the_key_that_was_edited(capsys, stopped):
+    config = stopped / "config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.01", "lr: 0.02"), encoding="utf-8")
+    line = refused(capsys, "resume", str(stopped))
+    assert line.startswith("lr: config.yaml says '0.02'")
+
+
+def test_resume_needs_states_in_files(capsys, here, pretend):
+    pretend(RunFailedError("run failed"))
+    words = [*SMALL, "state-backend=context", "--name", "first"]
+    assert execute(["run", "quickstart", *words]) == 3
+    capsys.readouterr()
+    assert "state-backend=context" in refused(capsys, "resume", "runs/first")
+
+
+@pytest.mark.parametrize("lock", [".owner", ".lock"])
+def test_one_command_at_a_time_in_a_run_folder(capsys, stopped, monkeypatch, lock):
+    monkeypatch.setattr("fedhet.launch.TAKE_OVER", 0.3)
+    with FileLock(stopped / lock):
+        assert "in use by another process" in refused(capsys, "resume", str(stopped))
+    assert stopped.exists()
+
+
+def test_resume_ends_what_a_killed_command_left_behind(stopped, pretend):
+    pretend()
+    program = "import os, time; os.environ.clear(); time.sleep(60)"
+    left = subprocess.Popen(
+        [sys.executable, "-c", program], env={"FEDHET_RUN_FOLDER": str(stopped)}
+    )
+    other = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        assert execute(["resume", str(stopped)]) == 0
+        assert left.wait(timeout=5) < 0
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        other.wait()
+
+
+def test_methods_and_models_for_people_and_programs(capsys):
+    assert execute(["methods"]) == 0
+    assert "mu0=0.5" in capsys.readouterr().out
+    assert execute(["methods", "--json"]) == 0
+    table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert table["fedssa"]["keys"]["t-stable"]["default"] == 5
+    assert execute(["models", "--json", "--classes", "100"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["parameters"] == 2_666_648
+    assert execute(["models"]) == 0
+    assert "2,621,558" in capsys.readouterr().out
+
+
+def test_partition_as_a_table_and_a_picture(capsys, here):
+    assert execute(["partition", "quickstart", "clients=3", "--out", "pictures"]) == 0
+    output = capsys.readouterr()
+    assert "4 classes have no owner" in output.err
+    assert output.out.splitlines()[-1] == str(here / "pictures" / "partition.png")
+    with Image.open(here / "pictures" / "partition.png") as picture:
+        assert picture.format == "PNG"
+    assert execute(["partition", "quickstart", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [sum(n > 0 for n in row) for row in shown["clients"].values()] == [2] * 10
+    assert sum(map(sum, shown["clients"].values())) == 1797
+
+
+def test_help_does_not_wait_for_torch(capsys):
+    program = "import sys, fedhet.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert execute(["--help"]) == 0
+    assert "resume" in capsys.readouterr().out
+    assert execute([]) == 0

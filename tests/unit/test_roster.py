@@ -1,0 +1,158 @@
+"""The handshake: ghosts, silent nodes, restarts, private folders, nodes with own choices."""
+
+import csv
+import json
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from PIL import Image
+from simulation import LocalGrid, simulate, small
+
+from fedhet import client_app
+from fedhet.config import envelope
+from fedhet.errors import RunFailedError
+from fedhet.roster import Roster
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """Three nodes of a simulated federation, no round loop."""
+    monkeypatch.setattr(client_app, "is_simulated", lambda: True)
+    return LocalGrid(envelope(small(tmp_path), {}), 3)
+
+
+def queries(grid) -> list[int]:
+    return [message.metadata.dst_node_id for message in grid.sent]
+
+
+def test_a_node_refused_because_of_a_ghost_is_asked_again_when_the_ghost_is_gone(grid):
+    """Without a persistent key a restarted node has a new id while the old one looks online."""
+    twin = dict(grid.contexts[102].node_config)
+    grid.contexts[200] = Context(
+        run_id=1, node_id=200, node_config=twin, state=RecordDict(),
+        run_config=grid.contexts[102].run_config, series_id=0,
+    )  # fmt: skip
+    roster = Roster()
+    roster.query(grid, "x")
+    grid.online.add(200)
+    assert roster.query(grid, "x") == [] and "already taken" in roster.refused[200]
+    assert roster.query(grid, "x") == [] and queries(grid).count(200) == 1
+    grid.online.discard(102)
+    assert roster.query(grid, "x") == ["2"]
+    assert roster.nodes == {"0": 100, "1": 101, "2": 200} and not roster.refused
+
+
+def test_only_strangers_are_asked_and_only_once(grid):
+    roster = Roster()
+    assert sorted(roster.query(grid, "x")) == ["0", "1", "2"]
+    assert roster.query(grid, "x") == []
+    assert sorted(queries(grid)) == [100, 101, 102]
+
+
+def test_a_silent_node_is_waited_for_once_and_its_late_answer_counts(grid):
+    held = []
+
+    def mute(node, message, reply):
+        if node == 2:
+            held.append(reply)
+            return None
+        return reply
+
+    grid.tamper = mute
+    roster = Roster()
+    assert sorted(roster.query(grid, "x", patience=0.3)) == ["0", "1"]
+    started = time.monotonic()
+    assert roster.query(grid, "x", patience=0.3) == []
+    assert time.monotonic() - started < 0.2
+    answers = grid.pull_messages
+    grid.pull_messages = lambda ids: [*answers(ids), *held]
+    assert roster.query(grid, "x", patience=0.3) == ["2"]
+    assert queries(grid).count(102) == 1
+
+
+def test_a_node_whose_question_was_lost_is_asked_again_three_times_at_most(grid):
+    def broken(node, message, reply):
+        return Message(Error(code=5, reason="gone"), reply_to=message) if node == 2 else reply
+
+    grid.tamper = broken
+    roster = Roster()
+    for _ in range(5):
+        roster.query(grid, "x", patience=0.3)
+    assert queries(grid).count(102) == 3 and "gone" in roster.refused[102]
+
+
+def folder(path, classes, size=40):
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (path / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = rng.integers(0, 256, (size, size + 3, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{i}.png")
+    return str(path)
+
+
+def private(tmp_path, folders, own=None, **changes):
+    """A run over nodes with image folders of different sizes; ``own``: more node config."""
+
+    def give(grid):
+        for k, classes in enumerate(folders):
+            node = {
+                "data-dir": folder(tmp_path / f"images-{k}", classes, 24 + 16 * k),
+                "name": f"hospital-{k}",
+                "state-dir": str(tmp_path / f"state-{k}"),
+            } | (own or {}).get(k, {})
+            grid.contexts[100 + k].node_config.clear()
+            grid.contexts[100 + k].node_config.update(node)
+
+    config = small(tmp_path, clients=len(folders), **{"start_timeout": 1.0, **changes})
+    run, _ = simulate(config, before=give, simulated=False)
+    rows = list(csv.DictReader(run.clients.open()))
+    summary = json.loads(run.summary.read_text())
+    header = (run.path / "partition.csv").read_text().splitlines()[0]
+    return header, summary, {(row["client"], row["model"]) for row in rows}
+
+
+def test_the_handshake_unites_the_classes_of_private_folders(tmp_path):
+    header, summary, clients = private(tmp_path, (("cat", "dog"), ("dog", "emu"), ("ant",)))
+    assert header == "client,ant,cat,dog,emu" and summary["failures"] == []
+    assert {client for client, _ in clients} == {"hospital-0", "hospital-1", "hospital-2"}
+    assert (tmp_path / "state-1").is_dir()
+
+
+def test_a_class_that_is_not_listed_leaves_out_that_client_only(tmp_path, caplog):
+    folders = (("cat", "dog"), ("dog",), ("dog", "zebra"))
+    header, summary, clients = private(tmp_path, folders, classes=["cat", "dog"])
+    assert header == "client,cat,dog" and summary["status"] == "completed"
+    assert {client for client, _ in clients} == {"hospital-0", "hospital-1"}
+    assert "'zebra' is not one of the classes" in caplog.text
+
+
+def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_path, caplog):
+    own = {0: {"model": "cnn-4"}, 1: {"model": "cnn-7"}, 2: {"device": "cuda:7"}}
+    _, _, clients = private(tmp_path, (("a", "b"), ("a", "b"), ("a", "b")), own)
+    assert clients == {("hospital-0", "cnn-4")}
+    assert "model 'cnn-7' is unknown" in caplog.text
+    assert "device: 'cuda:7' is not there" in caplog.text
+
+
+def test_hidden_classes_need_a_list(tmp_path):
+    with pytest.raises(RunFailedError, match="hide-classes needs `classes`"):
+        private(tmp_path, (("a", "b"), ("b", "c")), hide_classes=True)
+    _, summary, _ = private(
+        tmp_path / "2", (("a", "b"), ("b", "c")), hide_classes=True, classes=["a", "b", "c"]
+    )
+    assert summary["failures"] == []
+
+
+def test_a_deployed_client_ignores_paths_of_the_run(tmp_path):
+    """A server does not choose paths on a hospital's disk."""
+    config = small(tmp_path, dataset="image-folder", data_path=folder(tmp_path / "server", "ab"))
+
+    def keep(grid):
+        for k, context in grid.contexts.items():
+            context.node_config["state-dir"] = str(tmp_path / f"state-{k}")
+
+    with pytest.raises(RunFailedError, match="data-path is empty"):
+        simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)

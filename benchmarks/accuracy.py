@@ -53,6 +53,8 @@ def main() -> None:
                 where = ["--out", str(chosen.out), "--name", name]
                 subprocess.run([*command, *overrides, *where], check=True, stdout=sys.stderr)
             done = json.loads(summary.read_text())
+            if done["status"] != "completed":
+                raise SystemExit(f"{summary.parent} {done['status']}: {done['reason']}")
             replies = round(done["fraction"] * done["clients"]) * done["rounds"]
             gflops = done["train_flops_total"] / replies / 1e9
             emit(

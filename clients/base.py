@@ -218,6 +218,8 @@ class MethodClient(NumPyClient):
         found: dict[str, float] = {}
         for part in ("test", "val"):
             data = self.images(part)
+            if not len(data):
+                continue
             for name, hits in correct(self.predict, data, self.config).items():
                 key = f"{part}_accuracy_{name}" if name else f"{part}_accuracy"
                 found[key] = 100.0 * hits / len(data)

@@ -5,6 +5,7 @@ Its simulator scans all outstanding messages at every sweep (quadratic), so only
 is in flight.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from flwr.serverapp import Grid
 SIMULATION_POLL = 0.01
 NETWORK_POLL = 0.25
 WINDOW = 64
+PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
 NO_REPLY = 1000  # error codes of our own, above Flower's
 NOT_SENT = 1001
 
@@ -25,6 +27,30 @@ def poll_interval(grid: Grid) -> float:
     return SIMULATION_POLL if hasattr(grid, "pull_interval") else NETWORK_POLL
 
 
+class _Pull(threading.Thread):
+    """Asks for one reply; a daemon, so that one that hangs keeps no process alive."""
+
+    def __init__(self, grid: Grid, identity: str) -> None:
+        super().__init__(daemon=True)
+        self.grid, self.identity = grid, identity
+        self.replies: list[Message] = []
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Work of the thread."""
+        try:
+            self.replies = list(self.grid.pull_messages([self.identity]))
+        except Exception as error:  # raised again where the result is wanted
+            self.error = error
+
+    def result(self) -> list[Message]:
+        """What came; raises what the pull raised."""
+        if self.error is not None:
+            raise self.error
+        return self.replies
+
+
 class Mail:
     """Messages on their way: not yet sent, and sent but not yet answered."""
 
@@ -32,6 +58,7 @@ class Mail:
         self.grid = grid
         self.waiting: deque[Message] = deque()
         self.pending: dict[str, Message] = {}
+        self._pulls: dict[str, _Pull] = {}
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.pending)
@@ -47,11 +74,38 @@ class Mail:
         may carry the server's own node id: match replies by ``reply_to_message_id``.
         """
         done = self._send()
-        for reply in self.grid.pull_messages(list(self.pending)) if self.pending else ():
+        for reply in self._pull():
             message = self.pending.pop(reply.metadata.reply_to_message_id, None)
             if message is not None:
                 done.append((message, reply))
         return done
+
+    def pause(self) -> None:
+        """Wait until the next poll is due: a network is asked at most 50 times a second."""
+        simulated = poll_interval(self.grid) == SIMULATION_POLL
+        time.sleep(SIMULATION_POLL if simulated else max(NETWORK_POLL, len(self.pending) * 0.02))
+
+    def _pull(self) -> Iterable[Message]:
+        """The replies that are there.
+
+        On a network every message is pulled in a thread of its own. Flower hands out a reply whose
+        sender died while uploading it, and then waits for the missing parts, three minutes or
+        more, with all other replies in its hands.
+        """
+        if not self.pending:
+            return []
+        if poll_interval(self.grid) == SIMULATION_POLL:
+            return self.grid.pull_messages(list(self.pending))
+        self._pulls = {i: pull for i, pull in self._pulls.items() if i in self.pending}
+        for identity in self.pending:
+            if identity not in self._pulls:
+                self._pulls[identity] = _Pull(self.grid, identity)
+        until = time.monotonic() + PULL_PATIENCE
+        for pull in self._pulls.values():
+            pull.join(max(0.0, until - time.monotonic()))
+        ended = {i: pull for i, pull in self._pulls.items() if not pull.is_alive()}
+        self._pulls = {i: pull for i, pull in self._pulls.items() if i not in ended}
+        return [reply for pull in ended.values() for reply in pull.result()]
 
     def close(self, timeout: float) -> list[Message]:
         """Give up: an error reply for every message that is left."""
@@ -91,7 +145,7 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterato
         if time.monotonic() > deadline:
             break
         if mail.pending:
-            time.sleep(poll_interval(grid))
+            mail.pause()
     yield from mail.close(timeout)
 
 

@@ -212,9 +212,13 @@ def spread(accuracies: Sequence[float]) -> dict[str, float]:
 def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads and git commit, for ``environment.json``."""
     root = Path(__file__).resolve().parents[1]
-    git = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True,
+            check=False,
+        ).stdout.strip()  # fmt: skip
+    except OSError:  # there is no git in a container
+        commit = ""
     names = ("fedhet", "flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
     return {
         "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
@@ -224,6 +228,6 @@ def environment(config: RunConfig) -> dict[str, Any]:
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "device": config.device,
         "threads": config.threads,
-        "git_commit": git.stdout.strip() or None,
+        "git_commit": commit or None,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -144,7 +144,7 @@ class Roster:
             new += [name for pair in mail.poll() for name in self._answered(*pair)]
             if not self._asked or time.monotonic() > max(self._asked.values()) + patience:
                 break
-            time.sleep(poll_interval(grid))
+            mail.pause()
         return new
 
     def _answered(self, asked: Message, message: Message) -> list[str]:

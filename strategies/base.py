@@ -162,7 +162,10 @@ class MethodStrategy(Strategy):
     ) -> Iterable[Message]:
         """One evaluate message per online client whose present state has no accuracy yet."""
         del arrays, config, grid
+        # Whoever has just failed is not asked again: a round has one time limit.
+        failed = {failure["client"] for failure in self.ledger.round.failures}
         behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
+        behind = [client for client in behind if client not in failed]
         self._requests = [(c, self._request(EVALUATE, c, server_round)) for c in behind]
         return [message for _, message in self._requests]
 
@@ -243,13 +246,14 @@ class MethodStrategy(Strategy):
         nothing = (ArrayRecord(), ConfigRecord())
         self.ledger.begin(round_)
         self.roster.query(grid, self.experiment)
+        deadline = time.monotonic() + self.config.round_timeout
         messages = self.configure_train(round_, *nothing, grid)
         replies = exchange(grid, messages, self.config.round_timeout)
         arrays, _ = self.aggregate_train(round_, replies)
-        if self._evaluates(round_):
+        left = deadline - time.monotonic()
+        if self._evaluates(round_) and left > 0:
             messages = self.configure_evaluate(round_, *nothing, grid)
-            replies = exchange(grid, messages, self.config.round_timeout)
-            self.aggregate_evaluate(round_, replies)
+            self.aggregate_evaluate(round_, exchange(grid, messages, left))
         return arrays is not None
 
     def _close(self, round_: int, clock: float) -> dict[str, Any]:

@@ -196,6 +196,12 @@ def test_an_mlp_projects_as_well(tmp_path):
     assert record["replied"] == 3 and record["failures"] == []
 
 
+def test_the_papers_split_has_no_validation_images(tmp_path):
+    record = simulate(fedmrl(tmp_path, split="8:0:2", rounds=1))[0].read_rounds()[-1]
+    assert record["failures"] == [] and record["val_accuracy_mean"] is None
+    assert 0 <= record["test_accuracy_mean"] <= 100
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

@@ -297,7 +297,7 @@ class Federation:
 
     def receiving(self, k: int, count: int) -> Callable[[], bool]:
         """Whether SuperNode k has received ``count`` train messages in its life."""
-        return lambda: self.nodes[k].said("train message") >= count
+        return lambda: self.nodes[k].said("Receiving: train message") >= count
 
 
 class Run:

@@ -38,7 +38,11 @@ def simulated(tmp_path: Path, without: set[tuple[int, str]] = frozenset(), **cha
 def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation, tmp_path):
     """Points 1 and 5: intruders are refused, and the round in progress does not notice."""
     run = federation.run("same")
-    wait_for(federation.receiving(0, federation.nodes[0].said("train message") + 1), 300, "a round")
+    wait_for(
+        federation.receiving(0, federation.nodes[0].said("Receiving: train message") + 1),
+        300,
+        "a round",
+    )
     other = make(tmp_path / "other", ["127.0.0.1"], ["stranger"])
     address, ports = f"127.0.0.1:{federation.port}", federation.ports[federation.size :]
     trusted = ["--root-certificates", str(federation.tls.ca)]
@@ -79,7 +83,7 @@ def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
 
 def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     """Point 2. The simulated twin loses the same replies: everything else must be the same."""
-    node, received = federation.nodes[1], federation.nodes[1].said("train message")
+    node, received = federation.nodes[1], federation.nodes[1].said("Receiving: train message")
     long = {"local_epochs": 8, "rounds": 4, "round_timeout": 60}
     run = federation.run("killed", **long)
     wait_for(federation.receiving(1, received + 2), 300, "node 1 is in round 2")
@@ -151,7 +155,7 @@ def test_a_client_that_cannot_save_is_left_out(federation, tmp_path):
         if mounted.returncode == 0:
             full = [f["reason"] for f in summary["failures"] if f["client"] == "2"]
             assert "No space left" in full[0]
-            kept = sorted(path.name for path in disk.rglob("*") if path.is_file())
+            kept = sorted(path.name for path in disk.rglob("*.safetensors"))
             assert kept == ["00000001.safetensors", "00000002.safetensors"]
         assert summary["run_sha256"] == simulated(tmp_path, lost)
     finally:

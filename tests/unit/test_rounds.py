@@ -126,6 +126,7 @@ def npy(header, rest=b""):
 
 def set_data(data):
     """Put these bytes where an array should be."""
+
     def change(content):
         first = next(iter(content["arrays"]))
         content["arrays"][first] = Array("float32", (1,), "numpy.ndarray", data)
@@ -300,8 +301,8 @@ SUMMARY = """method dataset clients fraction rounds seed status test_accuracy_me
 test_accuracy_std test_accuracy_p10 test_accuracy_min best_validation_round
 best_validation_test_accuracy_mean uplink_floats_per_client_round downlink_floats_per_client_round
 uplink_bytes_total downlink_bytes_total train_flops_total wall_seconds failures run_sha256"""
-ROUND = """round test_accuracy_mean val_accuracy_mean train_loss sampled replied failed uplink_floats
-downlink_floats uplink_bytes downlink_bytes train_flops seconds sha256"""
+ROUND = """round test_accuracy_mean val_accuracy_mean train_loss sampled replied failed
+uplink_floats downlink_floats uplink_bytes downlink_bytes train_flops seconds sha256"""
 
 
 def test_the_run_folder_has_what_is_promised(tmp_path):

@@ -1,0 +1,74 @@
+"""The compose file with podman: same bytes as a simulation (mark ``container``, on demand).
+
+Needs root, ``podman`` and ``podman-compose`` on the PATH, and the image built as ``fedhet:0.1.0``
+from ``docker/Dockerfile``; FEDHET_BASE may name another base image. Old podman versions know
+neither compose's conditions nor health checks without systemd: services are started in order here.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from network.federation import wait_for
+from simulation import simulate
+
+from fedhet.config import load_config
+from fedhet.superlink import app_root
+
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.container,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(shutil.which("podman-compose") is None, reason="podman-compose is missing"),
+]
+CHANGES = ["clients=3", "rounds=2", "models=cnn-5"]
+
+
+class Compose:
+    """``podman-compose`` in a copy of ``docker/``, so that ``../runs`` is a temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.copytree(app_root() / "docker", folder / "docker")
+        (folder / "runs").mkdir()
+        self.folder = folder
+        self.env = os.environ | {"FEDHET_OVERRIDES": " ".join(CHANGES)}
+
+    def __call__(self, *words: str) -> None:
+        command = ["podman-compose", "-f", "docker/compose.yaml", *words]
+        subprocess.run(command, cwd=self.folder, env=self.env, check=True, timeout=300)
+
+    def up(self, *services: str) -> None:
+        self("up", "-d", "--no-deps", "--no-build", *services)
+
+    def podman(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["podman", *words], capture_output=True, text=True, check=False)
+
+    def exited(self, service: str) -> bool:
+        shown = self.podman("inspect", f"docker_{service}_1", "--format", "{{.State.Status}}")
+        return shown.stdout.strip() == "exited"
+
+
+@pytest.fixture
+def compose(tmp_path):
+    made = Compose(tmp_path)
+    yield made
+    made("down", "-v")
+
+
+def test_containers_give_the_same_bytes(compose, tmp_path):
+    compose.up("certs")
+    wait_for(lambda: compose.exited("certs"), 120, "the certificates are made")
+    compose.up("superlink")
+    check = ("exec", "docker_superlink_1", "python3", "/opt/fedhet/docker/health.py")
+    wait_for(lambda: compose.podman(*check).returncode == 0, 240, "the SuperLink is healthy")
+    compose.up("supernode-0", "supernode-1", "supernode-2", "quickstart")
+    wait_for(lambda: compose.exited("quickstart"), 1200, "the quickstart has ended")
+    (run,) = (compose.folder / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "completed" and summary["failures"] == []
+    preset = app_root() / "configs" / "quickstart.yaml"
+    folder, _ = simulate(load_config(preset, [*CHANGES, f"out={tmp_path / 'simulated'}"]))
+    assert summary["run_sha256"] == json.loads(folder.summary.read_text())["run_sha256"]

@@ -1,0 +1,61 @@
+"""Collecting replies: time limits hold even where Flower's own calls block."""
+
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhet.exchange import NO_REPLY, NOT_SENT, exchange
+
+
+class Network:
+    """A grid as on a network (no ``pull_interval``); node 2's reply never arrives completely."""
+
+    def __init__(self, refuse=False):
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+        self.sent, self.refuse, self.release = {}, refuse, threading.Event()
+
+    def push_messages(self, messages):
+        if self.refuse:
+            return []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self.sent[message.metadata.message_id] = message
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids):
+        for identity in message_ids:
+            message = self.sent[identity]
+            if message.metadata.dst_node_id == 2:
+                self.release.wait(60)
+            if message.metadata.dst_node_id == 3:
+                raise ConnectionError("the SuperLink is gone")
+            yield Message(RecordDict(), reply_to=message)
+
+
+def messages(*nodes):
+    return [Message(RecordDict(), node, "train", ttl=60) for node in nodes]
+
+
+def test_a_reply_that_hangs_in_flower_holds_up_nobody():
+    grid, started = Network(), time.monotonic()
+    replies = []
+    for reply in exchange(grid, messages(1, 2, 4), timeout=2.0):
+        replies.append((reply.metadata.src_node_id, reply.has_error(), time.monotonic() - started))
+    grid.release.set()
+    assert [(node, failed) for node, failed, _ in replies[:2]] == [(1, False), (4, False)]
+    assert replies[1][2] < 1.5
+    assert replies[2][1] and 2.0 <= replies[2][2] < 4.0
+
+
+def test_an_error_of_the_connection_is_not_swallowed():
+    with pytest.raises(ConnectionError, match="is gone"):
+        list(exchange(Network(), messages(1, 3), timeout=5.0))
+
+
+def test_what_cannot_be_sent_is_answered_with_an_error():
+    replies = list(exchange(Network(refuse=True), messages(1, 4), timeout=5.0))
+    assert [reply.error.code for reply in replies] == [NOT_SENT, NOT_SENT] != [NO_REPLY] * 2

@@ -17,12 +17,21 @@ from fedhet.interrupt import Interrupted, undisturbed
 from fedhet.processes import Herd
 from fedhet.results import RunFolder
 from fedhet.schema import RunConfig
-from fedhet.superlink import SuperLink, environment, flwr, run_status, submit, write_run_config
+from fedhet.superlink import (
+    SLOW_START,
+    SuperLink,
+    environment,
+    flwr,
+    run_status,
+    submit,
+    write_run_config,
+)
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 REMOTE_POLL = 5.0  # seconds between questions to somebody else's SuperLink
 REMOTE_SILENCES = 20  # questions in a row without an answer before we give up
 TAKE_OVER = 10.0  # seconds that another command may take to notice that its run is dead
+RESTARTS = 2  # further tries on a machine so busy that Ray does not start in time
 OnRounds = Callable[[Sequence[Mapping[str, Any]]], None]
 
 
@@ -114,28 +123,23 @@ def _follow(launch: Launch, link: SuperLink, on_rounds: OnRounds) -> tuple[str, 
     """Report finished rounds until the run has ended; returns its status and the reason."""
     reader = _Reader(launch.folder, on_rounds)
     deadline = time.monotonic() + launch.config.start_timeout
+    restarts = 0
     while True:
         trouble = link.trouble()  # before the summary: a run that ends well leaves one first
         reader.read()
         status, reason = launch.status()
         if status:
-            _settle(launch.folder)
+            link.settle(patience=5.0)
             return status, reason
         if not trouble and not link.started() and time.monotonic() > deadline:
             trouble = f"the simulation did not start in {launch.config.start_timeout:g} s"
-        if trouble:
+        if SLOW_START in trouble and restarts < RESTARTS:
+            restarts += 1
+            link.submit(launch.envelope(os.getpid()))
+            deadline = time.monotonic() + launch.config.start_timeout
+        elif trouble:
             return "failed", trouble
         time.sleep(POLL)
-
-
-def _settle(folder: RunFolder, patience: float = 5.0) -> None:
-    """Wait until the ServerApp, which has written its summary, lets go of the folder."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        with contextlib.suppress(UserError):
-            folder.lock().release()
-            return
-        time.sleep(0.05)
 
 
 class _Reader:

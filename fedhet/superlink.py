@@ -8,6 +8,7 @@ import http.client
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -39,6 +40,7 @@ QUIET = {
     "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
 }
+SLOW_START = "timed out during startup"  # Ray's own limit of 30 s, which cannot be set
 # Processes without which a run cannot go on, by a part of their command line.
 VITAL = {
     "flower-superexec": "Flower's SuperExec",
@@ -146,10 +148,12 @@ class SuperLink:
         self.config = config
         self.folder = folder
         self.home = folder / "flwr"
+        self.log = folder / "log.txt"
         self.herd = Herd(folder)
         self.run_id = ""
         self._vital: set[str] = set()
         self._refreshed = 0.0
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
         extra = {"FLWR_HOME": str(self.home), MARKER: str(folder)}
         extra["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
@@ -175,7 +179,7 @@ class SuperLink:
             f'address = "127.0.0.1:{port}"\ninsecure = true\n',
             encoding="utf-8",
         )
-        with (self.folder / "log.txt").open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded([
                     script("flower-superlink"), "--simulation", "--insecure", "--host", "127.0.0.1",
@@ -211,7 +215,9 @@ class SuperLink:
         self.env["PATH"] = os.pathsep.join([str(programs), self.env["PATH"]])
 
     def submit(self, envelope: str) -> None:
-        """Start the run in it."""
+        """Start the run in it; again, if it did not get far."""
+        self._vital.clear()
+        self._log_start = self.log.stat().st_size
         run_config = self.home / "run-config.toml"
         write_run_config(run_config, envelope)
         self.run_id = submit(CONNECTION, run_config, federation_config(self.config), self.env)
@@ -224,16 +230,20 @@ class SuperLink:
         self._refreshed = time.monotonic()
         if self._process is None or self._process.poll() is not None:
             return "the SuperLink ended unexpectedly"
-        present = {kind for process in self.herd.living() for kind in _kinds(process)}
+        present = self._present()
         lost = self._vital - present
         self._vital |= present
-        if not lost:
-            return ""
-        return self._details() or f"{VITAL[min(lost)]} ended unexpectedly (killed?)"
+        return self._loss(lost) if lost else ""
 
     def started(self) -> bool:
         """Whether the simulation was seen to run."""
         return "flwr-simulation" in self._vital
+
+    def settle(self, patience: float) -> None:
+        """Let the simulation close Ray and report to Flower by itself."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and "flwr-simulation" in self._present():
+            time.sleep(0.1)
 
     def stop(self, grace: float = 3.0) -> None:
         """Stop every process and remove what only they needed."""
@@ -249,13 +259,30 @@ class SuperLink:
             shutil.rmtree(link.readlink(), ignore_errors=True)
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _details(self) -> str:
-        """What Flower knows about a failure; empty if it thinks that the run goes on."""
+    def _present(self) -> set[str]:
+        return {kind for process in self.herd.living() for kind in _kinds(process)}
+
+    def _loss(self, lost: set[str]) -> str:
+        """What the loss of vital processes means; empty if Flower is about to start them again."""
         try:
             status, details = run_status(CONNECTION, self.run_id, self.env)
         except (RunFailedError, subprocess.TimeoutExpired):
+            status, details = "", ""
+        if status in {"pending", "starting"}:  # a start that takes half a minute is repeated
+            self._vital -= lost
             return ""
-        return details if status == "finished:failed" and details != "N/A" else ""
+        if status == "finished:failed" and details != "N/A":
+            return self._cause() or details
+        return f"{VITAL[min(lost)]} ended unexpectedly (killed?)"
+
+    def _cause(self) -> str:
+        """The error at the root of a failure, from the log; Flower's details name the last one."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            text = log.read().decode(errors="replace")
+        block = text.rpartition("Simulation raised an exception")[2]
+        found = re.search(r"^[\w.]*(?:Error|Exception): .+$", block, re.MULTILINE)
+        return found.group() if found else ""
 
 
 def _kinds(process: psutil.Process) -> list[str]:

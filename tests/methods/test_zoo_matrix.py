@@ -39,8 +39,9 @@ def run(tmp_path, method, *, refused="", **changes):
     for record in records:
         assert all(refused and refused in failure["reason"] for failure in record["failures"])
         assert record["replied"] + record["failed"] == record["sampled"] > 0
-        assert 0 <= record["test_accuracy_mean"] <= 100
-        assert record["failed"] or record["train_loss"] is not None
+        if record["replied"]:
+            assert 0 <= record["test_accuracy_mean"] <= 100
+            assert record["train_loss"] is not None
     return records, folder.clients.read_text().splitlines()[1:]
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
+from flwr.common.config import parse_config_args
 from PIL import Image
 
 from fedhet import commands
 from fedhet.cli import execute
+from fedhet.config import build_config
 from fedhet.errors import RunFailedError
 from fedhet.interrupt import Interrupted
 from fedhet.launch import Launch
 from fedhet.results import RunFolder
+from fedhet.superlink import SuperLink, actor_count, federation_config, write_run_config
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
@@ -292,3 +295,46 @@ def test_help_does_not_wait_for_torch(capsys):
     assert execute(["--help"]) == 0
     assert "resume" in capsys.readouterr().out
     assert execute([]) == 0
+
+
+def test_the_run_configuration_survives_flowers_parser(tmp_path):
+    text = json.dumps({"a": "quote \" slash \\ tab \t 'x' ü €", "b": [1, None]})
+    write_run_config(tmp_path / "flwr" / "run-config.toml", text)
+    assert parse_config_args([str(tmp_path / "flwr" / "run-config.toml")]) == {"config": text}
+
+
+@pytest.mark.parametrize(
+    ("actors", "gpus", "share"),
+    [(1, 1, 1.0), (3, 1, 0.3333), (4, 2, 0.5), (3, 2, 0.5), (2, 4, 1.0)],
+)
+def test_actors_share_gpus_without_a_rest(monkeypatch, actors, gpus, share):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = build_config({"clients": 100, "fraction": 0.1, "actors": actors})
+    assert parse_config_args([federation_config(config)]) == {
+        "num-supernodes": 100,
+        "client-resources-num-cpus": 1,
+        "init-args-num-cpus": actors,
+        "init-args-log-to-driver": True,
+        "init-args-num-gpus": gpus,
+        "client-resources-num-gpus": share,
+    }
+
+
+def test_no_more_actors_than_clients_in_a_round(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert actor_count(build_config({"clients": 100, "fraction": 0.1})) == 10
+    assert actor_count(build_config({"clients": 2})) == 2
+    assert actor_count(build_config({"clients": 2, "actors": 1})) == 1
+
+
+def test_the_reason_of_a_failure_is_its_root(tmp_path):
+    link = SuperLink(build_config({"clients": 2}), tmp_path, [])
+    link.log.write_text(
+        "httpx.HTTPStatusError: 401, of an earlier start\n"
+        "ERROR : Simulation raised an exception\nTraceback (most recent call last):\n  ...\n"
+        "ValueError: the root\n\nThe above exception was the direct cause of ...\n"
+        "RuntimeError: An error was encountered. Ending simulation.\n",
+        encoding="utf-8",
+    )
+    assert link._cause() == "ValueError: the root"

@@ -51,9 +51,10 @@ class RunProgress:
         if not records:
             return
         self.done = records[-1]["round"]
-        recent = [record["seconds"] for record in records[-_RECENT:]]
-        left = (self.rounds - self.done) * sum(recent) / len(recent)
-        note = f"accuracy {percent(records[-1]['test_accuracy_mean'])}, {duration(left)} left"
+        note = f"accuracy {percent(records[-1]['test_accuracy_mean'])}"
+        recent = [record["seconds"] for record in records[1:][-_RECENT:]]
+        if recent:  # the first round holds every process's imports and tells nothing
+            note += f", {duration((self.rounds - self.done) * sum(recent) / len(recent))} left"
         self._bar.update(self._task, completed=self.done, note=note)
         now = time.monotonic()
         last = self.done == self.rounds

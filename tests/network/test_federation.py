@@ -81,6 +81,7 @@ def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
     assert ray["run_sha256"] == simulated(tmp_path)
 
 
+@pytest.mark.soak
 def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     """Point 2. The simulated twin loses the same replies: everything else must be the same."""
     node, received = federation.nodes[1], federation.nodes[1].said("Receiving: train message")
@@ -106,6 +107,7 @@ def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     assert rows[-2]["client"] == "1" and rows[-2]["generation"] == "4"
 
 
+@pytest.mark.soak
 def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
     """Point 3: both in one run, each in the middle of a round."""
     long = {"local_epochs": 2, "rounds": 3}

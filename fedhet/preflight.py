@@ -12,6 +12,7 @@ from fedhet.data.partition import Partition
 from fedhet.errors import UserError
 from fedhet.local import DEFAULT_CLIENTS, choose_device, load_partition
 from fedhet.models import build_model
+from fedhet.results import scalar_writer
 from fedhet.schema import REPRESENTATION, RunConfig
 from fedhet.superlink import app_root, script
 
@@ -96,6 +97,8 @@ def check_models(config: RunConfig, classes: int) -> None:
 def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     """Check all that a simulation on this machine needs; ``clients`` is resolved."""
     check_state_dir(config)
+    if config.tensorboard:
+        scalar_writer()
     choose_device(config, {})
     if config.min_replies > config.cohort(config.clients):
         raise UserError(

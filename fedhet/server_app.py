@@ -20,7 +20,7 @@ from fedhet.config import from_run_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.exchange import SIMULATION_POLL, poll_interval
 from fedhet.registry import METHODS
-from fedhet.results import RunFolder
+from fedhet.results import RunFolder, scalar_writer
 from fedhet.roster import Roster
 from fedhet.schema import RunConfig
 
@@ -107,13 +107,7 @@ class _scalars:  # noqa: N801  (a context manager, used like a function)
     def __init__(self, job: Job) -> None:
         self.writer: Any = None
         if job.config.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-            except ImportError as error:
-                raise UserError(
-                    "tensorboard: true needs the extra: pip install 'fedhet[tensorboard]'"
-                ) from error
-            self.writer = SummaryWriter(str(job.folder.path / "tensorboard"))
+            self.writer = scalar_writer()(str(job.folder.path / "tensorboard"))
 
     def __enter__(self) -> Callable[[Mapping[str, Any]], None]:
         return self.write

@@ -1,9 +1,8 @@
 """The ServerApp: configuration -> strategy -> round loop -> run folder."""
 
+import contextlib
 import logging
-import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from fedhet.results import RunFolder, scalar_writer
 from fedhet.roster import Roster
 from fedhet.schema import RunConfig
 
+FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run
 app = ServerApp()
 log = logging.getLogger("fedhet")
 
@@ -135,7 +135,17 @@ def _log_to_stderr() -> None:
 
 
 def _leave_with(owner: int) -> None:
-    """End this process when the command that started the run is gone, so that none is left."""
+    """End this process when the command that started the run is gone, so that none is left.
+
+    The SuperLink goes with the command, and Flower's own way out then waits for it for ever: after
+    a while the process and its children (Ray) are killed.
+    """
     while psutil.pid_exists(owner):
         time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGTERM)
+    here = psutil.Process()
+    here.terminate()
+    time.sleep(FAREWELL)
+    for child in here.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    here.kill()

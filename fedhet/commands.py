@@ -120,7 +120,7 @@ def _launch(launch: Launch, connection: str | None, *, quiet: bool) -> None:
             else:
                 submit_remote(launch, connection, progress.update)
     except BaseException as error:
-        if isinstance(error, Interrupted) or launch.folder.checkpoint.exists():
+        if isinstance(error, Interrupted) or launch.folder.rounds.exists():
             _say(f"continue it with: fedhet resume {launch.folder.path}")
         raise
     finally:

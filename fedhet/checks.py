@@ -59,9 +59,9 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
 
     Raises Rejected with the reason.
     """
-    arrays = payload.to_ndarrays()
+    arrays = payload.flat
     if expected is not None:
-        check_shapes(arrays, expected.to_ndarrays())
+        check_shapes(arrays, expected.flat)
     square = 0.0
     for i, array in enumerate(arrays):
         if np.issubdtype(array.dtype, np.floating):

@@ -1,14 +1,15 @@
 """Sends messages and collects replies as they come, within a time limit.
 
 Flower's own ``send_and_receive`` sleeps 3 s between polls on a network; here the poll is short.
-Its simulator scans all outstanding messages at every sweep (quadratic), so only a window of them
-is in flight.
+Its simulator scans all outstanding messages at every sweep (quadratic), so there only a window of
+them is under way; on a network every node gets its message at once.
 """
 
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import Error, Message
@@ -16,7 +17,9 @@ from flwr.serverapp import Grid
 
 SIMULATION_POLL = 0.01
 NETWORK_POLL = 0.25
-WINDOW = 64
+WINDOW = 64  # messages under way in a simulation
+BATCH = 64  # messages in one request to the SuperLink
+PULLS = 64  # requests for replies at a time on a network
 PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
 NO_REPLY = 1000  # error codes of our own, above Flower's
 NOT_SENT = 1001
@@ -28,11 +31,11 @@ def poll_interval(grid: Grid) -> float:
 
 
 class _Pull(threading.Thread):
-    """Asks for one reply; a daemon, so that one that hangs keeps no process alive."""
+    """Asks for a few replies; a daemon, so that one that hangs keeps no process alive."""
 
-    def __init__(self, grid: Grid, identity: str) -> None:
+    def __init__(self, grid: Grid, identities: Sequence[str]) -> None:
         super().__init__(daemon=True)
-        self.grid, self.identity = grid, identity
+        self.grid, self.identities = grid, identities
         self.replies: list[Message] = []
         self.error: Exception | None = None
         self.start()
@@ -40,7 +43,7 @@ class _Pull(threading.Thread):
     def run(self) -> None:
         """Work of the thread."""
         try:
-            self.replies = list(self.grid.pull_messages([self.identity]))
+            self.replies = list(self.grid.pull_messages(self.identities))
         except Exception as error:  # raised again where the result is wanted
             self.error = error
 
@@ -54,11 +57,14 @@ class _Pull(threading.Thread):
 class Mail:
     """Messages on their way: not yet sent, and sent but not yet answered."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, window: int = WINDOW) -> None:
         self.grid = grid
+        self.simulated = poll_interval(grid) == SIMULATION_POLL
+        self.window = window if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
         self.pending: dict[str, Message] = {}
-        self._pulls: dict[str, _Pull] = {}
+        self._pulls: list[_Pull] = []
+        self._news = time.monotonic()
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.pending)
@@ -78,34 +84,42 @@ class Mail:
             message = self.pending.pop(reply.metadata.reply_to_message_id, None)
             if message is not None:
                 done.append((message, reply))
+        if done:
+            self._news = time.monotonic()
         return done
 
     def pause(self) -> None:
-        """Wait until the next poll is due: a network is asked at most 50 times a second."""
-        simulated = poll_interval(self.grid) == SIMULATION_POLL
-        time.sleep(SIMULATION_POLL if simulated else max(NETWORK_POLL, len(self.pending) * 0.02))
+        """Wait until the next poll is due: the longer nothing came, the less often we look.
+
+        Polls take time from the training of a simulation; a network is asked for at most 50
+        replies a second.
+        """
+        if self.simulated:
+            time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * SIMULATION_POLL)
+        else:
+            time.sleep(max(NETWORK_POLL, len(self.pending) * 0.02))
 
     def _pull(self) -> Iterable[Message]:
         """The replies that are there.
 
-        On a network every message is pulled in a thread of its own. Flower hands out a reply whose
+        On a network up to 64 threads pull, each its own messages. Flower hands out a reply whose
         sender died while uploading it, and then waits for the missing parts, three minutes or
-        more, with all other replies in its hands.
+        more, with the thread's other replies in its hands.
         """
         if not self.pending:
             return []
-        if poll_interval(self.grid) == SIMULATION_POLL:
+        if self.simulated:
             return self.grid.pull_messages(list(self.pending))
-        self._pulls = {i: pull for i, pull in self._pulls.items() if i in self.pending}
-        for identity in self.pending:
-            if identity not in self._pulls:
-                self._pulls[identity] = _Pull(self.grid, identity)
+        asked = {identity for pull in self._pulls for identity in pull.identities}
+        unasked = [identity for identity in self.pending if identity not in asked]
+        shares = [unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))]
+        self._pulls += [_Pull(self.grid, share) for share in shares]
         until = time.monotonic() + PULL_PATIENCE
-        for pull in self._pulls.values():
+        for pull in self._pulls:
             pull.join(max(0.0, until - time.monotonic()))
-        ended = {i: pull for i, pull in self._pulls.items() if not pull.is_alive()}
-        self._pulls = {i: pull for i, pull in self._pulls.items() if i not in ended}
-        return [reply for pull in ended.values() for reply in pull.result()]
+        ended = [pull for pull in self._pulls if not pull.is_alive()]
+        self._pulls = [pull for pull in self._pulls if pull.is_alive()]
+        return [reply for pull in ended for reply in pull.result()]
 
     def close(self, timeout: float) -> list[Message]:
         """Give up: an error reply for every message that is left."""
@@ -118,11 +132,14 @@ class Mail:
         return late + unsent
 
     def _send(self) -> list[tuple[Message, Message]]:
-        """Send a batch; returns the messages that could not be sent, with an error reply each."""
-        count = min(len(self.waiting), WINDOW - len(self.pending))
-        batch = [self.waiting.popleft() for _ in range(count)]
-        if not batch:
-            return []
+        """Fill the window; returns the messages that could not be sent, with an error reply."""
+        failed: list[tuple[Message, Message]] = []
+        while self.waiting and len(self.pending) < self.window:
+            count = min(len(self.waiting), self.window - len(self.pending), BATCH)
+            failed += self._push([self.waiting.popleft() for _ in range(count)])
+        return failed
+
+    def _push(self, batch: list[Message]) -> list[tuple[Message, Message]]:
         pushed: list[Any] = list(self.grid.push_messages(batch))
         if len(pushed) != len(batch):  # Flower answers [] if the request was too large
             pushed = [None] * len(batch)
@@ -135,10 +152,15 @@ class Mail:
         return failed
 
 
-def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
-    """Yield one reply per message in the order of arrival; missing ones become error replies."""
+def exchange(
+    grid: Grid, messages: Iterable[Message], timeout: float, window: int = WINDOW
+) -> Iterator[Message]:
+    """Yield one reply per message in the order of arrival; missing ones become error replies.
+
+    In a simulation ``window`` messages are under way at a time, the first ones first.
+    """
     deadline = time.monotonic() + timeout
-    mail = Mail(grid)
+    mail = Mail(grid, window)
     mail.add(messages)
     while mail:
         yield from (reply for _, reply in mail.poll())

@@ -87,7 +87,7 @@ class Ledger:
         self.round.flops += metrics.get("train_flops", 0.0)
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
-        self.chain.add("upload", client, metrics, payload.to_ndarrays())
+        self.chain.add("upload", client, metrics, payload.flat)
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""

@@ -18,13 +18,18 @@ Array = NDArray[Any]
 class Payload:
     """Base of all payloads; fields are arrays, the last one may be a tuple of arrays."""
 
-    def to_ndarrays(self) -> list[Array]:
-        """Arrays in field order, C-contiguous copies that share no memory with a model."""
+    @property
+    def flat(self) -> list[Array]:
+        """Its own arrays in field order: to read, not to change or to keep."""
         arrays: list[Array] = []
         for field in fields(self):
             value = getattr(self, field.name)
             arrays.extend(value if isinstance(value, tuple) else (value,))
-        return [np.array(array, order="C", copy=True) for array in arrays]
+        return arrays
+
+    def to_ndarrays(self) -> list[Array]:
+        """Arrays in field order, C-contiguous copies that share no memory with a model."""
+        return [np.array(array, order="C", copy=True) for array in self.flat]
 
     @classmethod
     def from_ndarrays(cls, arrays: Sequence[Array]) -> Self:
@@ -46,12 +51,12 @@ class Payload:
     @property
     def floats(self) -> int:
         """Number of floating point values, as the papers count parameters."""
-        return sum(a.size for a in self.to_ndarrays() if np.issubdtype(a.dtype, np.floating))
+        return sum(a.size for a in self.flat if np.issubdtype(a.dtype, np.floating))
 
     @property
     def bytes(self) -> int:
         """Bytes of all arrays, integers included."""
-        return sum(a.nbytes for a in self.to_ndarrays())
+        return sum(a.nbytes for a in self.flat)
 
 
 @dataclass(frozen=True)

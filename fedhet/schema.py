@@ -4,6 +4,7 @@ Keys are flat and kebab-case in YAML and on the command line. A method adds its 
 a subclass of :class:`Params`; :mod:`fedhet.config` reads and checks both.
 """
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -158,3 +159,12 @@ class RunConfig(Schema):
     def cohort(self, clients: int) -> int:
         """K = max(1, round(C x N)): clients sampled per round."""
         return max(1, round(self.fraction * clients))
+
+    def processes(self, clients: int) -> int:
+        """Training processes of a simulation: never more than a round's clients keep busy.
+
+        On a Ray cluster, whose size is not known here, that many.
+        """
+        if os.environ.get("RAY_ADDRESS"):
+            return self.cohort(clients)
+        return min(self.actors or os.cpu_count() or 1, self.cohort(clients))

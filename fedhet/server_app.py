@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -41,6 +42,7 @@ class Job:
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
     _log_to_stderr()
+    torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
     job, owner = open_job(context.run_config)
     if owner:
         threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()

@@ -116,14 +116,9 @@ def write_run_config(path: Path, envelope: str) -> None:
     path.write_text(f"config = {json.dumps(envelope, ensure_ascii=False)}\n", encoding="utf-8")
 
 
-def actor_count(config: RunConfig) -> int:
-    """Training processes: never more than the clients of a round can keep busy."""
-    return min(config.actors or os.cpu_count() or 1, config.cohort(config.clients))
-
-
 def federation_config(config: RunConfig) -> str:
     """Size of the federation and of Ray, for ``flwr run --federation-config``."""
-    actors = actor_count(config)
+    actors = config.processes(config.clients)
     words = {
         "num-supernodes": config.clients,
         "client-resources-num-cpus": 1,
@@ -156,7 +151,7 @@ class SuperLink:
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
         extra = {"FLWR_HOME": str(self.home), MARKER: str(folder)}
-        extra["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
+        extra["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # each poll costs 5 ms
         if python_path:
             old = os.environ.get("PYTHONPATH")
             extra["PYTHONPATH"] = os.pathsep.join(python_path + ([old] if old else []))
@@ -224,7 +219,7 @@ class SuperLink:
 
     def trouble(self) -> str:
         """Why the run cannot go on any more; empty while all is well."""
-        if time.monotonic() - self._refreshed < 0.5:
+        if time.monotonic() - self._refreshed < 1.0:
             return ""
         self.herd.refresh()
         self._refreshed = time.monotonic()

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedhet.payload import Array, Payload
+from fedhet.payload import Array
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
@@ -48,7 +48,7 @@ class Reply:
 
 
 def request(
-    kind: str, node: int, what: Instruction, ttl: float, payload: Payload | None = None
+    kind: str, node: int, what: Instruction, ttl: float, arrays: ArrayRecord | None = None
 ) -> Message:
     """A message to ``node``: query, train or evaluate.
 
@@ -69,8 +69,8 @@ def request(
             )
         }
     )
-    if payload is not None:
-        content["arrays"] = to_record(payload.to_ndarrays())
+    if arrays is not None:
+        content["arrays"] = arrays
     return Message(content, node, kind, ttl=ttl)
 
 

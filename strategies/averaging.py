@@ -19,17 +19,23 @@ from fedhet.roster import ClientInfo
 from fedhet.schema import REPRESENTATION, RunConfig
 from strategies.base import MethodStrategy, Upload
 
-BLOCK = 16  # uploads whose rows are float64 at a time: they stay in the cache
+BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
 
 def weighted_mean(uploads: Sequence[Upload]) -> tuple[Array, ...]:
     """Mean of payloads of equal shapes with the uploads' weights: float64 sums, float32 result."""
     weights = np.array([upload.weight for upload in uploads], dtype=np.float64)
-    stacks = zip(*(upload.payload.to_ndarrays() for upload in uploads), strict=True)
-    return tuple(
-        np.tensordot(weights, np.stack(stack).astype(np.float64), axes=1).astype(np.float32)
-        for stack in stacks
-    )
+    stacks = zip(*(upload.payload.flat for upload in uploads), strict=True)
+    return tuple(_weighted_sum(weights, stack).astype(np.float32) for stack in stacks)
+
+
+def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
+    """sum_i weights_i arrays_i, float64; block by block, so that no second copy of all is made."""
+    total = np.zeros(arrays[0].shape)
+    for start in range(0, len(arrays), BLOCK):
+        block = np.stack(arrays[start : start + BLOCK], dtype=np.float64)
+        total += np.tensordot(weights[start : start + BLOCK], block, axes=1)
+    return total
 
 
 def class_means(

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedhet.checkpoint import load_checkpoint, save_checkpoint
 from fedhet.checks import Rejected, check_accuracies, check_arrays, check_reply, reply_limit
 from fedhet.errors import RunFailedError
-from fedhet.exchange import exchange
+from fedhet.exchange import WINDOW, exchange
 from fedhet.ledger import Ledger
 from fedhet.payload import Array, Empty, Payload
 from fedhet.results import RunFolder
@@ -37,6 +37,8 @@ from fedhet.wire import (
 )
 
 log = logging.getLogger("fedhet")
+
+LONG_JOB = 0.3  # seconds; three of the simulator's sweeps
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class MethodStrategy(Strategy):
         self.ledger = Ledger(roster)
         self.finished = 0
         self._requests: list[tuple[str, Message]] = []
+        self._records: dict[tuple[int, ...], tuple[Payload, ArrayRecord]] = {}
+        self._pace: dict[str, float] = {}  # seconds per training image, by model
         self.initialise()
 
     # --- hooks of a method: plain arrays in, plain arrays out --------------------------------
@@ -115,6 +119,7 @@ class MethodStrategy(Strategy):
         cohort = self.config.cohort(len(self.roster.ids))
         books = self.ledger.round
         self._requests = []
+        self._records.clear()
         for client in self.roster.sample(self.config.seed, server_round, cohort):
             books.sampled += 1
             if client not in self.roster.nodes:
@@ -151,6 +156,7 @@ class MethodStrategy(Strategy):
         numbers = dict(self.aggregate(uploads, server_round))
         for info, payload, reply in accepted:
             self.roster.generations[info.client] = server_round
+            self._pace[info.model] = reply.metrics.get("seconds", 0.0) / info.train_images
             self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
             if "test_accuracy" in reply.metrics:
                 self.ledger.score(info.client, reply.metrics)
@@ -247,8 +253,8 @@ class MethodStrategy(Strategy):
         self.ledger.begin(round_)
         self.roster.query(grid, self.experiment)
         deadline = time.monotonic() + self.config.round_timeout
-        messages = self.configure_train(round_, *nothing, grid)
-        replies = exchange(grid, messages, self.config.round_timeout)
+        train, window = self._longest_first(self.configure_train(round_, *nothing, grid))
+        replies = exchange(grid, train, self.config.round_timeout, window)
         arrays, _ = self.aggregate_train(round_, replies)
         left = deadline - time.monotonic()
         if self._evaluates(round_) and left > 0:
@@ -269,6 +275,22 @@ class MethodStrategy(Strategy):
 
     # --- pieces ------------------------------------------------------------------------------
 
+    def _longest_first(self, messages: Iterable[Message]) -> tuple[list[Message], int]:
+        """Train messages in the order of sending, and how many may be under way in a simulation.
+
+        Long jobs start longest first, so that the training processes end a round together, by what
+        the last replies took per image and model. Flower's simulator takes what is under way in the
+        order of its nodes: only twice as many as can run are. Short jobs must not wait for it.
+        """
+        infos = {id(message): self.roster.infos[client] for client, message in self._requests}
+        took = {
+            key: self._pace.get(info.model, 0.0) * info.train_images for key, info in infos.items()
+        }
+        if min(took.values(), default=0.0) < LONG_JOB:
+            return list(messages), WINDOW
+        ordered = sorted(messages, key=lambda message: -took[id(message)])
+        return ordered, 2 * self.config.processes(len(self.roster.ids))
+
     def _evaluates(self, round_: int) -> bool:
         return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
 
@@ -283,18 +305,31 @@ class MethodStrategy(Strategy):
             state_dir=self.state_dir,
             classes=self.roster.classes,
         )
-        return request(kind, self.roster.nodes[client], what, self.config.round_timeout, payload)
+        arrays = None if payload is None else self._record(payload)
+        return request(kind, self.roster.nodes[client], what, self.config.round_timeout, arrays)
+
+    def _record(self, payload: Payload) -> ArrayRecord:
+        """The payload as it is sent, made once where many clients get the very same arrays."""
+        key = tuple(map(id, payload.flat))
+        if key not in self._records:
+            self._records[key] = payload, to_record(payload.flat)
+        return self._records[key][1]
 
     def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
-        """Replies with their clients, in client order; the message that is answered tells whose."""
-        arrived = {message.metadata.reply_to_message_id: message for message in replies}
-        asked = {message.metadata.message_id: client for client, message in self._requests}
-        found = [(asked[key], message) for key, message in arrived.items() if key in asked]
-        found.sort(key=lambda pair: client_order(pair[0]))
-        limits = {
-            client: reply_limit(self.expect(self.roster.infos[client])) for client, _ in found
-        }
-        return [(client, read_reply(message, limits[client])) for client, message in found]
+        """Replies with their clients, in client order; the message that is answered tells whose.
+
+        Each is decoded when it arrives, so that no message is kept beside its arrays.
+        """
+        asked: dict[str, str] = {}
+        found: dict[str, Reply] = {}
+        for message in replies:
+            key = message.metadata.reply_to_message_id
+            if key not in asked:  # ids are given on sending, and not all are sent at once
+                asked = {sent.metadata.message_id: client for client, sent in self._requests}
+            if key in asked:
+                limit = reply_limit(self.expect(self.roster.infos[asked[key]]))
+                found[asked[key]] = read_reply(message, limit)
+        return sorted(found.items(), key=lambda pair: client_order(pair[0]))
 
     def _valid(self, info: ClientInfo, reply: Reply, round_: int) -> Payload:
         """The payload of a reply; Rejected with a reason if anything about it is wrong."""

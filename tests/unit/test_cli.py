@@ -18,7 +18,7 @@ from fedhet.errors import RunFailedError
 from fedhet.interrupt import Interrupted
 from fedhet.launch import Launch
 from fedhet.results import RunFolder
-from fedhet.superlink import SuperLink, actor_count, federation_config, write_run_config
+from fedhet.superlink import SuperLink, federation_config, write_run_config
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
@@ -323,9 +323,9 @@ def test_actors_share_gpus_without_a_rest(monkeypatch, actors, gpus, share):
 
 def test_no_more_actors_than_clients_in_a_round(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 64)
-    assert actor_count(build_config({"clients": 100, "fraction": 0.1})) == 10
-    assert actor_count(build_config({"clients": 2})) == 2
-    assert actor_count(build_config({"clients": 2, "actors": 1})) == 1
+    assert build_config({"fraction": 0.1}).processes(100) == 10
+    assert build_config({}).processes(2) == 2
+    assert build_config({"actors": 1}).processes(2) == 1
 
 
 def test_the_reason_of_a_failure_is_its_root(tmp_path):

@@ -91,11 +91,16 @@ def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) ->
 
 
 def optimiser(phase: Phase, config: RunConfig) -> torch.optim.SGD:
-    """A fresh SGD: momentum never outlives the round nor crosses clients."""
+    """A fresh SGD: momentum never outlives the round nor crosses clients.
+
+    Fused: one pass over parameters, gradients and momenta instead of three, to the same bits.
+    """
     groups = [{"params": list(module.parameters()), "lr": lr} for module, lr in phase.groups]
     if phase.plain:
-        return torch.optim.SGD(groups)
-    return torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.SGD(groups, fused=True)
+    return torch.optim.SGD(
+        groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
+    )
 
 
 def train(

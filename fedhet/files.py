@@ -59,10 +59,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
-def write_synced(path: Path, data: bytes, *, sync: bool) -> None:
-    """Write a whole file; with ``sync`` it has reached the disk when this returns."""
-    with path.open("wb") as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
+def sync(path: Path) -> None:
+    """Return when the file has reached the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

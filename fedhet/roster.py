@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import Message
@@ -205,7 +205,7 @@ class Roster:
         own = zip(info.seen_names, info.images, strict=True)
         rows = sorted((self.classes.index(name), name, count) for name, count in own)
         seen, names, images = tuple(zip(*rows, strict=True)) or ((), (), ())
-        return ClientInfo(**{**asdict(info), "seen": seen, "seen_names": names, "images": images})
+        return replace(info, seen=seen, seen_names=names, images=images)
 
     def counts(self) -> list[tuple[str, list[int]]]:
         """Training images per (client, class of the global list), for ``partition.csv``."""
@@ -222,7 +222,7 @@ class Roster:
         """What a checkpoint keeps."""
         return {
             "classes": list(self.classes),
-            "infos": {client: asdict(info) for client, info in self.infos.items()},
+            "infos": {client: vars(info) for client, info in self.infos.items()},
             "generations": self.generations,
         }
 

@@ -10,17 +10,17 @@ message changes nothing. Saving r deletes what is newer and keeps r and the one 
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedhet.files import write_synced
+from fedhet.files import sync
 
 Bundle = dict[str, Tensor]
 
@@ -70,8 +70,9 @@ class FileStore:
 
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
         """See :class:`StateStore`; the good generations stay if the disk is full."""
-        self._write(self.path(generation), save(dict(bundle)), f"generation {generation}")
-        keep = {self.path(generation), self.path(source)}
+        path = self.path(generation)
+        self._write(path, lambda file: save_file(dict(bundle), file), f"generation {generation}")
+        keep = {path, self.path(source)}
         for old in self.folder.iterdir():
             if old not in keep and old.suffix in {".safetensors", ".tmp"}:
                 old.unlink(missing_ok=True)
@@ -86,20 +87,23 @@ class FileStore:
                 return
         except OSError:
             pass  # there is none yet
-        self._write(path, data, DESCRIPTION)
+        self._write(path, lambda file: file.write_bytes(data), DESCRIPTION)
 
-    def _write(self, path: Path, data: bytes, what: str) -> None:
+    def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_synced(temporary, data, sync=self.sync)
+            write(temporary)
+            if self.sync:
+                sync(temporary)
             temporary.replace(path)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             # Clearing up may fail as well (a read-only folder); the first reason counts.
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise StateError(
-                f"state '{self.folder}': {what} cannot be written: {error.strerror or error}"
+                f"state '{self.folder}': {what} cannot be written: "
+                f"{getattr(error, 'strerror', None) or error}"
             ) from error
 
 

@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatc
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedhet.state.write_synced", full)
+        patch.setattr("fedhet.state.save_file", full)
         with pytest.raises(StateError, match="No space left on device"):
             store.save(2, 1, bundle(2))
     assert same(store.load(1), bundle(1))

@@ -81,16 +81,18 @@ def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
     assert ray["run_sha256"] == simulated(tmp_path)
 
 
-@pytest.mark.soak
 def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     """Point 2. The simulated twin loses the same replies: everything else must be the same."""
     node, received = federation.nodes[1], federation.nodes[1].said("Receiving: train message")
-    long = {"local_epochs": 8, "rounds": 4, "round_timeout": 60}
+    timeout = 40
+    long = {"local_epochs": 8, "rounds": 5, "round_timeout": timeout}
     run = federation.run("killed", **long)
     wait_for(federation.receiving(1, received + 2), 300, "node 1 is in round 2")
-    # Its imports take some four seconds of CPU time, its training ten.
-    wait_for(lambda: node.cpu_seconds("flwr-clientapp") > 6, 60, "node 1 is training")
+    saved = set(federation.state_dir(1).rglob("00000002.safetensors"))
+    used = node.cpu_seconds("flwr-clientapp")
+    wait_for(lambda: node.cpu_seconds("flwr-clientapp") > used + 3, 300, "node 1 is training")
     node.kill()
+    assert set(federation.state_dir(1).rglob("00000002.safetensors")) == saved  # not yet done
     killed = len(run.rounds()) + 1
     supervisor = federation.supervise(1)
     summary = run.result(600)
@@ -98,16 +100,15 @@ def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     failures = summary["failures"]
     assert killed in {f["round"] for f in failures} and {f["client"] for f in failures} == {"1"}
     assert all(f["reason"] for f in failures)
-    assert all(record["seconds"] < 60 + 20 for record in rounds)
+    assert all(record["seconds"] < timeout + 20 for record in rounds)
     assert rounds[-1]["replied"] == 3, failures
     assert supervisor.starts > 1  # refused until its old heartbeat had expired
     lost = {(f["round"], f["client"]) for f in failures}
     assert summary["run_sha256"] == simulated(tmp_path, lost, **long)
     rows = list(csv.DictReader((run.folder / "clients.csv").open()))
-    assert rows[-2]["client"] == "1" and rows[-2]["generation"] == "4"
+    assert rows[-2]["client"] == "1" and rows[-2]["generation"] == "5"
 
 
-@pytest.mark.soak
 def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
     """Point 3: both in one run, each in the middle of a round."""
     long = {"local_epochs": 2, "rounds": 3}

@@ -73,11 +73,10 @@ def check(result: dict) -> None:
         assert result["end"][kind] < 1.5 * result["start"][kind] + 50
 
 
-@pytest.mark.soak
 def test_six_nodes_six_rounds(tmp_path):
-    check(soak(tmp_path, nodes=6, rounds=6, timeout=60))
+    check(soak(tmp_path, nodes=6, rounds=6, timeout=40))
 
 
 @pytest.mark.soak
 def test_twenty_nodes_thirty_rounds(tmp_path):
-    check(soak(tmp_path, nodes=20, rounds=30, timeout=180))
+    check(soak(tmp_path, nodes=20, rounds=30, timeout=90))

@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import tomllib
@@ -65,16 +66,24 @@ def app_root() -> Path:
 
 
 def script(name: str) -> str:
-    """A console script of this Python's environment."""
-    path = Path(sys.executable).with_name(name)
-    if not path.exists():
-        raise UserError(f"'{path}' is missing: install fedhet with its dependencies (flwr, ray)")
-    return str(path)
+    """A console script of this Python: beside the interpreter, or where pip puts scripts."""
+    found = shutil.which(name, path=os.pathsep.join(_script_folders()))
+    if found is None:
+        raise UserError(
+            f"'{name}' is missing in {' and '.join(_script_folders())}: install fedhet with its "
+            "dependencies (flwr, ray)"
+        )
+    return found
+
+
+def _script_folders() -> list[str]:
+    """In a virtual environment these are the same; a system's Python may keep them apart."""
+    return list(dict.fromkeys([str(Path(sys.executable).parent), sysconfig.get_path("scripts")]))
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment of what we start: this Python's scripts first, nothing phones home."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([*_script_folders(), os.environ.get("PATH", "")])
     return {**os.environ, **QUIET, "PATH": path, **(extra or {})}
 
 

@@ -66,6 +66,8 @@ def test_containers_give_the_same_bytes(compose, tmp_path):
     wait_for(lambda: compose.podman(*check).returncode == 0, 240, "the SuperLink is healthy")
     compose.up("supernode-0", "supernode-1", "supernode-2", "quickstart")
     wait_for(lambda: compose.exited("quickstart"), 1200, "the quickstart has ended")
+    said = compose.podman("logs", "docker_quickstart_1")
+    assert list((compose.folder / "runs").iterdir()), said.stdout + said.stderr
     (run,) = (compose.folder / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "completed" and summary["failures"] == []

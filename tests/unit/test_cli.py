@@ -18,7 +18,7 @@ from fedhet.errors import RunFailedError
 from fedhet.interrupt import Interrupted
 from fedhet.launch import Launch
 from fedhet.results import RunFolder
-from fedhet.superlink import SuperLink, federation_config, write_run_config
+from fedhet.superlink import SuperLink, federation_config, script, write_run_config
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
@@ -338,3 +338,16 @@ def test_the_reason_of_a_failure_is_its_root(tmp_path):
         encoding="utf-8",
     )
     assert link._cause() == "ValueError: the root"
+
+
+def test_programs_are_found_where_a_system_python_keeps_them(tmp_path, monkeypatch):
+    """Debian's /usr/bin/python3 with pip's /usr/local/bin, as in a container."""
+    program = tmp_path / "local" / "flwr"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python3"))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(program.parent))
+    assert script("flwr") == str(program)
+    with pytest.raises(UserError, match="'flower-superlink' is missing in"):
+        script("flower-superlink")

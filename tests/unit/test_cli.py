@@ -14,7 +14,7 @@ from PIL import Image
 from fedhet import commands
 from fedhet.cli import execute
 from fedhet.config import build_config
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailedError, UserError
 from fedhet.interrupt import Interrupted
 from fedhet.launch import Launch
 from fedhet.results import RunFolder

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
@@ -36,6 +37,7 @@ def uploads() -> list[Upload]:
 
 def main() -> None:
     """Measure and print."""
+    torch.set_num_threads(1)  # as the ServerApp does
     roster = Roster()
     roster.classes = tuple(map(str, range(CLASSES)))
     given = uploads()

@@ -20,6 +20,7 @@ NETWORK_POLL = 0.25
 WINDOW = 64  # messages under way in a simulation
 BATCH = 64  # messages in one request to the SuperLink
 PULLS = 64  # requests for replies at a time on a network
+LONG_JOB = 0.3  # seconds; three of the simulator's sweeps
 PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
 NO_REPLY = 1000  # error codes of our own, above Flower's
 NOT_SENT = 1001
@@ -121,12 +122,16 @@ class Mail:
         self._pulls = [pull for pull in self._pulls if pull.is_alive()]
         return [reply for pull in ended for reply in pull.result()]
 
-    def close(self, timeout: float) -> list[Message]:
-        """Give up: an error reply for every message that is left."""
+    def close(self, timeout: float) -> list[tuple[Message, Message]]:
+        """Give up: every message that is left, with an error reply."""
         late = [
-            _error(m, NO_REPLY, f"no reply within {timeout:g} s") for m in self.pending.values()
+            (message, _error(message, NO_REPLY, f"no reply within {timeout:g} s"))
+            for message in self.pending.values()
         ]
-        unsent = [_error(m, NOT_SENT, f"not sent within {timeout:g} s") for m in self.waiting]
+        unsent = [
+            (message, _error(message, NOT_SENT, f"not sent within {timeout:g} s"))
+            for message in self.waiting
+        ]
         self.pending.clear()
         self.waiting.clear()
         return late + unsent
@@ -154,8 +159,8 @@ class Mail:
 
 def exchange(
     grid: Grid, messages: Iterable[Message], timeout: float, window: int = WINDOW
-) -> Iterator[Message]:
-    """Yield one reply per message in the order of arrival; missing ones become error replies.
+) -> Iterator[tuple[Message, Message]]:
+    """Yield every message with its reply, as they arrive; missing ones become error replies.
 
     In a simulation ``window`` messages are under way at a time, the first ones first.
     """
@@ -163,12 +168,28 @@ def exchange(
     mail = Mail(grid, window)
     mail.add(messages)
     while mail:
-        yield from (reply for _, reply in mail.poll())
+        yield from mail.poll()
         if time.monotonic() > deadline:
             break
         if mail.pending:
             mail.pause()
     yield from mail.close(timeout)
+
+
+def longest_first(
+    messages: Iterable[Message], seconds: Sequence[float], processes: int
+) -> tuple[list[Message], int]:
+    """The order of sending and the window, from what each message's work may take (0: unknown).
+
+    Long jobs start longest first, so that the processes of a simulation end a round together.
+    Flower's simulator takes what is under way in the order of its nodes: only twice as many as
+    can run are. Short jobs must not wait for its sweeps, and go as they are.
+    """
+    given = list(messages)
+    if min(seconds, default=0.0) < LONG_JOB:
+        return given, WINDOW
+    order = sorted(range(len(given)), key=lambda i: -seconds[i])
+    return [given[i] for i in order], 2 * processes
 
 
 def _error(message: Message, code: int, reason: str) -> Message:

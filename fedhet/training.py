@@ -93,7 +93,7 @@ def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) ->
 def optimiser(phase: Phase, config: RunConfig) -> torch.optim.SGD:
     """A fresh SGD: momentum never outlives the round nor crosses clients.
 
-    Fused: one pass over parameters, gradients and momenta instead of three, to the same bits.
+    Fused: one pass over parameters, gradients and momenta instead of three.
     """
     groups = [{"params": list(module.parameters()), "lr": lr} for module, lr in phase.groups]
     if phase.plain:

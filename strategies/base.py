@@ -8,7 +8,7 @@ is bounded in every wait.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedhet.checkpoint import load_checkpoint, save_checkpoint
 from fedhet.checks import Rejected, check_accuracies, check_arrays, check_reply, reply_limit
 from fedhet.errors import RunFailedError
-from fedhet.exchange import WINDOW, exchange
+from fedhet.exchange import exchange, longest_first
 from fedhet.ledger import Ledger
 from fedhet.payload import Array, Empty, Payload
 from fedhet.results import RunFolder
@@ -37,8 +37,6 @@ from fedhet.wire import (
 )
 
 log = logging.getLogger("fedhet")
-
-LONG_JOB = 0.3  # seconds; three of the simulator's sweeps
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class MethodStrategy(Strategy):
         self.ledger = Ledger(roster)
         self.finished = 0
         self._requests: list[tuple[str, Message]] = []
+        self._asked: dict[str, str] = {}  # client by id of the message that it was sent
         self._records: dict[tuple[int, ...], tuple[Payload, ArrayRecord]] = {}
         self._pace: dict[str, float] = {}  # seconds per training image, by model
         self.initialise()
@@ -253,13 +252,15 @@ class MethodStrategy(Strategy):
         self.ledger.begin(round_)
         self.roster.query(grid, self.experiment)
         deadline = time.monotonic() + self.config.round_timeout
-        train, window = self._longest_first(self.configure_train(round_, *nothing, grid))
-        replies = exchange(grid, train, self.config.round_timeout, window)
+        messages = self.configure_train(round_, *nothing, grid)
+        processes = self.config.processes(len(self.roster.ids))
+        messages, window = longest_first(messages, self._seconds(), processes)
+        replies = self._collect(exchange(grid, messages, self.config.round_timeout, window))
         arrays, _ = self.aggregate_train(round_, replies)
         left = deadline - time.monotonic()
         if self._evaluates(round_) and left > 0:
             messages = self.configure_evaluate(round_, *nothing, grid)
-            self.aggregate_evaluate(round_, exchange(grid, messages, left))
+            self.aggregate_evaluate(round_, self._collect(exchange(grid, messages, left)))
         return arrays is not None
 
     def _close(self, round_: int, clock: float) -> dict[str, Any]:
@@ -275,21 +276,10 @@ class MethodStrategy(Strategy):
 
     # --- pieces ------------------------------------------------------------------------------
 
-    def _longest_first(self, messages: Iterable[Message]) -> tuple[list[Message], int]:
-        """Train messages in the order of sending, and how many may be under way in a simulation.
-
-        Long jobs start longest first, so that the training processes end a round together, by what
-        the last replies took per image and model. Flower's simulator takes what is under way in the
-        order of its nodes: only twice as many as can run are. Short jobs must not wait for it.
-        """
-        infos = {id(message): self.roster.infos[client] for client, message in self._requests}
-        took = {
-            key: self._pace.get(info.model, 0.0) * info.train_images for key, info in infos.items()
-        }
-        if min(took.values(), default=0.0) < LONG_JOB:
-            return list(messages), WINDOW
-        ordered = sorted(messages, key=lambda message: -took[id(message)])
-        return ordered, 2 * self.config.processes(len(self.roster.ids))
+    def _seconds(self) -> list[float]:
+        """What each request's training may take, by the last replies of its model; 0: unknown."""
+        infos = [self.roster.infos[client] for client, _ in self._requests]
+        return [self._pace.get(info.model, 0.0) * info.train_images for info in infos]
 
     def _evaluates(self, round_: int) -> bool:
         return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
@@ -315,20 +305,24 @@ class MethodStrategy(Strategy):
             self._records[key] = payload, to_record(payload.flat)
         return self._records[key][1]
 
+    def _collect(self, pairs: Iterable[tuple[Message, Message]]) -> Iterator[Message]:
+        """Replies as they come; who was asked is remembered by the id of the message."""
+        clients = {id(message): client for client, message in self._requests}
+        for sent, reply in pairs:
+            self._asked[reply.metadata.reply_to_message_id] = clients[id(sent)]
+            yield reply
+
     def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
         """Replies with their clients, in client order; the message that is answered tells whose.
 
         Each is decoded when it arrives, so that no message is kept beside its arrays.
         """
-        asked: dict[str, str] = {}
         found: dict[str, Reply] = {}
         for message in replies:
-            key = message.metadata.reply_to_message_id
-            if key not in asked:  # ids are given on sending, and not all are sent at once
-                asked = {sent.metadata.message_id: client for client, sent in self._requests}
-            if key in asked:
-                limit = reply_limit(self.expect(self.roster.infos[asked[key]]))
-                found[asked[key]] = read_reply(message, limit)
+            client = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if client is not None:
+                limit = reply_limit(self.expect(self.roster.infos[client]))
+                found[client] = read_reply(message, limit)
         return sorted(found.items(), key=lambda pair: client_order(pair[0]))
 
     def _valid(self, info: ClientInfo, reply: Reply, round_: int) -> Payload:

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhet.exchange import NO_REPLY, NOT_SENT, exchange
+from fedhet.exchange import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
 
 
 class Network:
@@ -43,7 +43,7 @@ def messages(*nodes):
 def test_a_reply_that_hangs_in_flower_holds_up_nobody():
     grid, started = Network(), time.monotonic()
     replies = []
-    for reply in exchange(grid, messages(1, 2, 4), timeout=2.0):
+    for _, reply in exchange(grid, messages(1, 2, 4), timeout=2.0):
         replies.append((reply.metadata.src_node_id, reply.has_error(), time.monotonic() - started))
     grid.release.set()
     assert [(node, failed) for node, failed, _ in replies[:2]] == [(1, False), (4, False)]
@@ -57,5 +57,31 @@ def test_an_error_of_the_connection_is_not_swallowed():
 
 
 def test_what_cannot_be_sent_is_answered_with_an_error():
-    replies = list(exchange(Network(refuse=True), messages(1, 4), timeout=5.0))
+    replies = [reply for _, reply in exchange(Network(refuse=True), messages(1, 4), timeout=5.0)]
     assert [reply.error.code for reply in replies] == [NOT_SENT, NOT_SENT] != [NO_REPLY] * 2
+
+
+def test_long_jobs_go_longest_first_and_few_at_a_time():
+    given = messages(1, 2, 3, 4)
+    ordered, window = longest_first(given, [1.0, 3.0, 2.0, 3.0], processes=2)
+    assert [message.metadata.dst_node_id for message in ordered] == [2, 4, 3, 1]
+    assert window == 4
+    assert longest_first(given, [1.0, 3.0, 0.0, 3.0], processes=2) == (given, WINDOW)
+
+
+class Simulator(Network):
+    """Flower's in-memory grid; answers nothing."""
+
+    pull_interval = 0.0
+
+    def pull_messages(self, message_ids):
+        return []
+
+
+def test_only_a_window_is_under_way_in_a_simulation_and_all_on_a_network():
+    simulator, network = Simulator(), Network()
+    many = [node for node in range(10, 210)]
+    assert len(list(exchange(simulator, messages(*many), timeout=0.05, window=4))) == 200
+    assert len(simulator.sent) == 4
+    assert len(list(exchange(network, messages(*many), timeout=5.0, window=4))) == 200
+    assert len(network.sent) == 200

@@ -3,7 +3,8 @@ r"""What the server spends per client, per message and per byte, without any cli
 An in-memory grid answers every message at once with a prepared reply; all of the server's own
 work is done as in a run: handshake, sampling, requests, decoding, checks, aggregation, books,
 files and checkpoint. FedSSA sends 5,010 floats, FedMRL 465,658. `FedSSA` gives the cost per
-message; the difference of the two, the cost per MiB that arrives and is sent.
+message; the difference of the two, the cost per MiB that arrives and is sent. The last lines are
+one sweep of Flower's own simulator over its nodes, with no message under way.
 
     python -m benchmarks.scale [--clients 100 1000 10000]
 """
@@ -19,7 +20,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from flwr.app import Message
+from flwr.server.superlink.fleet.vce.vce_api import _register_nodes
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
@@ -103,6 +109,20 @@ def measure(method: str, clients: int) -> None:
     )  # fmt: skip
 
 
+def sweep(clients: int) -> None:
+    """One look of Flower's simulator for messages of every node, which it takes each 0.1 s."""
+    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    nodes = _register_nodes(clients, states)
+    state, seconds = states.state(), []
+    for _ in range(7):
+        started = time.perf_counter()
+        for node in nodes:
+            state.get_message_ins(node_id=node, limit=1)
+        seconds.append(time.perf_counter() - started)
+    emit("scale_sweep", clients=clients, seconds=median(seconds))
+
+
 def main() -> None:
     """Measure every case in a process of its own, so that peaks do not mix."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -119,6 +139,8 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.scale", "--method", method]
             root = Path(__file__).resolve().parents[1]
             subprocess.run([*command, "--clients", str(clients)], check=True, cwd=root)
+    for clients in chosen.clients:
+        sweep(clients)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import COMMON, SETTINGS, emit
+from benchmarks.common import COMMON, SETTINGS, command, emit
 from fedhet.registry import METHODS
 
 ROUNDS = {"n10": 10, "n100": 30}
@@ -36,8 +36,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    preset = chosen.out / "accuracy.yaml"
-    preset.write_text("")
     for method in chosen.methods:
         for seed in chosen.seeds:
             name = "-".join([chosen.setting, method, f"s{seed}", *chosen.keys]).replace("=", "_")
@@ -49,9 +47,8 @@ def main() -> None:
                     f"data-path={chosen.cifar10}", "partition=file",
                     f"partition-file={chosen.partition}", "keep-state=false",
                 ]  # fmt: skip
-                command = [str(Path(sys.executable).with_name("fedhet")), "run", str(preset)]
-                where = ["--out", str(chosen.out), "--name", name]
-                subprocess.run([*command, *overrides, *where], check=True, stdout=sys.stderr)
+                words = command(chosen.out, overrides, name)
+                subprocess.run(words, check=True, stdout=sys.stderr)
             done = json.loads(summary.read_text())
             if done["status"] != "completed":
                 raise SystemExit(f"{summary.parent} {done['status']}: {done['reason']}")

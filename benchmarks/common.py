@@ -5,7 +5,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from fedhet.config import load_config
 from fedhet.results import read_jsonl
 from fedhet.schema import RunConfig
+from fedhet.superlink import script
 
 SETTINGS: dict[str, list[str]] = {
     "n10": ["clients=10", "fraction=1.0", "local-epochs=1"],
@@ -37,16 +37,20 @@ def config_of(overrides: Sequence[str]) -> RunConfig:
     return load_config(None, overrides)
 
 
-def run_fedhet(overrides: Sequence[str], keep: Path | None = None) -> list[dict[str, Any]]:
+def command(out: Path, overrides: Sequence[str], name: str = "run") -> list[str]:
+    """``fedhet run`` of an empty preset with these overrides, into the run folder ``out/name``."""
+    preset = out / "benchmark.yaml"
+    preset.write_text("")
+    where = ["--out", str(out), "--name", name]
+    return [script("fedhet"), "run", str(preset), *overrides, *where]
+
+
+def run_fedhet(overrides: Sequence[str]) -> list[dict[str, Any]]:
     """Run ``fedhet run`` in a process of its own; returns the lines of ``rounds.jsonl``."""
-    with tempfile.TemporaryDirectory(dir=keep) as out:
-        preset = Path(out) / "benchmark.yaml"
-        preset.write_text("")
-        command = [str(Path(sys.executable).with_name("fedhet")), "run", str(preset)]
+    with tempfile.TemporaryDirectory() as out:
         done = subprocess.run(
-            [*command, *overrides, "--out", out, "--name", "run"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            command(Path(out), overrides), capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise SystemExit(f"{done.stdout}\n{done.stderr}")
         return read_jsonl(Path(out) / "run" / "rounds.jsonl")

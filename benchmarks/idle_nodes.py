@@ -6,7 +6,6 @@ Real processes on 127.0.0.1, without TLS; what it spends without any node is mea
 """
 
 import argparse
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,20 +14,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import emit
-from fedhet.superlink import environment, script
+from fedhet.superlink import environment, free_ports, script
 
 SETTLE = 12.0  # seconds for imports and the first connection
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def cpu_per_second(process: subprocess.Popen[bytes], seconds: float) -> float:

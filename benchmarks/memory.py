@@ -5,14 +5,13 @@ python -m benchmarks.memory [--cifar10 FOLDER_OR_ZIP] [--clients 10 100 1000]
 
 import argparse
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
 
-from benchmarks.common import COMMON, emit
+from benchmarks.common import COMMON, command, emit
 
 
 def total_pss(process: psutil.Process) -> int:
@@ -29,11 +28,8 @@ def total_pss(process: psutil.Process) -> int:
 def peak(overrides: list[str]) -> int:
     """Largest total seen while a run lasts, in bytes."""
     with tempfile.TemporaryDirectory() as out:
-        preset = Path(out) / "memory.yaml"
-        preset.write_text("")
-        command = [str(Path(sys.executable).with_name("fedhet")), "run", str(preset), *overrides]
         process = subprocess.Popen(
-            [*command, "--out", out, "--name", "run"],
+            command(Path(out), overrides),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -5,24 +5,21 @@ python -m benchmarks.start_up [--repeats 5]
 
 import argparse
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.common import emit, median
+from benchmarks.common import command, emit, median
 from fedhet.results import read_jsonl
 
 
 def once() -> float:
     """One run, watched from outside."""
     with tempfile.TemporaryDirectory() as out:
-        preset = Path(out) / "quick.yaml"
-        preset.write_text("method: fedssa\nclients: 10\nrounds: 2\nlocal-epochs: 1\n")
-        command = [str(Path(sys.executable).with_name("fedhet")), "run", str(preset)]
+        words = command(Path(out), ["method=fedssa", "clients=10", "rounds=2", "local-epochs=1"])
         started = time.perf_counter()
         process = subprocess.Popen(
-            [*command, "--out", out, "--name", "run"],
+            words,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -4,6 +4,7 @@ A shared local SuperLink would keep the environment and folder of whoever starte
 every run has its own: free port, FLWR_HOME inside the run folder, stopped with the run.
 """
 
+import contextlib
 import http.client
 import json
 import math
@@ -177,7 +178,7 @@ class SuperLink:
         (self.home / "ray").symlink_to(ray)
         self.env["RAY_TMPDIR"] = ray
         self._keep_output()
-        port = _free_port()
+        (port,) = free_ports(1)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{port}"\ninsecure = true\n',
@@ -298,10 +299,13 @@ def _kinds(process: psutil.Process) -> list[str]:
     return [kind for kind in VITAL if kind in names and alive(process)]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _answers(port: int) -> bool:

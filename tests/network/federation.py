@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import ssl
 import subprocess
 import threading
@@ -20,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from fedhet.certs import Credentials, make
-from fedhet.superlink import app_root, environment, script
+from fedhet.superlink import app_root, environment, free_ports, script
 
 CONNECTION = "net"
 PRESET = {
@@ -45,17 +44,6 @@ def wait_for(what: Callable[[], object], seconds: float, reason: str) -> None:
     while not what():
         assert time.monotonic() < deadline, f"not within {seconds} s: {reason}"
         time.sleep(0.2)
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 class Process:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from network.federation import PRESET, Process, free_ports, wait_for
+from network.federation import PRESET, Process, wait_for
 from simulation import simulate
 
 from fedhet.config import build_config
-from fedhet.superlink import environment, script
+from fedhet.superlink import environment, free_ports, script
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 CHANGES = {"clients": 4, "rounds": 3, "state-backend": "context"}

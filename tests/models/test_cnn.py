@@ -6,6 +6,7 @@ from torch.nn.functional import max_pool2d, relu
 
 from fedhet.errors import UserError
 from fedhet.models import CNN_NAMES, cnn
+from fedhet.rng import torch_seeded
 
 SIZES = {  # parameters at 10 and at 100 classes
     "cnn-1": (2_621_558, 2_666_648),
@@ -52,9 +53,8 @@ def test_unknown_variant() -> None:
 
 
 def test_pooling_before_relu_is_the_papers_network() -> None:
-    torch.manual_seed(0)
-    model = cnn("cnn-5", 10)
-    x = torch.randn(4, 3, 32, 32)
+    with torch_seeded(0, "test"):
+        model, x = cnn("cnn-5", 10), torch.randn(4, 3, 32, 32)
 
     def paper() -> torch.Tensor:
         h = max_pool2d(relu(model.conv1(x)), 2)

@@ -11,14 +11,15 @@ from torch import nn
 
 from fedhet.errors import UserError
 from fedhet.models import MODEL_NAMES, build_model, check_model, model_table, validate_model_name
+from fedhet.rng import torch_seeded
 
 CLASSES, D, SIZE = 7, 40, 32
 TORCHVISION = ["resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0"]
 
 
 def seeded(name: str) -> nn.Module:
-    torch.manual_seed(3)
-    return build_model(name, classes=CLASSES, d=D, image_size=SIZE)
+    with torch_seeded(3, "test"):
+        return build_model(name, classes=CLASSES, d=D, image_size=SIZE)
 
 
 @pytest.fixture(scope="module", params=MODEL_NAMES)

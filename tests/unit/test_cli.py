@@ -203,6 +203,18 @@ def test_a_failed_run_is_3_and_an_interrupted_one_130(capsys, here, pretend):
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
 
 
+def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, here, monkeypatch):
+    """Killed between a round's line and its checkpoint, the run can be resumed all the same."""
+
+    def killed(launch, _on_rounds):
+        launch.folder.append_round({"round": 1})
+        raise RunFailedError("killed")
+
+    monkeypatch.setattr(commands, "simulate", killed)
+    assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
+    assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
+
+
 @pytest.fixture
 def stopped(capsys, here, pretend) -> Path:
     """A run folder of a run that did not complete."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from fedhet.schema import RunConfig
 from fedhet.steps import WORTH_IT, EagerStep, GraphStep
@@ -90,17 +91,50 @@ def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) ->
         module.requires_grad_(active)
 
 
-def optimiser(phase: Phase, config: RunConfig) -> torch.optim.SGD:
-    """A fresh SGD: momentum never outlives the round nor crosses clients.
+class SGD:
+    """Fused SGD with momentum and weight decay by ``torch.optim``'s functional form.
 
-    Fused: one pass over parameters, gradients and momenta instead of three.
+    A fresh one per phase: momentum never outlives the round nor crosses clients. The class
+    ``torch.optim.SGD`` runs the same kernel, and imports torch's compiler for its decorators: a
+    second of CPU, which a deployed client would pay with every message.
     """
-    groups = [{"params": list(module.parameters()), "lr": lr} for module, lr in phase.groups]
-    if phase.plain:
-        return torch.optim.SGD(groups, fused=True)
-    return torch.optim.SGD(
-        groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-    )
+
+    def __init__(self, phase: Phase, config: RunConfig) -> None:
+        self.groups: list[tuple[list[Tensor], float]] = [
+            (list(module.parameters()), lr) for module, lr in phase.groups
+        ]
+        self.momentum = 0.0 if phase.plain else config.momentum
+        self.weight_decay = 0.0 if phase.plain else config.weight_decay
+        self.buffers: dict[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient; the first momentum is the gradient."""
+        for parameters, lr in self.groups:
+            moved = [p for p in parameters if p.grad is not None]
+            sgd(
+                moved,
+                [p.grad for p in moved if p.grad is not None],
+                [self._momentum(p) for p in moved],
+                fused=True,
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+
+    def _momentum(self, parameter: Tensor) -> Tensor | None:
+        if self.momentum and parameter not in self.buffers:
+            self.buffers[parameter] = torch.zeros_like(parameter)
+        return self.buffers.get(parameter)
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for parameters, _ in self.groups:
+            for parameter in parameters:
+                parameter.grad = None
 
 
 def train(
@@ -122,26 +156,23 @@ def train(
 
 def _make_step(phase: Phase, config: RunConfig, images: int, device: torch.device) -> EagerStep:
     """The step of a phase with a fresh optimiser; a CUDA graph where there are steps enough."""
-    sgd = optimiser(phase, config)
+    optimiser = SGD(phase, config)
 
     def body(inputs: Tensor, labels: Tensor) -> Tensor:
         with autocast(config, device):
             loss = phase.loss(inputs, labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        for group in sgd.param_groups if config.grad_clip else ():
-            nn.utils.clip_grad_norm_(group["params"], config.grad_clip)
-        sgd.step()
+        for parameters, _ in optimiser.groups if config.grad_clip else ():
+            nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+        optimiser.step()
         if phase.after_step is not None:
             phase.after_step()
         return loss.detach()
 
-    def clear() -> None:
-        sgd.zero_grad(set_to_none=True)
-
     steps = phase.epochs * (images // config.batch_size)
     if device.type == "cuda" and steps >= WORTH_IT:
-        return GraphStep(body, clear, config.batch_size, list(phase.generators))
-    return EagerStep(body, clear)
+        return GraphStep(body, optimiser.clear, config.batch_size, list(phase.generators))
+    return EagerStep(body, optimiser.clear)
 
 
 def _stops(count: int) -> list[int]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedhet.models import MODEL_NAMES, build_model, cnn, forward_flops, model_table, training_flops
 
@@ -24,6 +25,19 @@ def test_training_flops_of_cnn_1() -> None:
     # Backward: once for the weights, once for the input, which conv1 does not need.
     expected = 2 * batch * (3 * MULTIPLY_ADDS - CONV1)
     assert training_flops(lambda: nn.functional.cross_entropy(model(x), y)) == expected
+
+
+@pytest.mark.parametrize("name", ["cnn-1", "resnet18", "mobilenet_v2", "googlenet"])
+def test_the_count_is_that_of_torchs_counter(name: str) -> None:
+    model = build_model(name, classes=3, d=5)
+    x, y = torch.randn(2, 3, 32, 32), torch.arange(2)
+
+    def step() -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x), y)
+
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.backward(step())
+    assert training_flops(step) == counter.get_total_flops() > 0
 
 
 def test_a_frozen_part_costs_less() -> None:

@@ -66,6 +66,7 @@ class Mail:
         self.pending: dict[str, Message] = {}
         self._pulls: list[_Pull] = []
         self._news = time.monotonic()
+        self._asking = 0.0  # seconds that the last poll took
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.pending)
@@ -81,7 +82,10 @@ class Mail:
         may carry the server's own node id: match replies by ``reply_to_message_id``.
         """
         done = self._send()
-        for reply in self._pull():
+        started = time.monotonic()
+        replies = list(self._pull())
+        self._asking = time.monotonic() - started
+        for reply in replies:
             message = self.pending.pop(reply.metadata.reply_to_message_id, None)
             if message is not None:
                 done.append((message, reply))
@@ -92,13 +96,13 @@ class Mail:
     def pause(self) -> None:
         """Wait until the next poll is due: the longer nothing came, the less often we look.
 
-        Polls take time from the training of a simulation; a network is asked for at most 50
-        replies a second.
+        Polls take time from the training of a simulation, and on a network from the SuperLink:
+        they get a fifth of it at most.
         """
         if self.simulated:
             time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * SIMULATION_POLL)
         else:
-            time.sleep(max(NETWORK_POLL, len(self.pending) * 0.02))
+            time.sleep(max(NETWORK_POLL, 4 * self._asking))
 
     def _pull(self) -> Iterable[Message]:
         """The replies that are there.

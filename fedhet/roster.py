@@ -26,6 +26,9 @@ log = logging.getLogger("fedhet")
 QUERY_PATIENCE = 30.0  # seconds that a round waits for a node that has just been asked
 QUERY_TTL = 600.0  # seconds in which an answer still counts: a large private folder takes long
 QUERY_TRIES = 3
+# Flower's SuperLink drops replies while its database is busy ("database is locked"): who has not
+# answered after so many seconds is asked again, then after twice as many, and so on.
+REMIND_AFTER = 60.0
 SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
 
 
@@ -82,6 +85,7 @@ class Roster:
         self._online: set[int] = set()
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
+        self._reminded: Counter[int] = Counter()
 
     @property
     def ids(self) -> list[str]:
@@ -122,23 +126,26 @@ class Roster:
             log.warning("starting with %d of %d clients", len(self.nodes), expected)
 
     def query(self, grid: Grid, experiment: str, patience: float = QUERY_PATIENCE) -> list[str]:
-        """Ask unknown nodes, once, who they are; forget nodes that are gone. Returns new clients.
+        """Ask unknown nodes who they are; forget nodes that are gone. Returns new clients.
 
-        A node that has not answered ``patience`` seconds after it was asked is not waited for;
-        its answer counts when it comes.
+        A node that has not answered ``patience`` seconds after it was first asked is not waited
+        for; its answer counts when it comes, and on a network it is reminded now and then.
         """
         mail = self._mail = self._mail or Mail(grid)
         online = set(grid.get_node_ids())
         if self._online - online:
             self.refused.clear()  # what a vanished node held may be free now: ask again
             self._tries.clear()
+            self._reminded.clear()
         self._online = online
         self.nodes = {client: node for client, node in self.nodes.items() if node in online}
         self._asked = {node: since for node, since in self._asked.items() if node in online}
         strangers = sorted(online - {*self.nodes.values(), *self.refused, *self._asked})
+        silent = [] if mail.simulated else self._silent()
+        self._reminded.update(silent)
         self._asked |= dict.fromkeys(strangers, time.monotonic())
         what = Instruction(experiment=experiment)
-        mail.add([request(QUERY, node, what, QUERY_TTL) for node in strangers])
+        mail.add([request(QUERY, node, what, QUERY_TTL) for node in (*strangers, *silent)])
         new = []
         while mail:
             new += [name for pair in mail.poll() for name in self._answered(*pair)]
@@ -147,11 +154,20 @@ class Roster:
             mail.pause()
         return new
 
+    def _silent(self) -> list[int]:
+        """Nodes that are to be asked once more."""
+        now = time.monotonic()
+        return sorted(
+            node
+            for node, since in self._asked.items()
+            if now - since > REMIND_AFTER * 2 ** self._reminded[node]
+        )
+
     def _answered(self, asked: Message, message: Message) -> list[str]:
         """Take in one answer; returns the id of the new client, if it is one."""
         node, reply = asked.metadata.dst_node_id, read_reply(message)
         if self._asked.pop(node, None) is None:
-            return []  # it has gone since
+            return []  # it has gone since, or has answered a reminder
         self._tries[node] += 1
         if message.has_error() and self._tries[node] < QUERY_TRIES:
             return []  # the node restarted, or the message expired: it is asked again

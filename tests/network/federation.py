@@ -198,7 +198,8 @@ class Federation:
         if "state-dir" not in text:
             text += f' state-dir="{self.state_dir(k)}"'
         return [
-            script("flower-supernode"), "--root-certificates", str(self.tls.ca),
+            # As if on a machine of its own: the SuperLink never waits for its clients' training.
+            "nice", script("flower-supernode"), "--root-certificates", str(self.tls.ca),
             "--superlink", f"127.0.0.1:{self.port}", "--port", str(self.ports[k]),
             "--auth-supernode-private-key", str(key or self.tls.client(self.names[k])),
             "--node-config", text,

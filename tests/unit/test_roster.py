@@ -72,6 +72,31 @@ def test_a_silent_node_is_waited_for_once_and_its_late_answer_counts(grid):
     assert queries(grid).count(102) == 1
 
 
+def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch):
+    lost = []
+
+    def lose_two(node, message, reply):
+        if node == 2 and len(lost) < 2:
+            return lost.append(reply)
+        return reply
+
+    grid.tamper = lose_two
+    monkeypatch.delattr(LocalGrid, "pull_interval")  # as on a network
+    monkeypatch.setattr("fedhet.roster.REMIND_AFTER", 0.2)
+    roster, asked_at = Roster(), []
+    started = time.monotonic()
+    while "2" not in roster.nodes:
+        assert time.monotonic() - started < 30
+        roster.query(grid, "x", patience=0.05)
+        asked_at += [time.monotonic()] * (queries(grid).count(102) - len(asked_at))
+        time.sleep(0.01)
+    assert [queries(grid).count(node) for node in (100, 101, 102)] == [1, 1, 3]
+    assert asked_at[1] - started > 0.2 and asked_at[2] - started > 0.4
+    answers = grid.pull_messages
+    grid.pull_messages = lambda ids: [*answers(ids), *lost]  # at last, and too late
+    assert roster.query(grid, "x", patience=0.05) == [] and not roster.refused
+
+
 def test_a_node_whose_question_was_lost_is_asked_again_three_times_at_most(grid):
     def broken(node, message, reply):
         return Message(Error(code=5, reason="gone"), reply_to=message) if node == 2 else reply

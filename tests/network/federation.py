@@ -234,10 +234,21 @@ class Federation:
             process.end()
         if not self.superlink.running():
             self.start_superlink()
-        for k in self.nodes:
-            if not self.nodes[k].running() or self.nodes[k].words != self.node_words(k):
+        for k, node in self.nodes.items():
+            if not node.running():
+                self.revive(k)
+            elif node.words != self.node_words(k):
                 self.start_node(k)
         self.wait_online(self.size)
+
+    def revive(self, k: int) -> None:
+        """Start a SuperNode that was killed: refused, again and again, until it is forgotten."""
+        node = self.nodes[k]
+        node.words, before = self.node_words(k), node.said("SuperNode ID")
+        supervisor = self.supervise(k)
+        wait_for(lambda: node.said("SuperNode ID") > before, 240, f"node {k} is let in")
+        supervisor.stop()
+        self.supervisors.remove(supervisor)
 
     def stop(self) -> None:
         self.unsupervise()

@@ -84,8 +84,8 @@ def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
 def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     """Point 2. The simulated twin loses the same replies: everything else must be the same."""
     node, received = federation.nodes[1], federation.nodes[1].said("Receiving: train message")
-    timeout = 30
-    long = {"local_epochs": 8, "rounds": 5, "round_timeout": timeout}
+    timeout = 45
+    long = {"local_epochs": 30, "rounds": 5, "round_timeout": timeout}
     run = federation.run("killed", **long)
     wait_for(federation.receiving(1, received + 2), 300, "node 1 is in round 2")
     saved = set(federation.state_dir(1).rglob("00000002.safetensors"))

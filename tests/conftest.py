@@ -1,4 +1,4 @@
-"""One thread and a private cache for every test."""
+"""One thread and a private cache for every test; those that mostly wait start first."""
 
 import pytest
 import torch
@@ -10,3 +10,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real processes before unit tests, so that several workers (``pytest -n``) end together."""
+    items.sort(key=lambda item: item.get_closest_marker("network") is None)

@@ -17,9 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+from flwr.app import Error, Message
+from simulation import simulate
 
 from fedhet.certs import Credentials, make
-from fedhet.superlink import app_root, environment, free_ports, script
+from fedhet.config import build_config
+from fedhet.superlink import environment, free_ports, script
+from fedhet.wire import instruction
 
 CONNECTION = "net"
 PRESET = {
@@ -38,12 +42,12 @@ PRESET = {
 # goes well.
 
 
-def wait_for(what: Callable[[], object], seconds: float, reason: str) -> None:
+def wait_for(what: Callable[[], object], seconds: float, reason: str, pause: float = 0.2) -> None:
     """Return as soon as ``what()`` is true; AssertionError with the reason otherwise."""
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, f"not within {seconds} s: {reason}"
-        time.sleep(0.2)
+        time.sleep(pause)
 
 
 class Process:
@@ -74,19 +78,20 @@ class Process:
         return [child for child in self.tree.values() if child.is_running()]
 
     def child(self, name: str) -> psutil.Process | None:
-        """Its descendant that runs the program ``name``."""
+        """Its newest descendant that runs the program ``name``."""
+        found = []
         for child in self.children():
             with contextlib.suppress(psutil.Error):
                 if any(Path(word).name == name for word in child.cmdline()[:2]):
-                    return child
-        return None
+                    found.append(child)
+        return max(found, key=lambda child: child.create_time(), default=None)
 
-    def cpu_seconds(self, name: str) -> float:
-        """CPU time that its descendant ``name`` has used; 0 if there is none."""
-        child = self.child(name)
+    def message(self) -> tuple[int, float]:
+        """Process id and CPU seconds of the message that a SuperNode works on; 0, 0.0 if none."""
+        child = self.child("flwr-clientapp")
         with contextlib.suppress(psutil.Error):
-            return float(child.cpu_times().user) if child is not None else 0.0
-        return 0.0
+            return (child.pid, float(child.cpu_times().user)) if child is not None else (0, 0.0)
+        return 0, 0.0
 
     def kill(self) -> None:
         self.children()
@@ -275,7 +280,8 @@ class Federation:
         return sum(node["status"] == "online" for node in answer["nodes"])
 
     def wait_online(self, count: int, seconds: float = 240) -> None:
-        wait_for(lambda: self.online() == count, seconds, f"{count} SuperNodes are online")
+        reason = f"{count} SuperNodes are online"
+        wait_for(lambda: self.online() == count, seconds, reason, pause=1.0)
 
     def command(self, *words: str) -> Process:
         """A ``fedhet`` command; its log is what it prints."""
@@ -329,5 +335,16 @@ class Run:
         return json.loads((self.folder / "summary.json").read_text())
 
 
-def root() -> Path:
-    return app_root()
+def simulated_hash(tmp_path: Path, without: set[tuple[int, str]] = frozenset(), **changes) -> str:
+    """The run_sha256 of a simulation in which these (round, client) replies are lost."""
+    values = PRESET | {key.replace("_", "-"): value for key, value in changes.items()}
+    config = build_config(values | {"out": str(tmp_path / "simulated")})
+
+    def lose(node, message, reply):
+        lost = (instruction(message).round, str(node)) in without
+        if lost and message.metadata.message_type == "train":
+            return Message(Error(code=1, reason="lost"), reply_to=message)
+        return reply
+
+    folder, _ = simulate(config, tamper=lose)
+    return json.loads(folder.summary.read_text())["run_sha256"]

@@ -1,38 +1,18 @@
-"""Real processes on loopback, TLS and authentication on: same bytes, crashes, intruders."""
+"""Real processes on loopback, TLS and authentication on: same bytes, intruders, full disks."""
 
 import csv
 import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from flwr.app import Error, Message
-from network.federation import PRESET, wait_for
-from simulation import simulate
+from network.federation import PRESET, simulated_hash, wait_for
 
 from fedhet.certs import make
-from fedhet.config import build_config
 from fedhet.superlink import script
-from fedhet.wire import instruction
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
-
-
-def simulated(tmp_path: Path, without: set[tuple[int, str]] = frozenset(), **changes) -> str:
-    """The run_sha256 of a simulation in which these (round, client) replies are lost."""
-    values = PRESET | {key.replace("_", "-"): value for key, value in changes.items()}
-    config = build_config(values | {"out": str(tmp_path / "simulated")})
-
-    def lose(node, message, reply):
-        lost = (instruction(message).round, str(node)) in without
-        if lost and message.metadata.message_type == "train":
-            return Message(Error(code=1, reason="lost"), reply_to=message)
-        return reply
-
-    folder, _ = simulate(config, tamper=lose)
-    return json.loads(folder.summary.read_text())["run_sha256"]
 
 
 def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation, tmp_path):
@@ -61,7 +41,7 @@ def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation,
         intruders[name] = federation.extra(command, f"intruder-{name.replace(' ', '-')}")
     summary = run.result()
     assert summary["failures"] == []
-    assert summary["run_sha256"] == simulated(tmp_path)
+    assert summary["run_sha256"] == simulated_hash(tmp_path)
     for name, intruder in intruders.items():
         wait_for(lambda intruder=intruder: not intruder.running(), 120, f"{name} gives up")
         assert intruder.popen.returncode != 0, name
@@ -70,7 +50,7 @@ def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation,
 
 
 def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
-    """Point 1, the other half: the Ray-backed simulation is what `simulated` stands for."""
+    """Point 1, the other half: the Ray-backed simulation is what `simulated_hash` stands for."""
     words = [f"{key}={value}" for key, value in PRESET.items()]
     config = tmp_path / "preset.yaml"
     config.write_text("")
@@ -78,61 +58,7 @@ def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     ray = json.loads((tmp_path / "ray" / "summary.json").read_text())
-    assert ray["run_sha256"] == simulated(tmp_path)
-
-
-def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
-    """Point 2. The simulated twin loses the same replies: everything else must be the same."""
-    node, received = federation.nodes[1], federation.nodes[1].said("Receiving: train message")
-    timeout = 45
-    long = {"local_epochs": 30, "rounds": 5, "round_timeout": timeout}
-    run = federation.run("killed", **long)
-    wait_for(federation.receiving(1, received + 2), 300, "node 1 is in round 2")
-    saved = set(federation.state_dir(1).rglob("00000002.safetensors"))
-    used = node.cpu_seconds("flwr-clientapp")
-    wait_for(lambda: node.cpu_seconds("flwr-clientapp") > used + 3, 300, "node 1 is training")
-    node.kill()
-    assert set(federation.state_dir(1).rglob("00000002.safetensors")) == saved  # not yet done
-    killed = len(run.rounds()) + 1
-    supervisor = federation.supervise(1)
-    summary = run.result(600)
-    rounds = run.rounds()
-    failures = summary["failures"]
-    assert killed in {f["round"] for f in failures} and {f["client"] for f in failures} == {"1"}
-    assert all(f["reason"] for f in failures)
-    assert all(record["seconds"] < timeout + 20 for record in rounds)
-    assert rounds[-1]["replied"] == 3, failures
-    assert supervisor.starts > 1  # refused until its old heartbeat had expired
-    lost = {(f["round"], f["client"]) for f in failures}
-    assert summary["run_sha256"] == simulated(tmp_path, lost, **long)
-    rows = list(csv.DictReader((run.folder / "clients.csv").open()))
-    assert rows[-2]["client"] == "1" and rows[-2]["generation"] == "5"
-
-
-def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
-    """Point 3: both in one run, each in the middle of a round."""
-    long = {"local_epochs": 2, "rounds": 3}
-    run = federation.run("crashes", **long)
-    run.wait_rounds(1)
-    server_app = federation.superlink.child("flwr-serverapp")
-    assert server_app is not None
-    server_app.kill()
-    run.result(code=3)
-    finished = len(run.rounds())
-    assert finished < 2
-
-    run = federation.resume(run)
-    run.wait_rounds(finished + 1)
-    federation.superlink.kill()
-    time.sleep(2.0)
-    federation.start_superlink()
-    run.result(code=3)
-    assert finished < len(run.rounds()) < 3
-
-    federation.wait_online(3)
-    summary = federation.resume(run).result()
-    assert summary["status"] == "completed" and summary["rounds"] == 3
-    assert summary["run_sha256"] == simulated(tmp_path, **long)
+    assert ray["run_sha256"] == simulated_hash(tmp_path)
 
 
 def test_a_client_that_cannot_save_is_left_out(federation, tmp_path):
@@ -160,7 +86,7 @@ def test_a_client_that_cannot_save_is_left_out(federation, tmp_path):
             assert "No space left" in full[0]
             kept = sorted(path.name for path in disk.rglob("*.safetensors"))
             assert kept == ["00000001.safetensors", "00000002.safetensors"]
-        assert summary["run_sha256"] == simulated(tmp_path, lost)
+        assert summary["run_sha256"] == simulated_hash(tmp_path, lost)
     finally:
         if mounted.returncode == 0:
             federation.nodes[2].end()

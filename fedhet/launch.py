@@ -28,8 +28,9 @@ from fedhet.superlink import (
 )
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
-REMOTE_POLL = 5.0  # seconds between questions to somebody else's SuperLink
-REMOTE_SILENCES = 20  # questions in a row without an answer before we give up
+REMOTE_POLL = 15.0  # seconds between questions to somebody else's SuperLink: one costs CPU seconds
+REMOTE_END = 1.0  # the same once the run folder says that the run is over
+REMOTE_SILENCES = 8  # questions in a row without an answer before we give up
 TAKE_OVER = 10.0  # seconds that another command may take to notice that its run is dead
 RESTARTS = 2  # further tries on a machine so busy that Ray does not start in time
 OnRounds = Callable[[Sequence[Mapping[str, Any]]], None]
@@ -187,9 +188,8 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
     finally:
         run_config.unlink()
         run_config.parent.rmdir()
-    reader = _Reader(launch.folder, on_rounds)
     try:
-        status, details = _await(connection, run_id, reader)
+        status, details = _await(launch, connection, run_id, _Reader(launch.folder, on_rounds))
     except Interrupted as interrupt:
         with undisturbed():
             with contextlib.suppress(RunFailedError, subprocess.SubprocessError):
@@ -203,12 +203,13 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
         _raise_unless_completed(launch, f"log: flwr log {run_id} {connection}")
 
 
-def _await(connection: str, run_id: str, reader: _Reader) -> tuple[str, str]:
+def _await(launch: Launch, connection: str, run_id: str, reader: _Reader) -> tuple[str, str]:
     """Follow a submitted run; a SuperLink that is away for a while is asked again."""
     env, asked, silent = environment(), time.monotonic(), 0
     while True:
         reader.read()
-        if time.monotonic() - asked > REMOTE_POLL:
+        pause = REMOTE_END if launch.status()[0] and not silent else REMOTE_POLL
+        if time.monotonic() - asked > pause:
             try:
                 status, details = run_status(connection, run_id, env)
                 silent = 0

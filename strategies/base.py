@@ -145,6 +145,9 @@ class MethodStrategy(Strategy):
             else:
                 accepted.append((info, payload, reply))
         if len(accepted) < self.config.min_replies:
+            count = f"{len(accepted)} of min-replies={self.config.min_replies}"
+            for info, _, _ in accepted:
+                self.ledger.fail(info.client, f"valid, but the round is skipped: {count} came")
             return None, None
         uniform = self.config.weighting == "uniform"
         sizes = [1 if uniform else info.train_images for info, _, _ in accepted]

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     """Point 2. The simulated twin loses the same replies: everything else must be the same."""
     node, received = federation.nodes[1], federation.nodes[1].said("Receiving: train message")
-    timeout = 45
-    long = {"local_epochs": 30, "rounds": 5, "round_timeout": timeout}
+    timeout = 60
+    long = {"local_epochs": 20, "rounds": 5, "round_timeout": timeout}
     run = federation.run("killed", **long)
     used: dict[int, float] = {}
 

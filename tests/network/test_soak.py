@@ -74,7 +74,7 @@ def check(result: dict) -> None:
 
 
 def test_six_nodes_six_rounds(tmp_path):
-    check(soak(tmp_path, nodes=6, rounds=6, timeout=45))
+    check(soak(tmp_path, nodes=6, rounds=6, timeout=60))
 
 
 @pytest.mark.soak

@@ -221,6 +221,25 @@ def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
     assert [r["replied"] for r in rounds] == [0, 3, 0, 0, 0]
 
 
+def test_a_valid_reply_of_a_skipped_round_is_named(tmp_path):
+    def mute(node, message, reply):
+        if message.metadata.message_type == "train" and (instruction(message).round, node) != (
+            2,
+            1,
+        ):
+            return Message(Error(code=1, reason="mute"), reply_to=message)
+        return reply
+
+    config = small(tmp_path, rounds=2, min_replies=2, max_skipped_rounds=1, name="skips")
+    with pytest.raises(RunFailedError, match="1 of min-replies=2 came"):
+        simulate(config, tamper=mute)
+    from fedhet.results import RunFolder
+
+    for record in RunFolder(tmp_path / "runs" / "skips").read_rounds():
+        assert record["replied"] == 0
+        assert [f["client"] for f in record["failures"]] == ["0", "1", "2"]
+
+
 def test_a_reply_that_never_comes_closes_the_round_at_the_timeout(tmp_path):
     def swallow(node, message, reply):
         silent = node == 2 and message.metadata.message_type == "train"

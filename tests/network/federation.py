@@ -7,17 +7,14 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import ssl
 import subprocess
-import threading
-import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
 from flwr.app import Error, Message
+from network.programs import Process, Supervisor, wait_for
 from simulation import simulate
 
 from fedhet.certs import Credentials, make
@@ -36,111 +33,6 @@ PRESET = {
     "round-timeout": 300,
     "start-timeout": 240,
 }
-
-
-# Waits are generous, since two cores may have other things to do; they cost nothing when all
-# goes well.
-
-
-def wait_for(what: Callable[[], object], seconds: float, reason: str, pause: float = 0.2) -> None:
-    """Return as soon as ``what()`` is true; AssertionError with the reason otherwise."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {reason}"
-        time.sleep(pause)
-
-
-class Process:
-    """One program with its log; :meth:`kill` is kill -9 of it alone, :meth:`end` of its tree."""
-
-    def __init__(self, words: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        self.words, self.log, self.env = list(words), log, dict(env)
-        self.popen: subprocess.Popen[bytes] | None = None
-        self.tree: dict[int, psutil.Process] = {}
-
-    def start(self) -> "Process":
-        with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                self.words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                cwd=self.log.parent,
-            )  # fmt: skip
-        return self
-
-    def running(self) -> bool:
-        return self.popen is not None and self.popen.poll() is None
-
-    def children(self) -> list[psutil.Process]:
-        """Its living descendants, and those that it had when last asked."""
-        with contextlib.suppress(psutil.Error):
-            if self.popen is not None and self.popen.poll() is None:
-                found = psutil.Process(self.popen.pid).children(recursive=True)
-                self.tree |= {child.pid: child for child in found}
-        return [child for child in self.tree.values() if child.is_running()]
-
-    def child(self, name: str) -> psutil.Process | None:
-        """Its newest descendant that runs the program ``name``."""
-        found = []
-        for child in self.children():
-            with contextlib.suppress(psutil.Error):
-                if any(Path(word).name == name for word in child.cmdline()[:2]):
-                    found.append(child)
-        return max(found, key=lambda child: child.create_time(), default=None)
-
-    def message(self) -> tuple[int, float]:
-        """Process id and CPU seconds of the message that a SuperNode works on; 0, 0.0 if none."""
-        child = self.child("flwr-clientapp")
-        with contextlib.suppress(psutil.Error):
-            return (child.pid, float(child.cpu_times().user)) if child is not None else (0, 0.0)
-        return 0, 0.0
-
-    def kill(self) -> None:
-        self.children()
-        if self.popen is not None:
-            self.popen.kill()
-            self.popen.wait()
-
-    def terminate(self) -> None:
-        self.children()
-        if self.popen is not None and self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
-
-    def end(self) -> None:
-        children = self.children()
-        self.terminate()
-        if self.popen is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(15)
-            self.popen.kill()
-            self.popen.wait()
-        for child in children:
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-
-    def said(self, text: str) -> int:
-        """How often ``text`` is in its log."""
-        return self.log.read_text(errors="replace").count(text) if self.log.exists() else 0
-
-
-class Supervisor:
-    """Starts a program again whenever it has ended, as systemd's ``Restart=always`` does."""
-
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self.starts = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-        self._thread.start()
-
-    def _loop(self) -> None:
-        while not self._stop.is_set():
-            if not self.process.running():
-                self.process.start()
-                self.starts += 1
-            self._stop.wait(1.0)
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 class Federation:

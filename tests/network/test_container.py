@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from network.federation import wait_for
+from network.programs import wait_for
 from simulation import simulate
 
 from fedhet.config import load_config

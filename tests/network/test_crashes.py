@@ -4,7 +4,8 @@ import csv
 import time
 
 import pytest
-from network.federation import simulated_hash, wait_for
+from network.federation import simulated_hash
+from network.programs import wait_for
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 

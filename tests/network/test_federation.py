@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from network.federation import PRESET, simulated_hash, wait_for
+from network.federation import PRESET, simulated_hash
+from network.programs import wait_for
 
 from fedhet.certs import make
 from fedhet.superlink import script

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from network.federation import PRESET, Process, wait_for
+from network.federation import PRESET
+from network.programs import Process, wait_for
 from simulation import simulate
 
 from fedhet.config import build_config

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from network.federation import Federation, Run, wait_for
+from network.federation import Federation, Run
+from network.programs import wait_for
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(7200)]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedhet.config import build_config
-from fedhet.rng import generator
+from fedhet.rng import generator, torch_seeded
 from fedhet.training import ImageSet, Phase, normalise, train
 
 RATES = (0.05, 0.01)
@@ -29,8 +29,7 @@ class Parts(nn.Module):
 
 
 def model() -> Parts:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with torch_seeded(0, "test"):
         return Parts()
 
 

@@ -1,4 +1,4 @@
-"""One thread and a private cache for every test; those that may take long start first."""
+"""One thread and a private cache for every test; those that mostly wait start first."""
 
 import pytest
 import torch
@@ -13,10 +13,5 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those with the longest time limits first, so that workers (``pytest -n``) end together."""
-
-    def limit(item: pytest.Item) -> float:
-        marker = item.get_closest_marker("timeout")
-        return float(marker.args[0]) if marker else 0.0
-
-    items.sort(key=limit, reverse=True)
+    """Real processes before unit tests, so that several workers (``pytest -n``) end together."""
+    items.sort(key=lambda item: item.get_closest_marker("network") is None)

@@ -77,6 +77,7 @@ def worker(
 ) -> None:
     """One process: its share of the clients, ``rounds`` times, all processes in step."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as clients do
     config = config_of(overrides)
     cohort = list(range(config.cohort(config.clients)))
     clients = load(config, cohort[number::workers])

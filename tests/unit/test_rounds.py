@@ -6,9 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from simulation import simulate, small
 
+from clients.base import MethodClient
 from fedhet.errors import RunFailedError, UserError
 from fedhet.results import scalar_writer
 from fedhet.roster import Roster, client_order
@@ -238,6 +240,19 @@ def test_a_valid_reply_of_a_skipped_round_is_named(tmp_path):
     for record in RunFolder(tmp_path / "runs" / "skips").read_rounds():
         assert record["replied"] == 0
         assert [f["client"] for f in record["failures"]] == ["0", "1", "2"]
+
+
+def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
+    tiny, found, original = torch.tensor([1e-39]), [], MethodClient.fit
+
+    def fit(self, *arguments):
+        found.append(float(tiny * 0.5))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(MethodClient, "fit", fit)
+    simulate(small(tmp_path, rounds=1))
+    assert found == [0.0, 0.0, 0.0]
+    assert float(tiny * 0.5) > 0
 
 
 def test_a_reply_that_never_comes_closes_the_round_at_the_timeout(tmp_path):

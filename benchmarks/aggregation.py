@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
-from fedhet.payload import HeaderRows
+from fedhet.protocol.payload import HeaderRows
+from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
-from fedhet.results import RunFolder
-from fedhet.roster import ClientInfo, Roster
 from strategies.base import Upload
 
 UPLOADS, CLASSES, SEEN, WIDTH, REPEATS = 10_000, 100, 10, 500, 7

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.common import config_of, emit, median, settings
-from fedhet.local import load_partition
 from fedhet.models import build_model
+from fedhet.node.site import load_partition
 from fedhet.schema import RunConfig
 
 Client = tuple[nn.Module, dict[str, tuple[Tensor, Tensor]]]

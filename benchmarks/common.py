@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from fedhet.config import load_config
-from fedhet.results import read_jsonl
+from fedhet.records.run_folder import read_jsonl
+from fedhet.runtime.superlink import script
 from fedhet.schema import RunConfig
-from fedhet.superlink import script
 
 SETTINGS: dict[str, list[str]] = {
     "n10": ["clients=10", "fraction=1.0", "local-epochs=1"],

@@ -20,13 +20,13 @@ from benchmarks.bare_loop import train as bare_train
 from benchmarks.common import emit, median
 from clients.base import MethodClient, Setup
 from fedhet.config import build_config
-from fedhet.local import LocalData, assigned_model, image_set, load_local
 from fedhet.models import build_model
+from fedhet.node.site import LocalData, assigned_model, image_set, load_local
+from fedhet.node.state import FileStore
+from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
-from fedhet.results import RunFolder
-from fedhet.roster import ClientInfo, Roster
 from fedhet.schema import RunConfig
-from fedhet.state import FileStore
 from strategies.base import MethodStrategy, Upload
 
 SETTINGS = {"n10": (10, 1.0, 100), "n50": (50, 0.2, 500), "n100": (100, 0.1, 500)}

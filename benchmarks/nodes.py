@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import command, emit, median
-from fedhet.results import read_jsonl
-from fedhet.superlink import CONNECTION, environment, free_ports, script
+from fedhet.records.run_folder import read_jsonl
+from fedhet.runtime.superlink import CONNECTION, environment, free_ports, script
 
 SETTLE = 12.0  # seconds for imports and the first connection
 WARM_UP = 2  # rounds before the count starts

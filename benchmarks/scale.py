@@ -29,10 +29,10 @@ from flwr.superlink.federation import NoOpFederationManager
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
-from fedhet.results import RunFolder
-from fedhet.roster import Roster
+from fedhet.protocol.messages import QUERY, answer, instruction
+from fedhet.protocol.roster import Roster
+from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import Job, run
-from fedhet.wire import QUERY, answer, instruction
 
 ROUNDS = 5
 CLASSES = [str(label) for label in range(10)]

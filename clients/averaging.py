@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clients.base import MethodClient
-from fedhet.payload import Array, ModelArrays, Payload
+from fedhet.protocol.payload import Array, ModelArrays, Payload
 
 
 def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:

@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.flower import NumPyClient, Scalar
-from fedhet.local import LocalData, image_set
 from fedhet.models import SplitModel, build_model, training_flops
-from fedhet.payload import Array, Empty, Payload
-from fedhet.privacy import noise_source, privatise
+from fedhet.node.privacy import noise_source, privatise
+from fedhet.node.site import LocalData, image_set
+from fedhet.node.state import Bundle, StateStore
+from fedhet.protocol.flower import NumPyClient, Scalar
+from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.schema import REPRESENTATION, RunConfig
-from fedhet.state import Bundle, StateStore
-from fedhet.training import ImageSet, Phase, autocast, batches, correct, set_trainable, train
+from fedhet.training.loop import ImageSet, Phase, autocast, batches, correct, set_trainable, train
 
 # Modules are built once per process and weights swapped in; FLOPs are counted once as well.
 _MODULES: dict[tuple[object, ...], dict[str, nn.Module]] = {}

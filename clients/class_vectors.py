@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from clients.base import MethodClient
-from fedhet.payload import ClassVectors, Payload
-from fedhet.training import class_means
+from fedhet.protocol.payload import ClassVectors, Payload
+from fedhet.training.loop import class_means
 
 
 class ClassVectorClient(MethodClient):

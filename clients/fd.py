@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.class_vectors import ClassVectorClient
-from fedhet.payload import Payload
+from fedhet.protocol.payload import Payload
 from strategies.fd import params_of
 
 

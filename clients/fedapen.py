@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
 from clients.base import Needs, Setup
-from fedhet.losses import kl
-from fedhet.payload import Array
+from fedhet.models.small import small_model
+from fedhet.protocol.payload import Array
 from fedhet.rng import generator
-from fedhet.training import Phase
-from strategies.averaging import small_model
+from fedhet.training.loop import Phase
+from fedhet.training.losses import kl
 from strategies.fedapen import params_of
 
 

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
-from fedhet.payload import Payload
-from fedhet.training import Phase
-from fedhet.views import two_views
+from fedhet.protocol.payload import Payload
+from fedhet.training.augment import two_views
+from fedhet.training.loop import Phase
 from strategies.fedclassavg import params_of
 
 LEGACY_TAU, LEGACY_BASE = 100.0, 0.07  # of the authors' code; its loss is scaled by tau / base

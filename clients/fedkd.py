@@ -5,13 +5,13 @@ from torch import Tensor, nn
 
 from clients.averaging import get_parameters, set_parameters
 from clients.base import MethodClient, Setup
-from fedhet.losses import kl
-from fedhet.lowrank import apply, compress
 from fedhet.models import SplitModel
-from fedhet.payload import LowRank, Payload
+from fedhet.models.small import small_model
+from fedhet.protocol.low_rank import apply, compress
+from fedhet.protocol.payload import LowRank, Payload
 from fedhet.schema import REPRESENTATION
-from fedhet.training import Phase
-from strategies.averaging import small_model
+from fedhet.training.loop import Phase
+from fedhet.training.losses import kl
 from strategies.fedkd import params_of
 
 SMALLEST = 1e-6  # of n: guards a division by 0 where both networks are certain and right

@@ -16,7 +16,7 @@ from clients.averaging import AveragingClient
 from clients.base import Needs, Setup
 from fedhet.models import SplitModel
 from fedhet.schema import REPRESENTATION
-from fedhet.training import Phase
+from fedhet.training.loop import Phase
 from strategies.fedmrl import global_model, params_of
 
 

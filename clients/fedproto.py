@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.class_vectors import ClassVectorClient
-from fedhet.payload import Payload
+from fedhet.protocol.payload import Payload
 from fedhet.schema import REPRESENTATION
 from strategies.fedproto import params_of
 

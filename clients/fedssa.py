@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clients.base import MethodClient, Setup
 from fedhet.errors import RunFailedError
-from fedhet.payload import HeaderRows, MaskedHeader, Payload
+from fedhet.protocol.payload import HeaderRows, MaskedHeader, Payload
 from fedhet.schema import RunConfig
 from strategies.fedssa import FedSSAParams, params_of
 

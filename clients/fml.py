@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
 from clients.base import Setup
-from fedhet.losses import kl
-from fedhet.training import Phase
-from strategies.averaging import small_model
+from fedhet.models.small import small_model
+from fedhet.training.loop import Phase
+from fedhet.training.losses import kl
 from strategies.fml import params_of
 
 

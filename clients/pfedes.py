@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
 from clients.base import Setup
-from fedhet.training import Phase
+from fedhet.training.loop import Phase
 from strategies.pfedes import extractor, params_of
 
 

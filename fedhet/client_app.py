@@ -5,7 +5,6 @@ actors; so nothing is kept here but per-process caches, and a failure is answere
 """
 
 import os
-import re
 import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -19,12 +18,13 @@ from flwr.clientapp import ClientApp
 from clients.base import MethodClient, Setup
 from fedhet.config import envelope, from_run_config
 from fedhet.errors import UserError
-from fedhet.local import LocalData, assigned_model, choose_device, is_simulated, load_local
+from fedhet.ids import check_id
 from fedhet.models import build_model
+from fedhet.node.site import LocalData, assigned_model, choose_device, is_simulated, load_local
+from fedhet.node.state import ContextStore, FileStore, StateStore
+from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction
 from fedhet.registry import METHODS
-from fedhet.schema import CLIENT_ID, REPRESENTATION, RunConfig
-from fedhet.state import ContextStore, FileStore, StateStore
-from fedhet.wire import Instruction, answer, arrays_of, instruction
+from fedhet.schema import REPRESENTATION, RunConfig
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits from cuBLAS every time
 app = ClientApp()
@@ -57,8 +57,7 @@ def _store(
     if config.state_backend == "context":
         return ContextStore(context.state)
     for name in (what.experiment, client):
-        if not re.fullmatch(CLIENT_ID, name) or name in {".", ".."}:
-            raise UserError(f"id '{name}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
+        check_id(name)
     home = Path.home() / ".fedhet" / "state"
     root = what.state_dir if simulated else str(context.node_config.get("state-dir") or home)
     return FileStore(Path(root) / what.experiment / client, sync=not simulated)

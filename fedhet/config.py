@@ -12,7 +12,6 @@ from fedhet.errors import UserError
 from fedhet.files import read_yaml
 from fedhet.models import validate_model_name
 from fedhet.registry import METHODS, Method
-from fedhet.results import RunFolder
 from fedhet.schema import Params, RunConfig, Schema, kebab
 
 _COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
@@ -149,9 +148,3 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
         loaded = json.loads(text)
         return build_config(loaded["config"]), dict(loaded["run"])
     return build_config({k: v for k, v in run_config.items() if k != "config"}), {}
-
-
-def reopen(path: Path) -> tuple[RunFolder, RunConfig]:
-    """An existing run and its configuration; UserError if it is none or was edited."""
-    folder = RunFolder(path.expanduser().absolute())
-    return folder, build_config(folder.started_config())

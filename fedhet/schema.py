@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from fedhet.ids import CLIENT_ID
+
 REPRESENTATION = 500  # d: width of the representation that every model ends in
-CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 Precision = Literal["fp32", "tf32", "bf16"]
 
 

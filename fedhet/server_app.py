@@ -18,10 +18,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedhet.config import from_run_config
 from fedhet.errors import RunFailedError, UserError
-from fedhet.exchange import SIMULATION_POLL, poll_interval
+from fedhet.protocol.mail import SIMULATION_POLL, poll_interval
+from fedhet.protocol.roster import Roster
+from fedhet.records.run_folder import RunFolder, scalar_writer
 from fedhet.registry import METHODS
-from fedhet.results import RunFolder, scalar_writer
-from fedhet.roster import Roster
 from fedhet.schema import RunConfig
 
 FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedhet.models import CNN_NAMES, SplitModel, build_model
-from fedhet.payload import Array, ModelArrays, Payload
+from fedhet.protocol.payload import Array, ModelArrays, Payload
+from fedhet.protocol.roster import ClientInfo
 from fedhet.rng import torch_seeded
-from fedhet.roster import ClientInfo
-from fedhet.schema import REPRESENTATION, RunConfig
 from strategies.base import MethodStrategy, Upload
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
@@ -77,20 +75,6 @@ def _row_sums(
             block *= weights[start:stop, None]
         sums.index_add_(0, ids[start:stop], torch.from_numpy(block))
     return sums.numpy()
-
-
-def small_model(
-    config: RunConfig, chosen: str, classes: int, d: int = REPRESENTATION
-) -> SplitModel:
-    """A new model with features (B, d) that all clients share beside their own.
-
-    It is ``chosen``, or if that is empty CNN-5. Where all clients have one and the same CNN it is
-    that one (the papers' homogeneous setting is CNN-1 throughout), and CNN-1 for another model.
-    """
-    name = chosen or "cnn-5"
-    if not chosen and len(set(config.models)) == 1:
-        name = config.models[0] if config.models[0] in CNN_NAMES else "cnn-1"
-    return build_model(name, classes=classes, d=d, image_size=config.image_size)
 
 
 class AveragingStrategy(MethodStrategy):

@@ -16,16 +16,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedhet.checkpoint import load_checkpoint, save_checkpoint
-from fedhet.checks import Rejected, check_accuracies, check_arrays, check_reply, reply_limit
 from fedhet.errors import RunFailedError
-from fedhet.exchange import exchange, longest_first
-from fedhet.ledger import Ledger
-from fedhet.payload import Array, Empty, Payload
-from fedhet.results import RunFolder
-from fedhet.roster import ClientInfo, Roster, client_order
-from fedhet.schema import RunConfig
-from fedhet.wire import (
+from fedhet.ids import client_order
+from fedhet.protocol.checks import (
+    Rejected,
+    check_accuracies,
+    check_arrays,
+    check_reply,
+    reply_limit,
+)
+from fedhet.protocol.mail import exchange, longest_first
+from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
     Instruction,
@@ -35,6 +36,12 @@ from fedhet.wire import (
     request,
     to_record,
 )
+from fedhet.protocol.payload import Array, Empty, Payload
+from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.records.checkpoint import load_checkpoint, save_checkpoint
+from fedhet.records.ledger import Ledger
+from fedhet.records.run_folder import RunFolder
+from fedhet.schema import RunConfig
 
 log = logging.getLogger("fedhet")
 

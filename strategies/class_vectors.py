@@ -4,9 +4,9 @@ from abc import abstractmethod
 
 import numpy as np
 
-from fedhet.checks import Rejected
-from fedhet.payload import Array, ClassVectors, Payload
-from fedhet.roster import ClientInfo
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.protocol.roster import ClientInfo
 from strategies.base import MethodStrategy
 
 

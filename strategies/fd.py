@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from pydantic import Field
 
-from fedhet.checks import Rejected
-from fedhet.payload import Array, ClassVectors, Payload
-from fedhet.roster import ClientInfo
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.protocol.roster import ClientInfo
 from fedhet.schema import Params, RunConfig
 from strategies.base import Upload
 from strategies.class_vectors import ClassVectorStrategy, declared

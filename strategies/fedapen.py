@@ -20,8 +20,9 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
+from fedhet.models.small import small_model
 from fedhet.schema import Params, RunConfig
-from strategies.averaging import AveragingStrategy, small_model
+from strategies.averaging import AveragingStrategy
 from strategies.base import Upload
 
 

@@ -13,13 +13,13 @@ n and the target side of each KL are constants. L_h is one term of two losses: i
 theta and W_h are each added once. Inference is by the mentor.
 
 Up: the student's update (after minus received), every matrix truncated to the smallest rank r that
-holds the share E(t) = T_start + (T_end - T_start) t / T of its energy (``fedhet.lowrank``; t counts
-from 0): U (m, r), S (r,), V (r, n) float32, or dense where that is no more; at most 670,058 floats
-at C = 10. Ranks travel as integers. The server adds the weighted mean of the updates to the
-student. Down: the student, dense. ``compress-down: true`` sends the mean update instead, decomposed
-with the same E, which the server applies in its truncated form too; a client that was not in the
-round of that update, and so holds another student, is sent the dense one. It needs every client in
-every round.
+holds the share E(t) = T_start + (T_end - T_start) t / T of its energy (t counts from 0; see
+``fedhet.protocol.low_rank``): U (m, r), S (r,), V (r, n) float32, or dense where that is no more;
+at most 670,058 floats at C = 10. Ranks travel as integers. The server adds the weighted mean of the
+updates to the student. Down: the student, dense. ``compress-down: true`` sends the mean update
+instead, decomposed with the same E, which the server applies in its truncated form too; a client
+that was not in the round of that update, and so holds another student, is sent the dense one. It
+needs every client in every round.
 
 Differs from the authors' code (NLP only), where t runs one ahead, a full-rank matrix becomes zero,
 kernels are not reshaped and nothing is detached; where public ones (HtFLlib, PFLlib) decompose
@@ -34,12 +34,13 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.errors import UserError
-from fedhet.lowrank import apply, check_updates, compress, dense, energy, whole
 from fedhet.models import validate_model_name
-from fedhet.payload import Array, LowRank, Payload
-from fedhet.roster import ClientInfo
+from fedhet.models.small import small_model
+from fedhet.protocol.low_rank import apply, check_updates, compress, dense, energy, whole
+from fedhet.protocol.payload import Array, LowRank, Payload
+from fedhet.protocol.roster import ClientInfo
 from fedhet.schema import Params, RunConfig
-from strategies.averaging import AveragingStrategy, small_model
+from strategies.averaging import AveragingStrategy
 from strategies.base import Upload
 
 

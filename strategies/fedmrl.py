@@ -20,8 +20,9 @@ from torch import nn
 
 from fedhet.errors import UserError
 from fedhet.models import SplitModel
+from fedhet.models.small import small_model
 from fedhet.schema import REPRESENTATION, Params, RunConfig
-from strategies.averaging import AveragingStrategy, small_model
+from strategies.averaging import AveragingStrategy
 
 
 class FedMRLParams(Params):

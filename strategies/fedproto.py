@@ -32,8 +32,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedhet.payload import Array, ClassVectors, Payload
-from fedhet.roster import ClientInfo
+from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.protocol.roster import ClientInfo
 from fedhet.schema import REPRESENTATION, Params, RunConfig
 from strategies.averaging import class_means
 from strategies.base import Upload

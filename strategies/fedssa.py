@@ -17,11 +17,11 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from fedhet.checks import Rejected
 from fedhet.errors import RunFailedError, UserError
-from fedhet.payload import Array, HeaderRows, MaskedHeader, Payload
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload
+from fedhet.protocol.roster import ClientInfo
 from fedhet.rng import torch_seeded
-from fedhet.roster import ClientInfo
 from fedhet.schema import REPRESENTATION, Params, RunConfig
 from strategies.averaging import class_means
 from strategies.base import MethodStrategy, Upload

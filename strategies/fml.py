@@ -12,8 +12,9 @@ every KL term train its teacher as well, and divide it by the number of classes.
 from pydantic import Field
 from torch import nn
 
+from fedhet.models.small import small_model
 from fedhet.schema import Params, RunConfig
-from strategies.averaging import AveragingStrategy, small_model
+from strategies.averaging import AveragingStrategy
 
 
 class FMLParams(Params):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.base import MethodClient
-from fedhet.payload import Array, ModelArrays
+from fedhet.protocol.payload import Array, ModelArrays
 from fedhet.rng import generator
 
 Batch = tuple[Tensor, Tensor]

@@ -17,14 +17,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from clients.base import MethodClient, Setup
 from fedhet import client_app
 from fedhet.config import build_config, envelope
-from fedhet.local import assigned_model, load_local
-from fedhet.payload import Payload
+from fedhet.node.site import assigned_model, load_local
+from fedhet.node.state import FileStore
+from fedhet.protocol.payload import Payload
+from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
-from fedhet.results import RunFolder
-from fedhet.roster import ClientInfo, Roster
 from fedhet.schema import RunConfig
 from fedhet.server_app import Job, run
-from fedhet.state import FileStore
 from strategies.base import MethodStrategy, Upload
 
 Tamper = Callable[[int, Message, Message], Message | None]

@@ -1,7 +1,6 @@
 """Partition ``file``: a CSV ``path,client,split`` with natural clients or somebody's partition."""
 
 import csv
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import numpy as np
 
 from fedhet.data.split import ClientSplit
 from fedhet.errors import UserError
+from fedhet.ids import is_id
 
-CLIENT_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,64}")
 HEADER = ["path", "client", "split"]
 SPLITS = ("train", "val", "test")
 
@@ -37,7 +36,7 @@ def read_partition_file(
         if seen_in.setdefault(index, line) != line:
             raise _error(file, line, f"path {path!r} is already in line {seen_in[index]}")
         if client not in held:
-            if not CLIENT_ID.fullmatch(client):
+            if not is_id(client):
                 raise _error(
                     file, line, f"client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
                 )

@@ -7,11 +7,11 @@ import pytest
 import torch
 from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 
-from fedhet.checks import Rejected
 from fedhet.config import build_config
 from fedhet.errors import UserError
-from fedhet.payload import ClassVectors
-from fedhet.training import ImageSet
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import ClassVectors
+from fedhet.training.loop import ImageSet
 
 
 def vectors(classes, counts, rows):
@@ -141,7 +141,7 @@ def test_the_upload_is_the_mean_softmax_per_class_and_a_copy(tmp_path, monkeypat
     own = client.seen().tolist()
     labels = torch.tensor([own[i % 2] for i in range(6)])
     monkeypatch.setattr(client, "images", lambda part: ImageSet(logits, labels))
-    monkeypatch.setattr("fedhet.training.normalise", lambda images: images)
+    monkeypatch.setattr("fedhet.training.loop.normalise", lambda images: images)
     sent = client.upload()
     assert sent.classes.tolist() == own and sent.counts.tolist() == [3, 3]
     expected = torch.stack([torch.softmax(logits[labels == s], 1).mean(0) for s in own])

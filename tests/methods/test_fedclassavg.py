@@ -12,8 +12,8 @@ from clients import base
 from clients.fedclassavg import contrastive
 from fedhet.config import build_config
 from fedhet.errors import UserError
-from fedhet.payload import ModelArrays
-from fedhet.views import crop, jitter, two_views, view
+from fedhet.protocol.payload import ModelArrays
+from fedhet.training.augment import crop, jitter, two_views, view
 
 
 def header(value, classes=4):

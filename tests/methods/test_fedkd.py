@@ -10,14 +10,14 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 
-from fedhet import lowrank
-from fedhet.checkpoint import load_checkpoint
-from fedhet.checks import Rejected, check_arrays
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
-from fedhet.losses import kl
-from fedhet.lowrank import apply, compress, dense, energy, entries, smallest_rank, whole
-from fedhet.payload import LowRank
+from fedhet.protocol import low_rank as lowrank
+from fedhet.protocol.checks import Rejected, check_arrays
+from fedhet.protocol.low_rank import apply, compress, dense, energy, entries, smallest_rank, whole
+from fedhet.protocol.payload import LowRank
+from fedhet.records.checkpoint import load_checkpoint
+from fedhet.training.losses import kl
 
 TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}
 

@@ -8,10 +8,10 @@ import torch
 from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 from torch import nn
 
-from fedhet.checks import Rejected
 from fedhet.config import build_config
 from fedhet.errors import UserError
-from fedhet.payload import ClassVectors
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import ClassVectors
 
 
 def prototypes(values, counts):

@@ -8,10 +8,10 @@ import torch
 from simulation import make_client, make_strategy, simulate, small, uploads_of
 
 from clients.fedssa import stabilisation
-from fedhet.checks import Rejected
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
-from fedhet.payload import HeaderRows, MaskedHeader
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import HeaderRows, MaskedHeader
 from strategies.averaging import class_means
 from strategies.fedssa import FedSSAParams
 

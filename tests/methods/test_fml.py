@@ -12,8 +12,8 @@ from simulation import make_client, make_strategy, simulate, small, uploads_of
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
-from fedhet.losses import kl
 from fedhet.models import cnn
+from fedhet.training.losses import kl
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 

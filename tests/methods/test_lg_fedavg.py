@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from simulation import make_client, make_strategy, simulate, small, uploads_of
 
-from fedhet.payload import ModelArrays
+from fedhet.protocol.payload import ModelArrays
 
 
 def header(value):

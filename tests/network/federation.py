@@ -17,10 +17,10 @@ from flwr.app import Error, Message
 from network.programs import Process, Supervisor, wait_for
 from simulation import simulate
 
-from fedhet.certs import Credentials, make
 from fedhet.config import build_config
-from fedhet.superlink import environment, free_ports, script
-from fedhet.wire import instruction
+from fedhet.protocol.messages import instruction
+from fedhet.runtime.certs import Credentials, make
+from fedhet.runtime.superlink import environment, free_ports, script
 
 CONNECTION = "net"
 PRESET = {

@@ -16,7 +16,7 @@ from network.programs import wait_for
 from simulation import simulate
 
 from fedhet.config import load_config
-from fedhet.superlink import app_root
+from fedhet.runtime.superlink import app_root
 
 pytestmark = [
     pytest.mark.network,

@@ -10,8 +10,8 @@ import pytest
 from network.federation import PRESET, simulated_hash
 from network.programs import wait_for
 
-from fedhet.certs import make
-from fedhet.superlink import script
+from fedhet.runtime.certs import make
+from fedhet.runtime.superlink import script
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 

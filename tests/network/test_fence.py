@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from network.federation import Federation
 
-from fedhet.superlink import app_root, free_ports
+from fedhet.runtime.superlink import app_root, free_ports
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 pytestmark = [

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedhet.superlink import script
+from fedhet.runtime.superlink import script
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 

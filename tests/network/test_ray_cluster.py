@@ -16,7 +16,7 @@ from network.programs import Process, wait_for
 from simulation import simulate
 
 from fedhet.config import build_config
-from fedhet.superlink import environment, free_ports, script
+from fedhet.runtime.superlink import environment, free_ports, script
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
 CHANGES = {"clients": 4, "rounds": 3, "state-backend": "context"}

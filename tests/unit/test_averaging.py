@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedhet.payload import ModelArrays
-from fedhet.roster import ClientInfo
+from fedhet.protocol.payload import ModelArrays
+from fedhet.protocol.roster import ClientInfo
 from strategies.averaging import BLOCK, weighted_mean
 from strategies.base import Upload
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedhet.certs import advice, make
 from fedhet.errors import UserError
+from fedhet.runtime.certs import advice, make
 
 
 def mode(path) -> int:

@@ -11,14 +11,14 @@ from filelock import FileLock
 from flwr.common.config import parse_config_args
 from PIL import Image
 
-from fedhet import commands
-from fedhet.cli import execute
+from fedhet.cli import commands
+from fedhet.cli.arguments import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
-from fedhet.interrupt import Interrupted
-from fedhet.launch import Launch
-from fedhet.results import RunFolder
-from fedhet.superlink import SuperLink, federation_config, script, write_run_config
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime.launch import Launch
+from fedhet.runtime.signals import Interrupted
+from fedhet.runtime.superlink import SuperLink, federation_config, script, write_run_config
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
@@ -253,7 +253,7 @@ def test_resume_needs_states_in_files(capsys, here, pretend):
 
 @pytest.mark.parametrize("lock", [".owner", ".lock"])
 def test_one_command_at_a_time_in_a_run_folder(capsys, stopped, monkeypatch, lock):
-    monkeypatch.setattr("fedhet.launch.TAKE_OVER", 0.3)
+    monkeypatch.setattr("fedhet.runtime.launch.TAKE_OVER", 0.3)
     with FileLock(stopped / lock):
         assert "in use by another process" in refused(capsys, "resume", str(stopped))
     assert stopped.exists()

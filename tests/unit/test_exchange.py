@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhet.exchange import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
+from fedhet.protocol.mail import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
 
 
 class Network:

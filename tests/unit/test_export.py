@@ -12,17 +12,18 @@ from PIL import Image
 from safetensors.torch import load_file
 from simulation import simulate, small
 
-from fedhet import cli, onnx_file
+from fedhet.cli import arguments as cli
 from fedhet.data.listing import to_pixels
 from fedhet.errors import UserError
-from fedhet.export import export, open_state
-from fedhet.images import find_images
-from fedhet.inference import load_model, rebuild
-from fedhet.local import image_set, load_local
-from fedhet.predict import classify, predict
+from fedhet.export import onnx as onnx_file
+from fedhet.export.images import find_images
+from fedhet.export.model import load_model, rebuild
+from fedhet.export.predict import classify, predict
+from fedhet.export.save import export, open_state
+from fedhet.node.site import image_set, load_local
+from fedhet.node.state import FileStore
 from fedhet.registry import METHODS
-from fedhet.state import FileStore
-from fedhet.training import correct
+from fedhet.training.loop import correct
 
 CPU = torch.device("cpu")
 VARIANTS = [

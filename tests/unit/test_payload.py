@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedhet.payload import ClassVectors, Empty, HeaderRows, MaskedHeader, ModelArrays
+from fedhet.protocol.payload import ClassVectors, Empty, HeaderRows, MaskedHeader, ModelArrays
 
 PAYLOADS = [
     Empty(),

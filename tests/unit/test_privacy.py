@@ -10,8 +10,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from simulation import simulate, small
 
 from fedhet.errors import UserError
-from fedhet.payload import MaskedHeader
-from fedhet.privacy import noise_source, privatise, sigma
+from fedhet.node.privacy import noise_source, privatise, sigma
+from fedhet.protocol.payload import MaskedHeader
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 0.5, "dp_delta": 1e-5}
 

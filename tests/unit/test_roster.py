@@ -13,7 +13,7 @@ from simulation import LocalGrid, simulate, small
 from fedhet import client_app
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError
-from fedhet.roster import Roster
+from fedhet.protocol.roster import Roster
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
 
     grid.tamper = lose_two
     monkeypatch.delattr(LocalGrid, "pull_interval")  # as on a network
-    monkeypatch.setattr("fedhet.roster.REMIND_AFTER", 0.2)
+    monkeypatch.setattr("fedhet.protocol.roster.REMIND_AFTER", 0.2)
     roster, asked_at = Roster(), []
     started = time.monotonic()
     while "2" not in roster.nodes:

@@ -12,9 +12,10 @@ from simulation import simulate, small
 
 from clients.base import MethodClient
 from fedhet.errors import RunFailedError, UserError
-from fedhet.results import scalar_writer
-from fedhet.roster import Roster, client_order
-from fedhet.wire import instruction, to_record
+from fedhet.ids import client_order
+from fedhet.protocol.messages import instruction, to_record
+from fedhet.protocol.roster import Roster
+from fedhet.records.run_folder import scalar_writer
 
 
 def sha(folder) -> str:
@@ -54,7 +55,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
     config = small(tmp_path, rounds=4, name="crashed")
     with pytest.raises(Crash):
         simulate(config, tamper=crash)
-    from fedhet.results import RunFolder
+    from fedhet.records.run_folder import RunFolder
 
     folder = RunFolder(tmp_path / "runs" / "crashed")
     with folder.rounds.open("a") as file:
@@ -193,7 +194,7 @@ def test_a_hostile_reply_changes_nothing_and_is_named(tmp_path, attack):
 
 
 def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
-    from fedhet import wire
+    from fedhet.protocol import messages as wire
 
     decoded, original = [], wire._decoded
     monkeypatch.setattr(
@@ -217,7 +218,7 @@ def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
     config = small(tmp_path, rounds=9, max_skipped_rounds=2, name="skips")
     with pytest.raises(RunFailedError, match="3 rounds in a row.*mute"):
         simulate(config, tamper=mute)
-    from fedhet.results import RunFolder
+    from fedhet.records.run_folder import RunFolder
 
     rounds = RunFolder(tmp_path / "runs" / "skips").read_rounds()
     assert [r["replied"] for r in rounds] == [0, 3, 0, 0, 0]
@@ -235,7 +236,7 @@ def test_a_valid_reply_of_a_skipped_round_is_named(tmp_path):
     config = small(tmp_path, rounds=2, min_replies=2, max_skipped_rounds=1, name="skips")
     with pytest.raises(RunFailedError, match="1 of min-replies=2 came"):
         simulate(config, tamper=mute)
-    from fedhet.results import RunFolder
+    from fedhet.records.run_folder import RunFolder
 
     for record in RunFolder(tmp_path / "runs" / "skips").read_rounds():
         assert record["replied"] == 0

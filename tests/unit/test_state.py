@@ -6,7 +6,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedhet.state import ContextStore, FileStore, StateError
+from fedhet.node.state import ContextStore, FileStore, StateError
 
 
 def bundle(value: float) -> dict[str, torch.Tensor]:
@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatc
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedhet.state.save_file", full)
+        patch.setattr("fedhet.node.state.save_file", full)
         with pytest.raises(StateError, match="No space left on device"):
             store.save(2, 1, bundle(2))
     assert same(store.load(1), bundle(1))

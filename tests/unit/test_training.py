@@ -11,7 +11,7 @@ from torch import nn
 
 from fedhet.config import build_config
 from fedhet.rng import generator, torch_seeded
-from fedhet.training import ImageSet, Phase, normalise, train
+from fedhet.training.loop import ImageSet, Phase, normalise, train
 
 RATES = (0.05, 0.01)
 

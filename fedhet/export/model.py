@@ -23,9 +23,9 @@ import fedhet
 from clients.base import MethodClient, Setup
 from fedhet.config import find_method
 from fedhet.errors import UserError
-from fedhet.local import without_images
+from fedhet.node.site import without_images
+from fedhet.node.state import FileStore
 from fedhet.schema import RunConfig
-from fedhet.state import FileStore
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1

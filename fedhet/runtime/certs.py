@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedhet.errors import UserError
-from fedhet.schema import CLIENT_ID
+from fedhet.ids import is_id
 
 LOOPBACK = ("localhost", "127.0.0.1")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
@@ -132,7 +132,7 @@ def _client_files(places: Credentials, clients: Sequence[str]) -> Mapping[Path, 
     """Private and public key of every client, in the format of ``ssh-keygen -t ecdsa -b 384``."""
     files: dict[Path, tuple[bytes, int]] = {}
     for client in clients:
-        if not re.fullmatch(CLIENT_ID, client) or client in {".", ".."} or client.endswith(".pub"):
+        if not is_id(client) or client.endswith(".pub"):
             raise UserError(f"--client: '{client}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
         if clients.count(client) > 1:
             raise UserError(f"--client: '{client}' is given twice")

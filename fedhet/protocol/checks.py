@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedhet.payload import Array, Payload
-from fedhet.roster import ClientInfo
-from fedhet.wire import QUERY_BYTES, Reply
+from fedhet.protocol.messages import QUERY_BYTES, Reply
+from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.roster import ClientInfo
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100

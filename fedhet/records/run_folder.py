@@ -34,7 +34,6 @@ class RunFolder:
         self.rounds = path / "rounds.jsonl"
         self.clients = path / "clients.csv"
         self.summary = path / "summary.json"
-        self.pids = path / "pids"
         self.log = path / "log.txt"
         self.checkpoint = path / "checkpoint" / "server.safetensors"
         self._identity = path / "checkpoint" / "run.json"
@@ -222,7 +221,7 @@ def scalar_writer() -> type[Any]:
 
 def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads and git commit, for ``environment.json``."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     try:
         commit = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True,

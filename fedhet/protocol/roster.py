@@ -5,7 +5,6 @@ What a client declares here bounds what it may upload later.
 """
 
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedhet.errors import RunFailedError
-from fedhet.exchange import Mail, poll_interval
+from fedhet.ids import client_order, is_id
+from fedhet.protocol.mail import Mail, poll_interval
+from fedhet.protocol.messages import QUERY, Instruction, Reply, one_line, read_reply, request
 from fedhet.rng import generator
-from fedhet.schema import CLIENT_ID
-from fedhet.wire import QUERY, Instruction, Reply, one_line, read_reply, request
 
 log = logging.getLogger("fedhet")
 
@@ -30,11 +29,6 @@ QUERY_TRIES = 3
 # answered after so many seconds is asked again, then after twice as many, and so on.
 REMIND_AFTER = 60.0
 SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
-
-
-def client_order(client: str) -> tuple[int, int, str]:
-    """Sort key of client ids: numbers by value, then texts."""
-    return (0, int(client), "") if client.isdigit() else (1, 0, client)
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ def read_info(reply: Reply) -> ClientInfo:
     """A query reply as ClientInfo; ValueError with a reason if it makes no sense."""
     info = reply.info
     client = str(info["client"])
-    if not re.fullmatch(CLIENT_ID, client) or client in {".", ".."}:
+    if not is_id(client):
         raise ValueError(f"client id '{client[:80]}' is not allowed")
     declared = ClientInfo(
         client=client,

@@ -16,10 +16,10 @@ import yaml
 from torch import Tensor
 
 import fedhet
-from fedhet import onnx_file
 from fedhet.errors import UserError
-from fedhet.inference import CARD, FORMAT, Personalised, rebuild, write_weights
-from fedhet.state import DESCRIPTION, FileStore, StateError
+from fedhet.export import onnx as onnx_file
+from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
+from fedhet.node.state import DESCRIPTION, FileStore, StateError
 
 
 @dataclass(frozen=True)

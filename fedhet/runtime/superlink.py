@@ -28,7 +28,7 @@ import torch
 
 import fedhet
 from fedhet.errors import RunFailedError, UserError
-from fedhet.processes import MARKER, Herd, alive, guarded
+from fedhet.runtime.processes import MARKER, Herd, alive, guarded
 from fedhet.schema import RunConfig
 
 CONNECTION = "fedhet"  # name of the connection to our own SuperLink

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedhet.payload import Array
+from fedhet.protocol.payload import Array
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays

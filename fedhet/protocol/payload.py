@@ -106,7 +106,7 @@ class ClassVectors(Payload):
 
 @dataclass(frozen=True)
 class LowRank(Payload):
-    """One entry per parameter of a shared model; :mod:`fedhet.lowrank` packs and unpacks them.
+    """One entry per parameter of a shared model; see :mod:`fedhet.protocol.low_rank`.
 
     ranks (L,) int64: r > 0 is an update as three tensors U (m, r), S (r,), V (r, n) float32, 0 an
     update of zeros without a tensor, -1 a dense update, -2 the parameter itself.

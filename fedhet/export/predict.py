@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedhet.errors import UserError
-from fedhet.images import ImageFiles, find_images
-from fedhet.inference import Personalised, load_model
-from fedhet.training import autocast, normalise
+from fedhet.export.images import ImageFiles, find_images
+from fedhet.export.model import Personalised, load_model
+from fedhet.training.loop import autocast, normalise
 
 
 @dataclass(frozen=True)

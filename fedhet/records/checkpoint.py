@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from fedhet.files import sync
-from fedhet.payload import Array
+from fedhet.protocol.payload import Array
 
 
 def save_checkpoint(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedhet.data.cache import open_dataset
 from fedhet.errors import UserError
-from fedhet.images import ImageFiles, find_images
-from fedhet.inference import Personalised
-from fedhet.training import normalise
+from fedhet.export.images import ImageFiles, find_images
+from fedhet.export.model import Personalised
+from fedhet.training.loop import normalise
 
 NAME = "model.onnx"
 SAMPLE = 64  # images of the comparison

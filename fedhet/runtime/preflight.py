@@ -10,11 +10,11 @@ import torch
 from fedhet.data.cache import Dataset
 from fedhet.data.partition import Partition
 from fedhet.errors import UserError
-from fedhet.local import DEFAULT_CLIENTS, choose_device, load_partition
 from fedhet.models import build_model
-from fedhet.results import scalar_writer
+from fedhet.node.site import DEFAULT_CLIENTS, choose_device, load_partition
+from fedhet.records.run_folder import scalar_writer
+from fedhet.runtime.superlink import app_root, script
 from fedhet.schema import REPRESENTATION, RunConfig
-from fedhet.superlink import app_root, script
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:

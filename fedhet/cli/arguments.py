@@ -1,4 +1,4 @@
-"""The command line. Arguments are read here, the work is done in :mod:`fedhet.commands`.
+"""The command line. Arguments are read here, the work is done in :mod:`fedhet.cli.commands`.
 
 That module imports torch, which takes seconds: each command imports it when it is called, so
 that ``fedhet --help`` and a mistyped option answer at once.
@@ -14,7 +14,7 @@ import click
 import typer
 
 from fedhet.errors import RunFailedError, UserError
-from fedhet.interrupt import Interrupted
+from fedhet.runtime.signals import Interrupted
 
 app = typer.Typer(
     add_completion=False,
@@ -47,7 +47,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a configuration; the last line printed is the run folder."""
-    from fedhet import commands
+    from fedhet.cli import commands
 
     words = list(overrides or [])
     words += [f"{key}={value}" for key, value in (("out", out), ("name", name)) if value]
@@ -59,7 +59,7 @@ def demo(
     out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
 ) -> None:
     """FedSSA, LG-FedAvg and Standalone on the embedded digits, in about two minutes."""
-    from fedhet import commands
+    from fedhet.cli import commands
 
     commands.demo(out)
 
@@ -71,7 +71,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Continue a run that was stopped or failed, after its last finished round."""
-    from fedhet import commands
+    from fedhet.cli import commands
 
     commands.resume(run_folder, connection=superlink, as_json=as_json)
 
@@ -79,7 +79,7 @@ def resume(
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List the methods and the keys that only they have."""
-    from fedhet import commands
+    from fedhet.cli import commands
 
     commands.methods(as_json=as_json)
 
@@ -90,7 +90,7 @@ def models(
     as_json: Json = False,
 ) -> None:
     """List the models with parameters, size and cost."""
-    from fedhet import commands
+    from fedhet.cli import commands
 
     commands.models(classes, as_json=as_json)
 
@@ -103,7 +103,7 @@ def partition(
     as_json: Json = False,
 ) -> None:
     """Show how a configuration deals the images to clients, as a table and a bubble plot."""
-    from fedhet import commands
+    from fedhet.cli import commands
 
     commands.partition(config, overrides or [], out, as_json=as_json)
 
@@ -117,7 +117,7 @@ def certs(
     client: Annotated[list[str] | None, typer.Option(help="client id; repeat for more")] = None,
 ) -> None:
     """Make a CA, a server certificate and a key pair per client; only keys without --server."""
-    from fedhet.certs import advice, make
+    from fedhet.runtime.certs import advice, make
 
     servers, clients = server or [], client or []
     if not servers and not clients:
@@ -141,7 +141,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a client's personalised model; the last line printed is its folder."""
-    from fedhet.export import export as write
+    from fedhet.export.save import export as write
 
     if images and not onnx:
         raise UserError("--images: only used with --onnx")
@@ -157,7 +157,7 @@ def predict(
     ),
 ) -> None:
     """Classify images with an exported model: a CSV with a probability per class."""
-    from fedhet.predict import predict as classify
+    from fedhet.export.predict import predict as classify
 
     found = classify(model, images, out)
     if found.warning:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from fedhet.schema import RunConfig
-from fedhet.steps import WORTH_IT, EagerStep, GraphStep
+from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Predict = Callable[[Tensor], Mapping[str, Tensor]]

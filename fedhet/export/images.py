@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhet.data.decode import decode_all
 from fedhet.data.folder import SUFFIXES
 from fedhet.errors import UserError
-from fedhet.training import EVALUATION_BATCH
+from fedhet.training.loop import EVALUATION_BATCH
 
 _NAMED = 20
 

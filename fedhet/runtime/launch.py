@@ -13,11 +13,10 @@ from filelock import FileLock, Timeout
 
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError, UserError
-from fedhet.interrupt import Interrupted, undisturbed
-from fedhet.processes import Herd
-from fedhet.results import RunFolder
-from fedhet.schema import RunConfig
-from fedhet.superlink import (
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime.processes import Herd
+from fedhet.runtime.signals import Interrupted, undisturbed
+from fedhet.runtime.superlink import (
     SLOW_START,
     SuperLink,
     environment,
@@ -26,6 +25,7 @@ from fedhet.superlink import (
     submit,
     write_run_config,
 )
+from fedhet.schema import RunConfig
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 REMOTE_POLL = 15.0  # seconds between questions to somebody else's SuperLink: one costs CPU seconds

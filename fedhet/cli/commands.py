@@ -1,4 +1,4 @@
-"""What the commands of ``fedhet`` do; :mod:`fedhet.cli` reads their arguments."""
+"""What the commands of ``fedhet`` do; :mod:`fedhet.cli.arguments` reads their arguments."""
 
 import json
 import shutil
@@ -8,21 +8,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedhet import preflight, show
+from fedhet.cli import show
+from fedhet.cli.show import RunProgress, percent, show_table
 from fedhet.config import build_config, load_config, method_keys, nearest
 from fedhet.data.cache import Dataset
 from fedhet.data.listing import Indices
 from fedhet.data.partition import Partition
 from fedhet.errors import UserError
-from fedhet.interrupt import Interrupted, interruptible
-from fedhet.launch import Launch, simulate, submit_remote, take_over
-from fedhet.local import load_partition
 from fedhet.models import MODEL_NAMES, model_table
+from fedhet.node.site import load_partition
+from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
-from fedhet.results import RunFolder
+from fedhet.runtime import preflight
+from fedhet.runtime.launch import Launch, simulate, submit_remote, take_over
+from fedhet.runtime.signals import Interrupted, interruptible
+from fedhet.runtime.superlink import app_root
 from fedhet.schema import RunConfig
-from fedhet.show import RunProgress, percent, show_table
-from fedhet.superlink import app_root
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 DEMO = (

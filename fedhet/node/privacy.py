@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedhet.payload import Array
+from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.schema import RunConfig
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.chain import Chain
-from fedhet.payload import Array, Payload
-from fedhet.results import spread
-from fedhet.roster import Roster, client_order
-from fedhet.wire import one_line
+from fedhet.ids import client_order
+from fedhet.protocol.messages import one_line
+from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.roster import Roster
+from fedhet.records.hash_chain import Chain
+from fedhet.records.run_folder import spread
 
 log = logging.getLogger("fedhet")
 

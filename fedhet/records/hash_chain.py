@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedhet.payload import Array
-from fedhet.roster import client_order
+from fedhet.ids import client_order
+from fedhet.protocol.payload import Array
 
 DURATIONS = {"seconds"}
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from fedhet.checks import Rejected, check_shapes
 from fedhet.errors import RunFailedError
-from fedhet.payload import Array, LowRank
+from fedhet.protocol.checks import Rejected, check_shapes
+from fedhet.protocol.payload import Array, LowRank
 
 ZERO, DENSE, WHOLE = 0, -1, -2
 Shape = tuple[int, ...]

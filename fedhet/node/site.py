@@ -1,6 +1,5 @@
 """What one client is and has: identity, device, images. Resolved here and nowhere else."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from fedhet.data.partition import (
     split_folder,
 )
 from fedhet.errors import UserError
+from fedhet.ids import check_id
 from fedhet.rng import generator
-from fedhet.schema import CLIENT_ID, RunConfig
-from fedhet.training import ImageSet
+from fedhet.schema import RunConfig
+from fedhet.training.loop import ImageSet
 
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 _ON_DEVICE: dict[tuple[object, ...], ImageSet] = {}  # images cross to a GPU once per process
@@ -120,9 +120,7 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
 
 
 def _private_folder(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
-    name = str(node.get("name", ""))
-    if not re.fullmatch(CLIENT_ID, name) or name in {".", ".."}:
-        raise UserError(f"node-config name: '{name}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
+    name = check_id(str(node.get("name", "")), "node-config name")
     dataset = open_private_folder(
         str(node["data-dir"]), image_size=config.image_size, classes=config.classes
     )

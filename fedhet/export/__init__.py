@@ -1,0 +1,1 @@
+"""A client's model outside any run: exported, as ONNX, classifying images."""

@@ -1,0 +1,1 @@
+"""Who a client is, what it keeps, the noise that it adds."""

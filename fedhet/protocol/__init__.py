@@ -1,0 +1,1 @@
+"""What crosses the wire: payloads, messages, mail, handshake, roster, checks."""

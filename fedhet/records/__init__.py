@@ -1,0 +1,1 @@
+"""What a run leaves behind: run folder, ledger, hash chain, checkpoint."""

@@ -1,0 +1,52 @@
+"""The floors of the house: what may import what (docs/architecture.md)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+GROUND = {"schema", "ids", "files", "rng", "errors"}
+ROOMS = {"records", "node", "protocol", "training", "models", "data"}  # below the methods
+BELOW = {f"fedhet.{name}" for name in GROUND | ROOMS}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports, wherever in it, with the names taken out of packages."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] in {"fedhet", "strategies", "clients"}}
+
+
+def place(path: Path) -> str:
+    """Package and room of a file, such as ``fedhet.node``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:2])
+
+
+SOURCES = [p for top in ("fedhet", "strategies", "clients") for p in (ROOT / top).rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_imports_what_is_above_it(path: Path) -> None:
+    top, here = path.relative_to(ROOT).parts[0], place(path)
+    for name in imports(path):
+        room = ".".join(name.split(".")[:2])
+        if here in BELOW:
+            allowed = GROUND if here.split(".")[1] in GROUND else GROUND | ROOMS
+            assert room in {f"fedhet.{one}" for one in allowed}, f"{path} imports {name}"
+        elif top in {"strategies", "clients"}:
+            assert room.split(".")[0] in {"strategies", top} or room in BELOW, (
+                f"{path} imports {name}"
+            )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "clients").glob("*.py")), ids=lambda p: p.stem)
+def test_a_client_sees_only_its_own_half_of_the_server(path: Path) -> None:
+    taken = {name.split(".")[1] for name in imports(path) if name.startswith("strategies.")}
+    assert taken <= {path.stem, "class_vectors"}, f"{path} imports strategies {sorted(taken)}"

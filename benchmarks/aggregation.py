@@ -15,7 +15,8 @@ import torch
 from benchmarks.common import emit, median
 from fedhet.config import build_config
 from fedhet.protocol.payload import HeaderRows
-from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
 from strategies.base import Upload

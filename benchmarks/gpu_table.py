@@ -23,7 +23,8 @@ from fedhet.config import build_config
 from fedhet.models import build_model
 from fedhet.node.site import LocalData, assigned_model, image_set, load_local
 from fedhet.node.state import FileStore
-from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig

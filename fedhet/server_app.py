@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedhet.config import from_run_config
 from fedhet.errors import RunFailedError, UserError
+from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.mail import SIMULATION_POLL, poll_interval
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder, scalar_writer
@@ -90,14 +91,15 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
         kept = strategy_type.kept_roster(folder)
         if kept is not None:
             roster.load(kept)
-    roster.wait(grid, experiment, len(roster.ids) or config.clients, config.start_timeout)
+    handshake = Handshake(grid, experiment, roster)
+    handshake.wait(len(roster.ids) or config.clients, config.start_timeout)
     if not roster.classes:
         roster.fix_classes(config.classes)
     folder.write_partition(roster.counts(), roster.classes)
     strategy = strategy_type(config, roster, folder)
     strategy.resume()
     with _scalars(job) as write:
-        strategy.start(grid, on_round=write)
+        strategy.start(grid, handshake=handshake, on_round=write)
     folder.write_summary(config, "completed", len(roster.ids))
     if poll_interval(grid) == SIMULATION_POLL and not config.keep_state:
         shutil.rmtree(folder.state_dir(config) / experiment, ignore_errors=True)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedhet.protocol.payload import Array, ModelArrays, Payload
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from strategies.base import MethodStrategy, Upload
 

@@ -25,6 +25,7 @@ from fedhet.protocol.checks import (
     check_reply,
     reply_limit,
 )
+from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.mail import exchange, longest_first
 from fedhet.protocol.messages import (
     EVALUATE,
@@ -37,7 +38,8 @@ from fedhet.protocol.messages import (
     to_record,
 )
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.roster import Roster
 from fedhet.records.checkpoint import load_checkpoint, save_checkpoint
 from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
@@ -201,7 +203,7 @@ class MethodStrategy(Strategy):
 
     # --- the round loop ----------------------------------------------------------------------
 
-    def start(  # noqa: PLR0913  (Flower's signature)
+    def start(  # noqa: PLR0913, PLR0917  (Flower's signature)
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
@@ -211,6 +213,7 @@ class MethodStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         on_round: Callable[[Mapping[str, Any]], None] | None = None,
+        handshake: Handshake | None = None,
     ) -> Result:
         """Run the rounds that are left: all, or those after a checkpoint.
 
@@ -222,7 +225,7 @@ class MethodStrategy(Strategy):
         skipped = 0
         clock = time.perf_counter()
         for round_ in range(self.finished + 1, self.config.rounds + 1):
-            skipped = 0 if self._round(grid, round_) else skipped + 1
+            skipped = 0 if self._round(grid, round_, handshake) else skipped + 1
             record = self._close(round_, clock)
             clock = time.perf_counter()
             log.info(
@@ -256,11 +259,12 @@ class MethodStrategy(Strategy):
             self.ledger.load(meta)
         self.folder.truncate(self.finished)
 
-    def _round(self, grid: Grid, round_: int) -> bool:
+    def _round(self, grid: Grid, round_: int, handshake: Handshake | None) -> bool:
         """One round; False if it was skipped for lack of valid replies."""
         nothing = (ArrayRecord(), ConfigRecord())
         self.ledger.begin(round_)
-        self.roster.query(grid, self.experiment)
+        if handshake is not None:
+            handshake.query()
         deadline = time.monotonic() + self.config.round_timeout
         messages = self.configure_train(round_, *nothing, grid)
         processes = self.config.processes(len(self.roster.ids))

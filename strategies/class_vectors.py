@@ -6,7 +6,7 @@ import numpy as np
 
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 from strategies.base import MethodStrategy
 
 

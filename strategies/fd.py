@@ -27,7 +27,7 @@ from pydantic import Field
 
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 from fedhet.schema import Params, RunConfig
 from strategies.base import Upload
 from strategies.class_vectors import ClassVectorStrategy, declared

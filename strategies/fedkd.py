@@ -38,7 +38,7 @@ from fedhet.models import validate_model_name
 from fedhet.models.small import small_model
 from fedhet.protocol.low_rank import apply, check_updates, compress, dense, energy, whole
 from fedhet.protocol.payload import Array, LowRank, Payload
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 from fedhet.schema import Params, RunConfig
 from strategies.averaging import AveragingStrategy
 from strategies.base import Upload

@@ -33,7 +33,7 @@ import numpy as np
 from pydantic import Field
 
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 from fedhet.schema import REPRESENTATION, Params, RunConfig
 from strategies.averaging import class_means
 from strategies.base import Upload

@@ -20,7 +20,7 @@ from torch import nn
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params, RunConfig
 from strategies.averaging import class_means

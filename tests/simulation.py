@@ -20,7 +20,8 @@ from fedhet.config import build_config, envelope
 from fedhet.node.site import assigned_model, load_local
 from fedhet.node.state import FileStore
 from fedhet.protocol.payload import Payload
-from fedhet.protocol.roster import ClientInfo, Roster
+from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig

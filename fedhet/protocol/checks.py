@@ -8,7 +8,7 @@ import numpy as np
 
 from fedhet.protocol.messages import QUERY_BYTES, Reply
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100

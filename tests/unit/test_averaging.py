@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedhet.protocol.payload import ModelArrays
-from fedhet.protocol.roster import ClientInfo
+from fedhet.protocol.people import ClientInfo
 from strategies.averaging import BLOCK, weighted_mean
 from strategies.base import Upload
 

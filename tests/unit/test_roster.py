@@ -13,6 +13,7 @@ from simulation import LocalGrid, simulate, small
 from fedhet import client_app
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError
+from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.roster import Roster
 
 
@@ -35,19 +36,21 @@ def test_a_node_refused_because_of_a_ghost_is_asked_again_when_the_ghost_is_gone
         run_config=grid.contexts[102].run_config, series_id=0,
     )  # fmt: skip
     roster = Roster()
-    roster.query(grid, "x")
+    handshake = Handshake(grid, "x", roster)
+    handshake.query()
     grid.online.add(200)
-    assert roster.query(grid, "x") == [] and "already taken" in roster.refused[200]
-    assert roster.query(grid, "x") == [] and queries(grid).count(200) == 1
+    assert handshake.query() == [] and "already taken" in roster.refused[200]
+    assert handshake.query() == [] and queries(grid).count(200) == 1
     grid.online.discard(102)
-    assert roster.query(grid, "x") == ["2"]
+    assert handshake.query() == ["2"]
     assert roster.nodes == {"0": 100, "1": 101, "2": 200} and not roster.refused
 
 
 def test_only_strangers_are_asked_and_only_once(grid):
     roster = Roster()
-    assert sorted(roster.query(grid, "x")) == ["0", "1", "2"]
-    assert roster.query(grid, "x") == []
+    handshake = Handshake(grid, "x", roster)
+    assert sorted(handshake.query()) == ["0", "1", "2"]
+    assert handshake.query() == []
     assert sorted(queries(grid)) == [100, 101, 102]
 
 
@@ -62,13 +65,14 @@ def test_a_silent_node_is_waited_for_once_and_its_late_answer_counts(grid):
 
     grid.tamper = mute
     roster = Roster()
-    assert sorted(roster.query(grid, "x", patience=0.3)) == ["0", "1"]
+    handshake = Handshake(grid, "x", roster)
+    assert sorted(handshake.query(patience=0.3)) == ["0", "1"]
     started = time.monotonic()
-    assert roster.query(grid, "x", patience=0.3) == []
+    assert handshake.query(patience=0.3) == []
     assert time.monotonic() - started < 0.2
     answers = grid.pull_messages
     grid.pull_messages = lambda ids: [*answers(ids), *held]
-    assert roster.query(grid, "x", patience=0.3) == ["2"]
+    assert handshake.query(patience=0.3) == ["2"]
     assert queries(grid).count(102) == 1
 
 
@@ -82,19 +86,20 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
 
     grid.tamper = lose_two
     monkeypatch.delattr(LocalGrid, "pull_interval")  # as on a network
-    monkeypatch.setattr("fedhet.protocol.roster.REMIND_AFTER", 0.2)
+    monkeypatch.setattr("fedhet.protocol.handshake.REMIND_AFTER", 0.2)
     roster, asked_at = Roster(), []
+    handshake = Handshake(grid, "x", roster)
     started = time.monotonic()
     while "2" not in roster.nodes:
         assert time.monotonic() - started < 30
-        roster.query(grid, "x", patience=0.05)
+        handshake.query(patience=0.05)
         asked_at += [time.monotonic()] * (queries(grid).count(102) - len(asked_at))
         time.sleep(0.01)
     assert [queries(grid).count(node) for node in (100, 101, 102)] == [1, 1, 3]
     assert asked_at[1] - started > 0.2 and asked_at[2] - started > 0.4
     answers = grid.pull_messages
     grid.pull_messages = lambda ids: [*answers(ids), *lost]  # at last, and too late
-    assert roster.query(grid, "x", patience=0.05) == [] and not roster.refused
+    assert handshake.query(patience=0.05) == [] and not roster.refused
 
 
 def test_a_node_whose_question_was_lost_is_asked_again_three_times_at_most(grid):
@@ -103,8 +108,9 @@ def test_a_node_whose_question_was_lost_is_asked_again_three_times_at_most(grid)
 
     grid.tamper = broken
     roster = Roster()
+    handshake = Handshake(grid, "x", roster)
     for _ in range(5):
-        roster.query(grid, "x", patience=0.3)
+        handshake.query(patience=0.3)
     assert queries(grid).count(102) == 3 and "gone" in roster.refused[102]
 
 

@@ -1,0 +1,126 @@
+"""The handshake: a ``query`` phase asks every unknown node who it is, and admits or refuses it."""
+
+import logging
+import time
+from collections import Counter
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedhet.errors import RunFailedError
+from fedhet.protocol.mail import Mail, poll_interval
+from fedhet.protocol.messages import QUERY, Instruction, one_line, read_reply, request
+from fedhet.protocol.people import read_info
+from fedhet.protocol.roster import Roster
+
+log = logging.getLogger("fedhet")
+
+QUERY_PATIENCE = 30.0  # seconds that a round waits for a node that has just been asked
+QUERY_TTL = 600.0  # seconds in which an answer still counts: a large private folder takes long
+QUERY_TRIES = 3
+# Flower's SuperLink drops replies while its database is busy ("database is locked"): who has not
+# answered after so many seconds is asked again, then after twice as many, and so on.
+REMIND_AFTER = 60.0
+SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
+
+
+class Handshake:
+    """Keeps a roster's nodes up to date; remembers who was asked, and how often."""
+
+    def __init__(self, grid: Grid, experiment: str, roster: Roster) -> None:
+        self.grid = grid
+        self.experiment = experiment
+        self.roster = roster
+        self._mail = Mail(grid)
+        self._expected = 0
+        self._online: set[int] = set()
+        self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
+        self._tries: Counter[int] = Counter()
+        self._reminded: Counter[int] = Counter()
+
+    def wait(self, clients: int, timeout: float) -> None:
+        """Query nodes until ``clients`` are known, or the time is up.
+
+        With ``clients = 0`` the nodes say how many partitions there are; if they do not, the
+        federation counts as complete once no new node has come for a while.
+        Raises RunFailedError if nobody came.
+        """
+        deadline = time.monotonic() + timeout
+        last_news = time.monotonic()
+        while True:
+            if self.query(patience=0.0) or self._asked:
+                last_news = time.monotonic()
+            nodes = self.roster.nodes
+            expected = clients or self._expected
+            if nodes and expected and len(nodes) >= expected:
+                break
+            settled = time.monotonic() - last_news > SETTLE_SECONDS
+            if (nodes and not expected and settled) or time.monotonic() > deadline:
+                break
+            time.sleep(poll_interval(self.grid))
+        if not nodes:
+            reasons = "; ".join(sorted(set(self.roster.refused.values()))) or "no node is online"
+            raise RunFailedError(f"no client within start-timeout={timeout:g} s: {reasons}")
+        if expected and len(nodes) < expected:
+            log.warning("starting with %d of %d clients", len(nodes), expected)
+
+    def query(self, patience: float = QUERY_PATIENCE) -> list[str]:
+        """Ask unknown nodes who they are; forget nodes that are gone. Returns new clients.
+
+        A node that has not answered ``patience`` seconds after it was first asked is not waited
+        for; its answer counts when it comes, and on a network it is reminded now and then.
+        """
+        mail, roster = self._mail, self.roster
+        online = set(self.grid.get_node_ids())
+        if self._online - online:
+            roster.refused.clear()  # what a vanished node held may be free now: ask again
+            self._tries.clear()
+            self._reminded.clear()
+        self._online = online
+        roster.nodes = {client: node for client, node in roster.nodes.items() if node in online}
+        self._asked = {node: since for node, since in self._asked.items() if node in online}
+        strangers = sorted(online - {*roster.nodes.values(), *roster.refused, *self._asked})
+        silent = [] if mail.simulated else self._silent()
+        self._reminded.update(silent)
+        self._asked |= dict.fromkeys(strangers, time.monotonic())
+        what = Instruction(experiment=self.experiment)
+        mail.add([request(QUERY, node, what, QUERY_TTL) for node in (*strangers, *silent)])
+        new = []
+        while mail:
+            new += [name for pair in mail.poll() for name in self._answered(*pair)]
+            if not self._asked or time.monotonic() > max(self._asked.values()) + patience:
+                break
+            mail.pause()
+        return new
+
+    def _silent(self) -> list[int]:
+        """Nodes that are to be asked once more."""
+        now = time.monotonic()
+        return sorted(
+            node
+            for node, since in self._asked.items()
+            if now - since > REMIND_AFTER * 2 ** self._reminded[node]
+        )
+
+    def _answered(self, asked: Message, message: Message) -> list[str]:
+        """Take in one answer; returns the id of the new client, if it is one."""
+        node, reply = asked.metadata.dst_node_id, read_reply(message)
+        if self._asked.pop(node, None) is None:
+            return []  # it has gone since, or has answered a reminder
+        self._tries[node] += 1
+        if message.has_error() and self._tries[node] < QUERY_TRIES:
+            return []  # the node restarted, or the message expired: it is asked again
+        try:
+            if reply.error:
+                raise ValueError(reply.error)
+            info = read_info(reply)
+            if info.client in self.roster.nodes:
+                raise ValueError(f"client id '{info.client}' is already taken by another node")
+            self.roster.admit(info)
+            self._expected = max(self._expected, int(reply.info.get("clients", 0)))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            log.warning("node %d is refused: %s", node, one_line(error))
+            self.roster.refused[node] = one_line(error)
+            return []
+        self.roster.nodes[info.client] = node
+        return [info.client]

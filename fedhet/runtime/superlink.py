@@ -32,8 +32,8 @@ from fedhet.runtime.processes import MARKER, Herd, alive, guarded
 from fedhet.schema import RunConfig
 
 CONNECTION = "fedhet"  # name of the connection to our own SuperLink
-START_TIMEOUT = 60.0  # seconds until a SuperLink answers
-CALL_TIMEOUT = 120.0  # seconds for one `flwr` command
+START_TIMEOUT = 300.0  # seconds until a SuperLink answers
+CALL_TIMEOUT = 300.0  # seconds for one `flwr` command
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -2,6 +2,13 @@
 
 import pytest
 from network.federation import Federation
+from network.pace import patience
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A hang of any network test ends some time; most wait a few times in a row."""
+    if item.get_closest_marker("network"):
+        item.add_marker(pytest.mark.timeout(10 * patience()))
 
 
 @pytest.fixture(scope="session")

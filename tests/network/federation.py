@@ -4,6 +4,7 @@ Everything lives in one temporary folder; everything started is ended by its pid
 """
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.app import Error, Message
+from network.pace import patience
 from network.programs import Process, Supervisor, wait_for
 from simulation import simulate
 
@@ -25,13 +27,11 @@ from fedhet.runtime.superlink import environment, free_ports, script
 CONNECTION = "net"
 PRESET = {
     "method": "fedssa",
-    "dataset": "digits",
+    "dataset": "synthetic:300x4",
     "models": "cnn-5",
     "clients": 3,
     "rounds": 3,
     "local-epochs": 1,
-    "round-timeout": 300,
-    "start-timeout": 240,
 }
 
 
@@ -88,7 +88,7 @@ class Federation:
                     return bool(answer.status == 200)
             return False
 
-        wait_for(answers, 120, "the SuperLink answers")
+        wait_for(answers, "the SuperLink answers")
 
     def node_words(self, k: int, config: str = "", key: Path | None = None) -> list[str]:
         text = config or f"partition-id={k} num-partitions={self.size}"
@@ -143,7 +143,7 @@ class Federation:
         node = self.nodes[k]
         node.words, before = self.node_words(k), node.said("SuperNode ID")
         supervisor = self.supervise(k)
-        wait_for(lambda: node.said("SuperNode ID") > before, 240, f"node {k} is let in")
+        wait_for(lambda: node.said("SuperNode ID") > before, f"node {k} is let in")
         supervisor.stop()
         self.supervisors.remove(supervisor)
 
@@ -162,7 +162,7 @@ class Federation:
     def flwr(self, *words: str) -> dict:
         done = subprocess.run(
             [script("flwr"), *words, "--format", "json"], env=self.env, capture_output=True,
-            text=True, check=False, timeout=120, stdin=subprocess.DEVNULL,
+            text=True, check=False, timeout=patience(), stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
@@ -171,9 +171,8 @@ class Federation:
         answer = self.flwr("supernode", "list", CONNECTION)
         return sum(node["status"] == "online" for node in answer["nodes"])
 
-    def wait_online(self, count: int, seconds: float = 240) -> None:
-        reason = f"{count} SuperNodes are online"
-        wait_for(lambda: self.online() == count, seconds, reason, pause=1.0)
+    def wait_online(self, count: int) -> None:
+        wait_for(lambda: self.online() == count, f"{count} SuperNodes are online", pause=1.0)
 
     def command(self, *words: str) -> Process:
         """A ``fedhet`` command; its log is what it prints."""
@@ -209,19 +208,26 @@ class Run:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def wait_rounds(self, count: int, seconds: float = 300) -> None:
+    def wait_rounds(self, count: int) -> None:
         def done() -> bool:
             assert self.process.running(), self.process.log.read_text()
             return len(self.rounds()) >= count
 
-        wait_for(done, seconds, f"round {count} of {self.folder.name} is finished")
+        wait_for(done, f"round {count} of {self.folder.name} is finished")
 
-    def result(self, seconds: float = 400, code: int = 0) -> dict:
-        """Wait for its end; returns the summary."""
-        wait_for(lambda: not self.process.running(), seconds, f"{shlex.join(self.process.words)}")
+    def result(self, code: int = 0) -> dict:
+        """Wait for its end, however long it takes while rounds are finished; its summary."""
+        rounds = -1
+        while rounds < (rounds := len(self.rounds())):
+            over = functools.partial(self._over, rounds)
+            wait_for(over, f"round {rounds + 1} of {shlex.join(self.process.words)}")
         assert self.process.popen is not None
         assert self.process.popen.returncode == code, self.process.log.read_text()
         return self.summary()
+
+    def _over(self, rounds: int) -> bool:
+        """Whether it has ended, or got further than that many rounds."""
+        return not self.process.running() or len(self.rounds()) > rounds
 
     def summary(self) -> dict:
         return json.loads((self.folder / "summary.json").read_text())

@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-
-# Waits are generous, since two cores may have other things to do; they cost nothing when all
-# goes well.
+from network.pace import patience
 
 
-def wait_for(what: Callable[[], object], seconds: float, reason: str, pause: float = 0.2) -> None:
-    """Return as soon as ``what()`` is true; AssertionError with the reason otherwise."""
+def wait_for(what: Callable[[], object], reason: str, pause: float = 0.2) -> None:
+    """Return as soon as ``what()`` is true; AssertionError with the reason if it never is."""
+    seconds = patience()
     deadline = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {reason}"
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {reason}"
         time.sleep(pause)
 
 
@@ -58,12 +57,16 @@ class Process:
                     found.append(child)
         return max(found, key=lambda child: child.create_time(), default=None)
 
-    def message(self) -> tuple[int, float]:
-        """Process id and CPU seconds of the message that a SuperNode works on; 0, 0.0 if none."""
+    def trains(self) -> int:
+        """Process id of a SuperNode's message that has its images open; 0 if none has.
+
+        They are mapped after the imports and before the training, whatever the machine's speed.
+        """
         child = self.child("flwr-clientapp")
         with contextlib.suppress(psutil.Error):
-            return (child.pid, float(child.cpu_times().user)) if child is not None else (0, 0.0)
-        return 0, 0.0
+            if child is not None and any("images" in m.path for m in child.memory_maps()):
+                return child.pid
+        return 0
 
     def kill(self) -> None:
         self.children()

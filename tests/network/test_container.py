@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from network.pace import patience
 from network.programs import wait_for
 from simulation import simulate
 
@@ -21,7 +22,6 @@ from fedhet.runtime.superlink import app_root
 pytestmark = [
     pytest.mark.network,
     pytest.mark.container,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(shutil.which("podman-compose") is None, reason="podman-compose is missing"),
 ]
 CHANGES = ["clients=3", "rounds=2", "models=cnn-5"]
@@ -38,7 +38,7 @@ class Compose:
 
     def __call__(self, *words: str) -> None:
         command = ["podman-compose", "-f", "docker/compose.yaml", *words]
-        subprocess.run(command, cwd=self.folder, env=self.env, check=True, timeout=300)
+        subprocess.run(command, cwd=self.folder, env=self.env, check=True, timeout=patience())
 
     def up(self, *services: str) -> None:
         self("up", "-d", "--no-deps", "--no-build", *services)
@@ -60,12 +60,12 @@ def compose(tmp_path):
 
 def test_containers_give_the_same_bytes(compose, tmp_path):
     compose.up("certs")
-    wait_for(lambda: compose.exited("certs"), 120, "the certificates are made")
+    wait_for(lambda: compose.exited("certs"), "the certificates are made")
     compose.up("superlink")
     check = ("exec", "docker_superlink_1", "python3", "/opt/fedhet/docker/health.py")
-    wait_for(lambda: compose.podman(*check).returncode == 0, 240, "the SuperLink is healthy")
+    wait_for(lambda: compose.podman(*check).returncode == 0, "the SuperLink is healthy")
     compose.up("supernode-0", "supernode-1", "supernode-2", "quickstart")
-    wait_for(lambda: compose.exited("quickstart"), 1200, "the quickstart has ended")
+    wait_for(lambda: compose.exited("quickstart"), "the quickstart has ended")
     said = compose.podman("logs", "docker_quickstart_1")
     assert list((compose.folder / "runs").iterdir()), said.stdout + said.stderr
     (run,) = (compose.folder / "runs").iterdir()

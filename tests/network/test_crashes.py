@@ -2,46 +2,34 @@
 
 import csv
 import time
+from pathlib import Path
 
 import pytest
 from network.federation import simulated_hash
+from network.pace import round_timeout
 from network.programs import wait_for
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.network
 
 
 def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     """Point 2. The simulated twin loses the same replies: everything else must be the same."""
-    node, received = federation.nodes[1], federation.nodes[1].said("Receiving: train message")
-    timeout = 60
-    long = {"local_epochs": 20, "rounds": 5, "round_timeout": timeout}
+    node, timeout = federation.nodes[1], round_timeout()
+    long = {"local_epochs": 100, "rounds": 5, "round_timeout": timeout}
     run = federation.run("killed", **long)
-    used: dict[int, float] = {}
-
-    def round_1_is_over() -> bool:
-        pid, seconds = node.message()
-        used[pid] = max(seconds, used.get(pid, 0.0))
-        return federation.receiving(1, received + 2)()
-
-    wait_for(round_1_is_over, 300, "node 1 is in round 2")
-    first = max(used, key=lambda pid: used[pid])
-    saved = set(federation.state_dir(1).rglob("00000002.safetensors"))
-
-    def is_training() -> bool:  # a message spends its first half on imports
-        pid, seconds = node.message()
-        return pid != first and seconds > 0.7 * used[first]
-
-    wait_for(is_training, 300, "node 1 is training", pause=0.05)
+    run.wait_rounds(1)
+    saved = states(federation)
+    wait_for(node.trains, "node 1 is training", pause=0.02)
     node.kill()
-    assert set(federation.state_dir(1).rglob("00000002.safetensors")) == saved  # not yet done
+    assert states(federation) == saved  # not yet done
     killed = len(run.rounds()) + 1
     supervisor = federation.supervise(1)
-    summary = run.result(600)
+    summary = run.result()
     rounds = run.rounds()
     failures = summary["failures"]
     assert killed in {f["round"] for f in failures} and {f["client"] for f in failures} == {"1"}
     assert all(f["reason"] for f in failures)
-    assert all(record["seconds"] < timeout + 20 for record in rounds)
+    assert all(record["seconds"] < 2 * timeout for record in rounds)
     assert rounds[-1]["replied"] == 3, failures
     assert supervisor.starts > 1  # refused until its old heartbeat had expired
     lost = {(f["round"], f["client"]) for f in failures}
@@ -50,9 +38,14 @@ def test_a_supernode_killed_in_training_comes_back(federation, tmp_path):
     assert rows[-2]["client"] == "1" and rows[-2]["generation"] == "5"
 
 
+def states(federation) -> set[Path]:
+    """Generations that node 1 has saved."""
+    return set(federation.state_dir(1).rglob("*.safetensors"))
+
+
 def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
     """Point 3: both in one run, each in the middle of a round."""
-    long = {"local_epochs": 2, "rounds": 3}
+    long = {"rounds": 3}
     run = federation.run("crashes", **long)
     run.wait_rounds(1)
     server_app = federation.superlink.child("flwr-serverapp")

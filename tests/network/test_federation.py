@@ -8,22 +8,20 @@ from pathlib import Path
 
 import pytest
 from network.federation import PRESET, simulated_hash
+from network.pace import patience
 from network.programs import wait_for
 
 from fedhet.runtime.certs import make
 from fedhet.runtime.superlink import script
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.network
 
 
 def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation, tmp_path):
     """Points 1 and 5: intruders are refused, and the round in progress does not notice."""
     run = federation.run("same")
-    wait_for(
-        federation.receiving(0, federation.nodes[0].said("Receiving: train message") + 1),
-        300,
-        "a round",
-    )
+    before = federation.nodes[0].said("Receiving: train message")
+    wait_for(federation.receiving(0, before + 1), "a round")
     other = make(tmp_path / "other", ["127.0.0.1"], ["stranger"])
     address, ports = f"127.0.0.1:{federation.port}", federation.ports[federation.size :]
     trusted = ["--root-certificates", str(federation.tls.ca)]
@@ -44,7 +42,7 @@ def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation,
     assert summary["failures"] == []
     assert summary["run_sha256"] == simulated_hash(tmp_path)
     for name, intruder in intruders.items():
-        wait_for(lambda intruder=intruder: not intruder.running(), 120, f"{name} gives up")
+        wait_for(lambda intruder=intruder: not intruder.running(), f"{name} gives up")
         assert intruder.popen.returncode != 0, name
         assert not intruder.said("SuperNode ID"), name
     assert intruders["wrong CA"].said("CERTIFICATE_VERIFY_FAILED")
@@ -56,7 +54,7 @@ def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
     config = tmp_path / "preset.yaml"
     config.write_text("")
     command = [script("fedhet"), "run", str(config), *words, f"out={tmp_path}", "name=ray"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(), check=False)
     assert done.returncode == 0, done.stderr
     ray = json.loads((tmp_path / "ray" / "summary.json").read_text())
     assert ray["run_sha256"] == simulated_hash(tmp_path)

@@ -13,7 +13,6 @@ from fedhet.runtime.superlink import app_root, free_ports
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
 pytestmark = [
     pytest.mark.network,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(NGINX is None, reason="nginx is missing"),
 ]
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from network.pace import patience
 
 from fedhet.runtime.superlink import script
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.network
 
 ROUNDS = 8
 WORK = (
@@ -27,9 +28,7 @@ WORK = (
     "clients=4",
     "classes-per-client=5",
     f"rounds={ROUNDS}",
-    "start-timeout=300",
 )
-PATIENCE = 300.0  # seconds; generous, since the cores may be shared
 FILES = {
     "config.yaml", "environment.json", "partition.csv", "rounds.jsonl", "clients.csv",
     "checkpoint", "state", "summary.json", "log.txt",
@@ -49,7 +48,7 @@ class Command:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Until the condition holds; the command must still be running then."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience()
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline
@@ -78,7 +77,7 @@ class Command:
 
     def end(self) -> tuple[int, str, str]:
         """Exit code and what was printed, when it has ended by itself."""
-        out, err = self.process.communicate(timeout=PATIENCE)
+        out, err = self.process.communicate(timeout=patience())
         return self.process.returncode, out, err
 
     def summary(self) -> dict[str, object]:
@@ -232,7 +231,7 @@ def _command_killed(command: Command) -> None:
     command.until(lambda: command.pid_of("flwr-simulation") and command.pid_of("raylet"))
     command.process.kill()
     assert command.end()[0] == -signal.SIGKILL
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience()
     while processes_of(command.folder):
         assert time.monotonic() < deadline, processes_of(command.folder)
         time.sleep(0.2)

@@ -12,13 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 from network.federation import PRESET
+from network.pace import patience
 from network.programs import Process, wait_for
 from simulation import simulate
 
 from fedhet.config import build_config
 from fedhet.runtime.superlink import environment, free_ports, script
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.network
 CHANGES = {"clients": 4, "rounds": 3, "state-backend": "context"}
 
 
@@ -36,7 +37,7 @@ class Cluster:
         for name, words in {"head": head, "second": [f"--address={self.address}"]}.items():
             command = [script("ray"), "start", *words, *common]
             self.nodes.append(Process(command, logs / f"{name}.log", environment()).start())
-            wait_for(lambda name=name: self._joined(name), 120, f"Ray's {name} node runs")
+            wait_for(lambda name=name: self._joined(name), f"Ray's {name} node runs")
 
     def _joined(self, name: str) -> bool:
         node = self.nodes[-1]
@@ -79,7 +80,7 @@ def test_two_ray_nodes_give_the_same_bytes_and_nothing_to_resume(cluster, tmp_pa
     while command.poll() is None:
         most = [max(pair) for pair in zip(most, cluster.actors(), strict=True)]
         time.sleep(0.2)
-    _, error = command.communicate(timeout=60)
+    _, error = command.communicate(timeout=patience())
     assert command.returncode == 0, error
     assert most == [1, 1]  # both nodes trained
     assert all(node.running() for node in cluster.nodes)  # somebody else's: left as it was

@@ -6,9 +6,10 @@ from pathlib import Path
 import psutil
 import pytest
 from network.federation import Federation, Run
+from network.pace import round_timeout
 from network.programs import wait_for
 
-pytestmark = [pytest.mark.network, pytest.mark.timeout(7200)]
+pytestmark = pytest.mark.network
 
 
 def megabytes(process: psutil.Process | None) -> float:
@@ -22,7 +23,7 @@ def memory(federation: Federation) -> dict[str, float]:
     return {"superlink_mb": megabytes(link), "serverapp_mb": megabytes(app)}
 
 
-def soak(folder: Path, nodes: int, rounds: int, timeout: int) -> dict:
+def soak(folder: Path, nodes: int, rounds: int) -> dict:
     """Run it; every third round the SuperNode whose turn it is dies while it trains."""
     federation = Federation(folder, nodes)
     try:
@@ -30,17 +31,18 @@ def soak(folder: Path, nodes: int, rounds: int, timeout: int) -> dict:
         for k in range(nodes):
             federation.supervise(k)
         run = federation.run(
-            "soak", clients=nodes, rounds=rounds, round_timeout=timeout, min_replies=nodes // 2
-        )
-        run.wait_rounds(1, 600)
+            "soak", clients=nodes, rounds=rounds, round_timeout=round_timeout(nodes),
+            min_replies=nodes // 2,
+        )  # fmt: skip
+        run.wait_rounds(1)
         start, end, killed = memory(federation), {}, []
         for victim, round_ in enumerate(range(2, rounds, 3)):
-            run.wait_rounds(round_ - 1, 600)
+            run.wait_rounds(round_ - 1)
             node = federation.nodes[victim % nodes]
-            wait_for(lambda node=node: node.child("flwr-clientapp"), 300, "the victim trains")
+            wait_for(lambda node=node: node.child("flwr-clientapp"), "the victim trains")
             node.kill()
             killed.append((round_, str(victim % nodes)))
-        run.wait_rounds(rounds - 1, 7200)
+        run.wait_rounds(rounds - 1)
         end = memory(federation)
         return report(run, killed, start, end)
     finally:
@@ -75,9 +77,9 @@ def check(result: dict) -> None:
 
 
 def test_six_nodes_six_rounds(tmp_path):
-    check(soak(tmp_path, nodes=6, rounds=6, timeout=60))
+    check(soak(tmp_path, nodes=6, rounds=6))
 
 
 @pytest.mark.soak
 def test_twenty_nodes_thirty_rounds(tmp_path):
-    check(soak(tmp_path, nodes=20, rounds=30, timeout=90))
+    check(soak(tmp_path, nodes=20, rounds=30))

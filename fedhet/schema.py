@@ -141,7 +141,9 @@ class RunConfig(Schema):
         "file", description="file, or Flower's context (no resume)"
     )
     keep_state: bool = Field(True, description="keep the clients' last states after the run")
-    tensorboard: bool = Field(False, description="write TensorBoard scalars to the run folder")
+    tracker: Literal["none", "tensorboard", "wandb", "trackio", "mlflow"] = Field(
+        "none", description="where every round's numbers go beside the run folder"
+    )
     out: str = Field("runs", description="folder of run folders")
     name: str = Field(
         "",

@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.mail import SIMULATION_POLL, poll_interval
 from fedhet.protocol.roster import Roster
-from fedhet.records.run_folder import RunFolder, scalar_writer
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.tracker import Tracker
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
 
@@ -98,35 +99,11 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     folder.write_partition(roster.counts(), roster.classes)
     strategy = strategy_type(config, roster, folder)
     strategy.resume()
-    with _scalars(job) as write:
-        strategy.start(grid, handshake=handshake, on_round=write)
+    with Tracker(config, folder.path, experiment) as tracker:
+        strategy.start(grid, handshake=handshake, on_round=tracker.write)
     folder.write_summary(config, "completed", len(roster.ids))
     if poll_interval(grid) == SIMULATION_POLL and not config.keep_state:
         shutil.rmtree(folder.state_dir(config) / experiment, ignore_errors=True)
-
-
-class _scalars:  # noqa: N801  (a context manager, used like a function)
-    """TensorBoard scalars of every round, where ``tensorboard: true`` asks for them."""
-
-    def __init__(self, job: Job) -> None:
-        self.writer: Any = None
-        if job.config.tensorboard:
-            self.writer = scalar_writer()(str(job.folder.path / "tensorboard"))
-
-    def __enter__(self) -> Callable[[Mapping[str, Any]], None]:
-        return self.write
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Every number of a round's record, under its own name."""
-        if self.writer is not None:
-            for name, value in record.items():
-                if isinstance(value, int | float) and name != "round":
-                    self.writer.add_scalar(name, value, record["round"])
-            self.writer.flush()
-
-    def __exit__(self, *_: object) -> None:
-        if self.writer is not None:
-            self.writer.close()
 
 
 def _log_to_stderr() -> None:

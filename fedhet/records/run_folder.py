@@ -208,17 +208,6 @@ def spread(accuracies: Sequence[float]) -> dict[str, float]:
     }
 
 
-def scalar_writer() -> type[Any]:
-    """TensorBoard's writer class; UserError if the extra is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError(
-            "tensorboard: true needs the extra: pip install -e '.[tensorboard]'"
-        ) from error
-    return SummaryWriter
-
-
 def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads and git commit, for ``environment.json``."""
     root = Path(__file__).resolve().parents[2]

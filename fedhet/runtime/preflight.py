@@ -12,7 +12,7 @@ from fedhet.data.partition import Partition
 from fedhet.errors import UserError
 from fedhet.models import build_model
 from fedhet.node.site import DEFAULT_CLIENTS, choose_device, load_partition
-from fedhet.records.run_folder import scalar_writer
+from fedhet.records.tracker import tracker_package
 from fedhet.runtime.superlink import app_root, script
 from fedhet.schema import REPRESENTATION, RunConfig
 
@@ -97,8 +97,8 @@ def check_models(config: RunConfig, classes: int) -> None:
 def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     """Check all that a simulation on this machine needs; ``clients`` is resolved."""
     check_state_dir(config)
-    if config.tensorboard:
-        scalar_writer()
+    if config.tracker != "none":
+        tracker_package(config.tracker)
     choose_device(config, {})
     if config.min_replies > config.cohort(config.clients):
         raise UserError(

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -11,11 +10,10 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from simulation import simulate, small
 
 from clients.base import MethodClient
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.messages import instruction, to_record
 from fedhet.protocol.roster import Roster
-from fedhet.records.run_folder import scalar_writer
 
 
 def sha(folder) -> str:
@@ -350,18 +348,6 @@ def test_the_run_folder_has_what_is_promised(tmp_path):
         assert [key for key in ROUND.split() if record[key] is None] == []
     for name in ("config.yaml", "environment.json", "partition.csv", "clients.csv", "checkpoint"):
         assert (folder.path / name).exists()
-
-
-def test_tensorboard_scalars(tmp_path):
-    pytest.importorskip("tensorboard", reason="the extra is not installed")
-    folder, _ = simulate(small(tmp_path, tensorboard=True, rounds=1))
-    assert list((folder.path / "tensorboard").iterdir())
-
-
-def test_without_the_tensorboard_extra_one_line_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match="tensorboard: true needs the extra"):
-        scalar_writer()
 
 
 def test_the_reported_mean_is_the_mean_of_the_clients(tmp_path):

@@ -1,13 +1,17 @@
 """The client half of weighted averaging: overwrite the shared module, train, send it back."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from clients.base import MethodClient
 from fedhet.protocol.payload import Array, ModelArrays, Payload
+from fedhet.rng import torch_seeded
+
+Shared = TypeVar("Shared", bound=nn.Module)
 
 
 def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
@@ -30,6 +34,17 @@ class AveragingClient(MethodClient):
     @abstractmethod
     def shared(self) -> nn.Module:
         """The module that crosses the wire."""
+
+    def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
+        """A shared module with the weights that the server sends in round 1.
+
+        For one that inference uses: a client that was never sampled has no other. The module's own
+        draw is made and thrown away, so that what is drawn after it does not depend on this.
+        """
+        module = make()
+        with torch_seeded(self.config.seed, "global"):
+            module.load_state_dict(make().state_dict())
+        return module
 
     def receive(self, payload: Payload) -> None:
         """Overwrite the shared module."""

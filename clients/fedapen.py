@@ -69,7 +69,7 @@ class FedAPENClient(AveragingClient):
         """w_k, theta and lambda."""
         return {
             "model": self.local_model(),
-            "small": small_model(self.config, "", self.classes),
+            "small": self.as_sent_first(lambda: small_model(self.config, "", self.classes)),
             "ensemble": Ensemble(),
         }
 

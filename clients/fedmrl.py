@@ -39,7 +39,7 @@ class FedMRLClient(AveragingClient):
         """F_k, G and P_k."""
         return {
             "model": self.local_model(),
-            "small": global_model(self.config, self.classes),
+            "small": self.as_sent_first(lambda: global_model(self.config, self.classes)),
             "projector": make_projector(self.params.projector, self.params.d1),
         }
 

@@ -1,8 +1,9 @@
 """pFedES on the client: train the model on images and enhanced images, then the extractor.
 
 Step 1 (eq. 3 to 6): with G frozen, F_k minimises mu CE(F_k(G(x)), y) + (1 - mu) CE(F_k(x), y) for
-E epochs. Step 2 (eq. 7 to 9): with F_k frozen, its BatchNorm in evaluation mode, G minimises
-CE(F_k(G(x)), y) for E_fe epochs. Inference is F_k alone on raw images.
+E epochs; BatchNorm's running statistics, which inference uses, come from the raw images alone.
+Step 2 (eq. 7 to 9): with F_k frozen, its BatchNorm in evaluation mode, G minimises CE(F_k(G(x)), y)
+for E_fe epochs. Inference is F_k alone on raw images.
 """
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
 from clients.base import Setup
+from fedhet.models.base import still_statistics
 from fedhet.training.loop import Phase
 from strategies.pfedes import extractor, params_of
 
@@ -44,7 +46,8 @@ class PFedESClient(AveragingClient):
         with torch.no_grad():
             enhanced = self.shared()(inputs)
         mu = self.params.mu
-        on_enhanced = F.cross_entropy(self.model(enhanced), labels)
+        with still_statistics(self.model):  # inference is on raw images: so are its statistics
+            on_enhanced = F.cross_entropy(self.model(enhanced), labels)
         return mu * on_enhanced + (1 - mu) * F.cross_entropy(self.model(inputs), labels)
 
     def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:

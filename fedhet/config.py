@@ -73,6 +73,12 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     config = config.model_copy(update={"params": params})
     _check_combinations(config)
     method.strategy.check_config(config)
+    for key, reason in method.strategy.ignores(config).items():
+        value = getattr(config, key.replace("-", "_"))
+        if value != RunConfig.model_fields[key.replace("-", "_")].default:
+            raise UserError(
+                f"{key}: '{value}' changes nothing with method={config.method}: {reason}"
+            )
     return config
 
 

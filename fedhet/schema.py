@@ -109,6 +109,9 @@ class RunConfig(Schema):
     )
     actors: int = Field(0, ge=0, description="training processes of a simulation; 0: one per core")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of every random number")
+    partition_seed: int = Field(
+        -1, ge=-1, lt=2**31, description="seed of who owns which images and splits; -1: the seed"
+    )
 
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     evaluate_all: bool = Field(
@@ -158,6 +161,11 @@ class RunConfig(Schema):
         own = self.model_dump(mode="json") | self.params.model_dump(mode="json")
         own["split"] = ":".join(str(part) for part in self.split)
         return own
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the partition, its splits and synthetic images."""
+        return self.seed if self.partition_seed < 0 else self.partition_seed
 
     def cohort(self, clients: int) -> int:
         """K = max(1, round(C x N)): clients sampled per round."""

@@ -84,6 +84,14 @@ class MethodStrategy(Strategy):
     def check_config(cls, config: RunConfig) -> None:
         """Raise UserError for settings that this method cannot work with."""
 
+    @classmethod
+    def ignores(cls, config: RunConfig) -> Mapping[str, str]:
+        """Common keys that change nothing here, each with the reason.
+
+        A configuration that sets one of them to something else than its default is refused.
+        """
+        return {}
+
     def initialise(self) -> None:
         """Create the global arrays as they are before round 1."""
 
@@ -150,13 +158,14 @@ class MethodStrategy(Strategy):
             try:
                 payload = self._valid(info, reply, server_round)
             except Rejected as reason:
-                self.ledger.fail(client, str(reason))
+                self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
             else:
                 accepted.append((info, payload, reply))
         if len(accepted) < self.config.min_replies:
             count = f"{len(accepted)} of min-replies={self.config.min_replies}"
-            for info, _, _ in accepted:
-                self.ledger.fail(info.client, f"valid, but the round is skipped: {count} came")
+            for info, _, reply in accepted:
+                why = f"valid, but the round is skipped: {count} came"
+                self.ledger.refuse(info.client, why, reply.arrays, reply.message_bytes)
             return None, None
         uniform = self.config.weighting == "uniform"
         sizes = [1 if uniform else info.train_images for info, _, _ in accepted]

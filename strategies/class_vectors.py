@@ -1,12 +1,14 @@
 """What FD and FedProto share on the server: one vector per seen class comes up from a client."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.protocol.people import ClientInfo
+from fedhet.schema import RunConfig
 from strategies.base import MethodStrategy
 
 
@@ -23,6 +25,11 @@ class ClassVectorStrategy(MethodStrategy):
     """Accepts exactly the declared classes, each once, with the declared numbers of images."""
 
     upload_type = ClassVectors
+
+    @classmethod
+    def ignores(cls, config: RunConfig) -> Mapping[str, str]:
+        """A client's number of images weighs nothing here."""
+        return {"weighting": "vectors are combined class by class"}
 
     @property
     @abstractmethod

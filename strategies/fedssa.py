@@ -75,6 +75,13 @@ class FedSSAStrategy(MethodStrategy):
                 "which send whole headers anyway"
             )
 
+    @classmethod
+    def ignores(cls, config: RunConfig) -> Mapping[str, str]:
+        """Eq. 3 has no weights."""
+        if params_of(config).upload_rows == "whole":
+            return {}
+        return {"weighting": "rows of seen classes are averaged without weights (eq. 3)"}
+
     def initialise(self) -> None:
         """Draw the global header; its rows are (d + 1) or d wide."""
         self.params = params_of(self.config)

@@ -10,8 +10,10 @@ gives no channel numbers; width, kernel and ReLUs are those of the authors' code
 
 Differs from the authors' code, which ships mu = 0.5 and 20 extractor epochs although its paper
 finds mu = 0.1 and 5 best, shares the momentum of G between clients, and freezes by choice of
-optimiser only, so that BatchNorm statistics of a frozen model would move. The paper draws models
-at random (``model-assignment: random``); the default deals them in turn, as in every method.
+optimiser only, so that BatchNorm statistics of a frozen model would move; its statistics of the
+model in training are a blend of raw and enhanced images, ours are those of the raw ones, on which
+the model answers. The paper draws models at random (``model-assignment: random``); the default
+deals them in turn, as in every method.
 """
 
 import torch

@@ -3,8 +3,16 @@
 Clients are sampled as in every other method, so that the numbers compare.
 """
 
+from collections.abc import Mapping
+
+from fedhet.schema import RunConfig
 from strategies.base import MethodStrategy
 
 
 class StandaloneStrategy(MethodStrategy):
     """Sends nothing, combines nothing."""
+
+    @classmethod
+    def ignores(cls, config: RunConfig) -> Mapping[str, str]:
+        """There is no mean to weight."""
+        return {"weighting": "nothing is sent"}

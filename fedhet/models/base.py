@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SplitModel(nn.Module):
@@ -25,6 +26,22 @@ class SplitModel(nn.Module):
         """Logits ``(B, C)`` of the images ``(B, 3, s, s)``."""
         logits: torch.Tensor = self.head(self.features(x))
         return logits
+
+
+@contextmanager
+def still_statistics(model: nn.Module) -> Iterator[None]:
+    """Run the body so that BatchNorm uses a batch's own statistics and does not remember them.
+
+    For images that inference never sees. Layers in eval mode stay as they are.
+    """
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
         legacy_pfedhn=config.legacy_pfedhn,
         split=config.split,
         file=config.partition_file,
-        seed=config.seed,
+        seed=config.data_seed,
     )
 
 
@@ -77,7 +77,7 @@ def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]
         data_path=config.data_path,
         image_size=config.image_size,
         classes=config.classes,
-        seed=config.seed,
+        seed=config.data_seed,
     )
     partition = make_partition(
         dataset.labels,
@@ -124,7 +124,7 @@ def _private_folder(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
     dataset = open_private_folder(
         str(node["data-dir"]), image_size=config.image_size, classes=config.classes
     )
-    split = split_folder(dataset.labels, config.split, config.seed, name)
+    split = split_folder(dataset.labels, config.split, config.data_seed, name)
     return LocalData(name, 0, 0, dataset, split)
 
 

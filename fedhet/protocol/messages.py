@@ -134,8 +134,10 @@ def answer(
 def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     """Unpack a reply; one that is not of this form becomes a Reply with an error.
 
-    One of more than ``limit`` bytes is refused before anything in it is decoded.
+    One of more than ``limit`` bytes is refused before anything in it is decoded. What could be
+    measured of a refused reply (its bytes) is told as well: it has crossed the wire.
     """
+    size = 0
     if message.has_error():
         return Reply(
             {"error": f"Flower error {message.error.code}: {one_line(message.error.reason)}"}
@@ -143,11 +145,13 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     try:
         size = message_bytes(message)
         if size > limit:
-            return Reply({"error": f"reply of {size} bytes, more than the {limit} allowed"})
+            reason = f"reply of {size} bytes, more than the {limit} allowed"
+            return Reply({"error": reason}, message_bytes=size)
         content = message.content
         info = dict(content.config_records["info"].items())
         if "error" in info:
-            return Reply({"error": one_line(info["error"]) or "failed without a reason"})
+            reason = one_line(info["error"]) or "failed without a reason"
+            return Reply({"error": reason}, message_bytes=size)
         metrics = {
             key: float(value)  # type: ignore[arg-type]
             for record in content.metric_records.values()
@@ -155,7 +159,8 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         }
         return Reply(info, metrics, arrays_of(message), size)
     except Exception as error:  # what a stranger sends may fail in any way
-        return Reply({"error": f"reply cannot be read: {type(error).__name__}: {one_line(error)}"})
+        reason = f"reply cannot be read: {type(error).__name__}: {one_line(error)}"
+        return Reply({"error": reason}, message_bytes=size)
 
 
 def one_line(text: object) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,12 @@ class Ledger:
         reason = one_line(reason)
         log.warning("round %d: client %s is left out: %s", self.round.number, client, reason)
         self.round.failures.append({"client": client, "reason": reason})
+
+    def refuse(self, client: str, reason: str, arrays: Sequence[Array], message_bytes: int) -> None:
+        """Leave out a reply that came: its bytes crossed the wire, its floats are nobody's."""
+        self.fail(client, reason)
+        self.round.uplink.bytes += sum(array.nbytes for array in arrays)
+        self.round.uplink.message_bytes += message_bytes
 
     def accept(
         self, client: str, payload: Payload, metrics: Mapping[str, float], message_bytes: int

@@ -170,6 +170,7 @@ def summarise(
         "fraction": config.fraction,
         "rounds": len(rounds),
         "seed": config.seed,
+        "partition_seed": config.data_seed,
         "status": status,
         "reason": reason,
         **{

@@ -1,0 +1,130 @@
+"""What must hold for every method, so that their numbers compare."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from byhand import same, some_arrays, train_images
+from flwr.app import Message
+from simulation import make_client, make_strategy, simulate, small
+from torch import nn
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.node.site import load_partition
+from fedhet.protocol.messages import message_bytes, to_record
+from fedhet.registry import METHODS
+
+UNWEIGHTED = {"standalone", "fd", "fedproto", "fedssa"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weighting_is_refused_where_nothing_is_weighted(method):
+    values = {"method": method, "weighting": "uniform"}
+    if method not in UNWEIGHTED:
+        assert build_config(values).weighting == "uniform"
+        return
+    with pytest.raises(UserError, match=f"^weighting: 'uniform' changes nothing .*{method}"):
+        build_config(values)
+
+
+def test_whole_headers_of_fedssa_are_weighted():
+    config = build_config({"weighting": "uniform", "upload-rows": "whole"})
+    assert config.weighting == "uniform"
+
+
+@pytest.mark.parametrize("method", ["fedmrl", "fedapen"])
+def test_a_client_never_sampled_answers_with_the_servers_first_model(tmp_path, method):
+    config = small(tmp_path, method=method)
+    strategy = make_strategy(config, [[0], [1]], [10, 10], 4)
+    first, second = (deepcopy(make_client(config, k, tmp_path).modules) for k in (0, 1))
+    for served, own in zip(strategy.tensors, first["small"].parameters(), strict=True):
+        assert np.array_equal(served, own.detach().numpy())
+    assert same(first["small"], second["small"], 0)
+    assert not same(first["model"], second["model"])
+
+
+def test_a_partition_seed_fixes_the_data_and_nothing_else(tmp_path):
+    seeds = [(0, -1), (0, 7), (1, 7), (7, -1)]
+    configs = [small(tmp_path, seed=s, partition_seed=p) for s, p in seeds]
+    owned = [load_partition(c, 3)[1].clients for c in configs]
+
+    def equal(a, b):
+        return all(np.array_equal(x.train, y.train) for x, y in zip(a, b, strict=True))
+
+    assert equal(owned[1], owned[2]) and equal(owned[1], owned[3])
+    assert not equal(owned[0], owned[1])
+    models = [deepcopy(make_client(c, 0, tmp_path).model) for c in configs]
+    assert same(models[0], models[1], 0) and not same(models[1], models[2])
+    images = [train_images(make_client(c, 0, tmp_path))[0] for c in configs]
+    assert torch.equal(images[1], images[2]) and torch.equal(images[1], images[3])
+
+
+def test_what_a_refused_reply_weighs_is_counted(tmp_path):
+    weighed = {}
+
+    def spoil(node, message, reply):
+        if node == 1 and message.metadata.message_type == "train":
+            arrays = [a * np.nan for a in reply.content["arrays"].to_numpy_ndarrays()[1:]]
+            content = reply.content
+            content["arrays"] = to_record([np.zeros(2, np.int64), *arrays])
+            reply = Message(content, reply_to=message)
+        if message.metadata.message_type == "train":
+            weighed[node] = message_bytes(reply)
+        return reply
+
+    record = simulate(small(tmp_path, method="fedssa", rounds=1), tamper=spoil)[0].read_rounds()[0]
+    assert record["replied"] == 2 and record["failed"] == 1
+    assert record["uplink_bytes"] == record["downlink_bytes"]
+    assert record["uplink_floats"] == record["downlink_floats"] * 2 / 3
+    assert record["uplink_message_bytes"] == sum(weighed.values())
+
+
+class Normed(nn.Module):
+    """A small network with BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+        )
+        self.wide = nn.Linear(4, 500)
+        self.head = nn.Linear(500, 4)
+
+    def features(self, x):
+        return self.wide(self.body(x).flatten(1)).relu()
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def test_pfedes_remembers_the_statistics_of_raw_images_only(tmp_path):
+    client = make_client(small(tmp_path, method="pfedes", mu=0.5), 0, tmp_path)
+    client.modules = {**client.modules, "model": Normed().train()}
+    with torch.no_grad():  # an extractor that makes images much brighter
+        for parameter in client.shared().parameters():
+            parameter.fill_(3.0)
+    alone = deepcopy(client.model)
+    images, labels = train_images(client)
+    for part in range(3):
+        inputs, answers = images[part * 16 :][:16], labels[part * 16 :][:16]
+        client.loss(inputs, answers).backward()
+        alone(inputs)
+    mine, theirs = client.model.body[1], alone.body[1]
+    assert torch.equal(mine.running_mean, theirs.running_mean)
+    assert torch.equal(mine.running_var, theirs.running_var)
+    assert int(mine.num_batches_tracked) == 3 and mine.track_running_stats
+    assert all(p.grad is not None for p in client.model.parameters())
+
+
+def test_fedapens_lambda_moves_within_a_short_run(tmp_path):
+    """A private model that knows the answers, a shared one that knows nothing."""
+    client = make_client(
+        small(tmp_path, method="fedapen", holdout=0.2, local_epochs=8), 0, tmp_path
+    )
+    for round_ in (1, 2, 3):
+        rounds = {"round": round_, "generation": round_ - 1, "evaluate": False}
+        nothing = [0 * array for array in some_arrays(client.shared())]
+        _, _, metrics = client.fit(nothing, rounds)
+    assert metrics["ensemble_weight"] > 0.6

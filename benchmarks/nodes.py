@@ -1,54 +1,79 @@
 """What deployed SuperNodes cost: CPU of the SuperLink while they idle, CPU and time of a message.
 
 Real processes on 127.0.0.1, without TLS. What the SuperLink spends without any node is measured
-first, then with nodes that have nothing to do, then a run of a few digits and CNN-5 on all of them.
+first, then with nodes that have nothing to do, then a run of a few digits and CNN-5 on all of them:
+with nodes as Flower starts them (cold), then with those of ``fedhet node`` (warm).
 
-    python -m benchmarks.nodes [--nodes 8] [--seconds 30] [--rounds 8]
+    python -m benchmarks.nodes [--nodes 8] [--seconds 30] [--rounds 8] [--kind cold|warm]
 """
 
 import argparse
 import contextlib
+import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from benchmarks.common import command, emit, median
-from fedhet.records.run_folder import read_jsonl
+from fedhet.files import read_jsonl
 from fedhet.runtime.superlink import CONNECTION, environment, free_ports, script
+from fedhet.runtime.warm import Warm, state
 
 SETTLE = 12.0  # seconds for imports and the first connection
 WARM_UP = 2  # rounds before the count starts
 RUN = ["method=fedssa", "dataset=digits", "models=cnn-5", "local-epochs=1", "start-timeout=300"]
 
 
-def cpu_seconds(processes: list[subprocess.Popen[bytes]]) -> float:
+def tree(pids: Sequence[int]) -> list[psutil.Process]:
+    """These processes and their living descendants."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(pid)
+            found += [top, *top.children(recursive=True)]
+    return found
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
     """What they, their living descendants and those that have ended have used."""
     total = 0.0
-    for process in processes:
-        tree = psutil.Process(process.pid)
-        for one in [tree, *tree.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += sum(one.cpu_times()[:4])
+    for one in tree(pids):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(one.cpu_times()[:4])
     return total
 
 
-def cpu_per_second(processes: list[subprocess.Popen[bytes]], seconds: float) -> float:
+def megabytes(pids: Sequence[int]) -> float:
+    """Memory of them and their descendants; what several share counts once."""
+    total = 0
+    for one in tree(pids):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += one.memory_full_info().pss
+    return total / 2**20
+
+
+def cpu_per_second(pids: Sequence[int], seconds: float) -> float:
     """CPU seconds per second."""
-    before, started = cpu_seconds(processes), time.perf_counter()
+    before, started = cpu_seconds(pids), time.perf_counter()
     time.sleep(seconds)
-    return (cpu_seconds(processes) - before) / (time.perf_counter() - started)
+    return (cpu_seconds(pids) - before) / (time.perf_counter() - started)
 
 
 class Home:
     """A folder with a SuperLink, its SuperNodes and what they write."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
         self.env = environment({"FLWR_HOME": str(folder)})
         self.started: list[subprocess.Popen[bytes]] = []
+        self.warm = Warm(self.env) if kind == "warm" else None
+        if self.warm is not None:
+            self.warm.hold()
+            self.env["PATH"] = f"{self.warm.programs()}{os.pathsep}{self.env['PATH']}"
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a program with its log."""
@@ -57,17 +82,28 @@ class Home:
         self.started.append(made)
         return made
 
+    def server(self) -> list[int]:
+        """The SuperLink."""
+        return [self.started[0].pid]
+
+    def nodes(self) -> list[int]:
+        """The SuperNodes, and the warm server that works for them."""
+        warm = [state(self.warm.env)["pid"]] if self.warm is not None else []
+        return [process.pid for process in self.started[1:]] + warm
+
     def stop(self) -> None:
         """End everything, last first."""
         for process in reversed(self.started):
             process.terminate()
         for process in self.started:
-            process.wait(30)
+            process.wait(60)
+        if self.warm is not None:
+            self.warm.release()
 
 
 def run(home: Home, nodes: int, rounds: int) -> dict[str, float]:
-    """A run on all nodes; CPU seconds a message, seconds a round."""
-    link, *others = home.started
+    """A run on all nodes; CPU seconds a message, seconds a round, replies lost."""
+    workers = home.nodes()
     words = command(home.folder, [*RUN, f"clients={nodes}", f"rounds={rounds}"])
     job = home.start(*words, "--superlink", CONNECTION)
     lines = home.folder / "run" / "rounds.jsonl"
@@ -77,15 +113,55 @@ def run(home: Home, nodes: int, rounds: int) -> dict[str, float]:
             if job.poll() is not None:
                 raise SystemExit((home.folder / f"{len(home.started) - 1}.log").read_text())
             time.sleep(0.05)
-        marks.append((cpu_seconds(others), cpu_seconds([link])))
+        marks.append((cpu_seconds(workers), cpu_seconds(home.server())))
+    memory = megabytes(workers)
     job.wait()
+    records = read_jsonl(lines)
     messages = nodes * (rounds - 1 - WARM_UP)
-    measured = read_jsonl(lines)[WARM_UP:-1]
     return {
         "node_cpu_seconds_per_message": round((marks[1][0] - marks[0][0]) / messages, 2),
         "server_cpu_seconds_per_message": round((marks[1][1] - marks[0][1]) / messages, 2),
-        "seconds_per_round": median([record["seconds"] for record in measured]),
+        "seconds_per_round": median([record["seconds"] for record in records[WARM_UP:-1]]),
+        "replies_lost": sum(record["sampled"] - record["replied"] for record in records),
+        "node_megabytes_all_together": round(memory),
     }
+
+
+def measure(kind: str, nodes: int, seconds: float, rounds: int) -> None:
+    """Everything with one kind of node; prints its line."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder), kind)
+        port, *ports = free_ports(nodes + 1)
+        (home.folder / "config.toml").write_text(
+            f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        try:
+            home.start(
+                script("flower-superlink"), "--insecure", "--host", "127.0.0.1",
+                "--port", str(port), "--disable-runtime-dependency-installation",
+            )  # fmt: skip
+            time.sleep(SETTLE)
+            alone = cpu_per_second(home.server(), seconds)
+            for k, own in enumerate(ports):
+                home.start(
+                    script("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}",
+                    "--port", str(own), "--node-config",
+                    f'partition-id={k} num-partitions={nodes} state-dir="{folder}/state"',
+                )  # fmt: skip
+            time.sleep(SETTLE + nodes)
+            busy = cpu_per_second(home.server(), seconds)
+            idle = cpu_per_second(home.nodes(), seconds)
+            if any(process.poll() is not None for process in home.started):
+                raise SystemExit("a process ended early")
+            figures = run(home, nodes, rounds)
+        finally:
+            home.stop()
+    emit(
+        "nodes", kind=kind, nodes=nodes, superlink_cpu_share_alone=round(alone, 4),
+        superlink_cpu_milliseconds_per_idle_node_and_second=round(1e3 * (busy - alone) / nodes, 2),
+        node_cpu_milliseconds_per_idle_node_and_second=round(1e3 * idle / nodes, 2),
+        **figures,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -94,38 +170,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--kind", choices=["cold", "warm"], action="append")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder))
-        port, *ports = free_ports(chosen.nodes + 1)
-        (home.folder / "config.toml").write_text(
-            f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-        )
-        try:
-            link = home.start(
-                script("flower-superlink"), "--insecure", "--host", "127.0.0.1",
-                "--port", str(port), "--disable-runtime-dependency-installation",
-            )  # fmt: skip
-            time.sleep(SETTLE)
-            alone = cpu_per_second([link], chosen.seconds)
-            for k, own in enumerate(ports):
-                home.start(
-                    script("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}",
-                    "--port", str(own), "--node-config",
-                    f'partition-id={k} num-partitions={chosen.nodes} state-dir="{folder}/state"',
-                )  # fmt: skip
-            time.sleep(SETTLE)
-            busy = cpu_per_second([link], chosen.seconds)
-            if any(process.poll() is not None for process in home.started):
-                raise SystemExit("a process ended early")
-            figures = run(home, chosen.nodes, chosen.rounds)
-        finally:
-            home.stop()
-    emit(
-        "nodes", nodes=chosen.nodes, superlink_cpu_share_alone=round(alone, 4),
-        cpu_milliseconds_per_idle_node_and_second=round(1e3 * (busy - alone) / chosen.nodes, 2),
-        **figures,
-    )  # fmt: skip
+    for kind in chosen.kind or ("cold", "warm"):
+        measure(kind, chosen.nodes, chosen.seconds, chosen.rounds)
 
 
 if __name__ == "__main__":

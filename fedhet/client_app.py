@@ -26,7 +26,6 @@ from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction
 from fedhet.registry import METHODS
 from fedhet.schema import REPRESENTATION, RunConfig
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # same bits from cuBLAS every time
 app = ClientApp()
 
 
@@ -34,6 +33,9 @@ app = ClientApp()
 def _prepared(text: str) -> RunConfig:
     """Parse the run's configuration once per process, and set what belongs to the process."""
     config, _ = from_run_config({"config": text})
+    # The same bits from cuBLAS every time. Not at import: a fork of the warm server has imported
+    # this module before it got its environment.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = config.precision != "fp32"

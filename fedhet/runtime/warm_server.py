@@ -1,0 +1,283 @@
+"""One process per user and machine that has torch and Flower imported, and forks.
+
+Flower starts a fresh program for every message, which pays for all imports again. Here a program
+that arrives over a Unix socket (``warm_shim.py``) becomes a fork of this process: a copy of its
+memory with its own arguments, environment, folder and open files. The server ends when no node
+holds a connection to it any more.
+
+The code of a run comes with the run. Ours is imported here, too, but put aside: a child takes it
+only if every file of the run's packages is the same, byte for byte.
+"""
+
+import contextlib
+import gc
+import hashlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import logging
+import os
+import random
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+PACKAGES = ("fedhet", "strategies", "clients")
+PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
+# What a client imports only while it works; nothing here starts a thread or touches a device.
+WORK = (
+    "fedhet.client_app", "safetensors.torch", "torch.optim", "torch.utils.flop_counter",
+    "torch.nested._internal.nested_tensor", "httpcore", "encodings.cp437",
+)  # fmt: skip
+LINGER = 10.0  # seconds without a node before the server ends
+GREETING = 5.0  # seconds for a guest to say what it wants
+CREDENTIALS = "3i"  # what Linux tells about a guest: process, user, group
+
+
+def digest(root: Path) -> str:
+    """SHA-256 over the names and contents of all Python files of our packages below ``root``."""
+    whole = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            whole.update(f"{path.relative_to(root).as_posix()}\0".encode())
+            whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def ours(name: str) -> bool:
+    """Whether a module belongs to the code that a run brings along."""
+    return name.partition(".")[0] in PACKAGES
+
+
+class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives a run the modules imported beforehand, where they are what it would import itself."""
+
+    def __init__(self, modules: Mapping[str, ModuleType], code: str) -> None:
+        self.modules, self.code = modules, code
+        self._same: bool | None = None
+        self._spec: importlib.machinery.ModuleSpec | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Ourselves as the loader of a module of ours, if the run's code is the same."""
+        del target
+        if fullname not in self.modules:
+            return None
+        if self._same is None:
+            real = importlib.machinery.PathFinder.find_spec(fullname, path)
+            if real is None or real.origin is None:
+                return None
+            self._same = digest(Path(real.origin).parents[fullname.count(".") + 1]) == self.code
+        return importlib.util.spec_from_loader(fullname, self) if self._same else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """The module as it was imported."""
+        module = self.modules[spec.name]
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing runs again; all the others come with it."""
+        module.__spec__ = self._spec
+        sys.modules.update(self.modules)
+
+
+def preload() -> Preloaded | None:
+    """Import what a client needs, and put our own modules aside; None while they change on disk."""
+    root = Path(__file__).resolve().parents[2]
+    before = digest(root)
+    for name in (*WORK, *(module for module, _ in PROGRAMS.values())):
+        importlib.import_module(name)
+    modules = {name: module for name, module in sys.modules.items() if ours(name)}
+    for name in modules:
+        del sys.modules[name]
+    return Preloaded(modules, before) if digest(root) == before else None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A child at work, and the shim that waits for it."""
+
+    pid: int
+    program: str
+    shim: socket.socket
+
+
+@dataclass
+class Server:
+    """Waits for shims, forks, and tells each its child's exit code."""
+
+    listener: socket.socket
+    finder: Preloaded | None
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    jobs: dict[int, Job] = field(default_factory=dict)  # by the descriptor that watches the child
+    leases: set[socket.socket] = field(default_factory=set)
+
+    def serve(self) -> None:
+        """Until no node needs it any more."""
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        needed = time.monotonic()
+        while time.monotonic() - needed < LINGER:
+            for key, _ in self.selector.select(1.0):
+                self._hear(key.fd)
+            if self.leases or self.jobs:
+                needed = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """What is going on, for people and tests."""
+        jobs = [{"pid": job.pid, "program": job.program} for job in self.jobs.values()]
+        return {"pid": os.getpid(), "nodes": len(self.leases), "jobs": jobs}
+
+    def _hear(self, number: int) -> None:
+        """Something happened at a descriptor: a guest, the end of a child, of a node or a shim."""
+        if number == self.listener.fileno():
+            self._greet(self.listener.accept()[0])
+        elif number in self.jobs:
+            self._ended(number)
+        elif lease := next((one for one in self.leases if one.fileno() == number), None):
+            self.leases.discard(lease)
+            self.selector.unregister(lease)
+            lease.close()
+        else:  # killed: what it stood for goes with it
+            job = next(job for job in self.jobs.values() if job.shim.fileno() == number)
+            self.selector.unregister(job.shim)
+            os.kill(job.pid, signal.SIGKILL)
+
+    def _greet(self, guest: socket.socket) -> None:
+        """A shim with work, a node that wants us to stay, or somebody who asks how we are."""
+        files: list[int] = []
+        kept = False
+        try:
+            guest.settimeout(GREETING)
+            length = struct.calcsize(CREDENTIALS)
+            known = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, length)
+            if struct.unpack(CREDENTIALS, known)[1] != os.getuid():
+                raise ValueError("a guest of another user")
+            head, files, _, _ = socket.recv_fds(guest, 4, 3)
+            request = json.loads(_exactly(guest, int.from_bytes(head, "big")))
+            if "words" in request:
+                kept = self._take(guest, request, files)
+                return
+            if request.get("lease"):
+                self.leases.add(guest)
+                self.selector.register(guest, selectors.EVENT_READ)
+                kept = True
+            guest.sendall(json.dumps(self.state()).encode() + b"\n")
+        except (OSError, ValueError, KeyError):
+            traceback.print_exc()
+        finally:
+            for file in files:
+                os.close(file)
+            if not kept:
+                guest.close()
+
+    def _take(self, shim: socket.socket, request: Mapping[str, Any], files: list[int]) -> bool:
+        """Fork for a shim that is still there; whether that was done."""
+        program = Path(request["words"][0]).name
+        if program not in PROGRAMS:
+            return False
+        shim.sendall(b"ready\n")
+        if _exactly(shim, 3) != b"go\n":
+            return False
+        pid = os.fork()
+        if pid == 0:
+            self._become(program, request, files)
+        watch = os.pidfd_open(pid)
+        self.jobs[watch] = Job(pid, program, shim)
+        self.selector.register(watch, selectors.EVENT_READ)
+        self.selector.register(shim, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):
+            shim.sendall(f"{pid}\n".encode())
+        return True
+
+    def _become(self, program: str, request: Mapping[str, Any], files: list[int]) -> NoReturn:
+        """In the child: take over all that a program is started with, and run it."""
+        try:
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            os.closerange(3, 1 << 16)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.umask(int(request["umask"]))
+            os.nice(max(0, int(request["nice"]) - os.nice(0)))
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            os.chdir(request["folder"])
+            random.seed()
+            sys.argv[:] = request["words"]
+            if self.finder is not None:
+                sys.meta_path.insert(0, self.finder)
+            code = run(*PROGRAMS[program])
+        except BaseException:  # whatever it is, it must not return into the server's loop
+            traceback.print_exc()
+            code = 1
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)  # without taking a torch apart that the next fork needs
+
+    def _ended(self, watch: int) -> None:
+        job = self.jobs.pop(watch)
+        self.selector.unregister(watch)
+        os.close(watch)
+        code = os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1])
+        with contextlib.suppress(KeyError):  # its shim was killed
+            self.selector.unregister(job.shim)
+        with contextlib.suppress(OSError):
+            job.shim.sendall(f"{code if code >= 0 else 128 - code}\n".encode())
+        job.shim.close()
+
+
+def run(module: str, function: str) -> int:
+    """A console script's function; returns its exit code."""
+    try:
+        result = getattr(sys.modules[module], function)()
+    except SystemExit as end:
+        result = end.code
+    if isinstance(result, str):
+        print(result, file=sys.stderr)
+        return 1
+    return int(result or 0)
+
+
+def _exactly(guest: socket.socket, count: int) -> bytes:
+    """``count`` bytes; ValueError if the guest hangs up before."""
+    parts = b""
+    while len(parts) < count:
+        part = guest.recv(count - len(parts))
+        if not part:
+            raise ValueError("the guest hung up")
+        parts += part
+    return parts
+
+
+def serve(address: str) -> None:
+    """Import everything, then listen at ``address`` until nobody needs the server any more."""
+    finder = preload()
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page in every child
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)  # its folder has mode 700
+    os.chmod(address, 0o600)
+    listener.listen(128)
+    try:
+        Server(listener, finder).serve()
+    finally:
+        Path(address).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

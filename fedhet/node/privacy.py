@@ -1,42 +1,101 @@
-"""Optional noise on what a client uploads: the Gaussian mechanism, on the client itself.
+"""Optional noise on what a client uploads, and what it costs: the Gaussian mechanism.
 
-As Flower's ``LocalDpMod`` with ``sensitivity = clipping_norm``: the update is clipped to the L2
-norm S (``dp-clip``) and N(0, sigma^2) is added to every float, with
-sigma = S sqrt(2 ln(1.25 / delta)) / epsilon. That mod itself does not fit: it treats integer
-arrays such as class ids like floats, needs the same arrays in both directions, divides by the
-norm of an update that may be zero, and draws from NumPy's global generator.
+Per upload the update is clipped to the L2 norm S (``dp-clip``) and N(0, sigma^2) is added to every
+float, on the client itself. Flower's ``LocalDpMod`` clips in the same way but does not fit: it
+treats integer arrays such as class ids like floats, needs the same arrays in both directions,
+divides by the norm of an update that may be zero, draws from NumPy's global generator, and its
+sigma = S sqrt(2 ln(1.25 / delta)) / epsilon holds for epsilon <= 1 only.
 
-(epsilon, delta) hold for one upload, for epsilon <= 1, against replacing the update by none;
-over T rounds they add up.
+``dp-epsilon`` and ``dp-delta`` are the budget of all that one client uploads in a run. T uploads
+with noise sigma each are together as private as one with mu = sqrt(T) S / sigma (Gaussian
+differential privacy; Dong, Roth, Su 2019, arXiv 1905.02383, corollary 3.3), exactly, also where an
+upload depends on what was uploaded before; and a Gaussian mechanism of that mu is
+(epsilon, delta)-private exactly for the delta of Balle and Wang 2018, arXiv 1805.06530, theorem 8.
+A client can be asked in every round, so sigma is chosen for T = ``rounds``, whatever ``fraction``
+is; that sampling makes a client's part in a round uncertain (amplification) is not counted.
+
+Protected is the update against being replaced by none (sensitivity S); between two updates that
+are both there the distance may be 2 S, and mu is twice as large.
 """
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
+import torch
 
 from fedhet.protocol.payload import Array
-from fedhet.rng import generator
 from fedhet.schema import RunConfig
+
+_HALVINGS = 200  # of an interval: more than a float has bits
+
+
+def log_delta(epsilon: float, mu: float) -> float:
+    """ln delta of a Gaussian mechanism with sensitivity / sigma = ``mu`` at ``epsilon``.
+
+    delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), by logarithms: both terms
+    overflow or vanish where epsilon is in the hundreds.
+    """
+    first = _log_phi(mu / 2 - epsilon / mu)
+    second = epsilon + _log_phi(-mu / 2 - epsilon / mu)
+    return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
+
+
+def _log_phi(x: float) -> float:
+    """ln of the standard normal distribution function."""
+    return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The smallest epsilon for which a Gaussian mechanism of ``mu`` is (epsilon, delta)-private."""
+    if mu == 0 or log_delta(0.0, mu) <= math.log(delta):
+        return 0.0
+    high = 1.0
+    while log_delta(high, mu) > math.log(delta):
+        high *= 2
+    low = 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if log_delta(middle, mu) > math.log(delta) else (low, middle)
+    return high
+
+
+@lru_cache(maxsize=16)
+def mu_of(epsilon: float, delta: float) -> float:
+    """The largest mu of a Gaussian mechanism that is (epsilon, delta)-private."""
+    high = 1.0
+    while log_delta(epsilon, high) <= math.log(delta):
+        high *= 2
+    low = 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        within = middle == 0 or log_delta(epsilon, middle) <= math.log(delta)
+        low, high = (middle, high) if within else (low, middle)
+    return low
+
+
+def noise_multiplier(config: RunConfig) -> float:
+    """sigma / S: with it ``rounds`` uploads stay within the budget; 0 without noise."""
+    if not config.dp_clip:
+        return 0.0
+    return math.sqrt(config.rounds) / mu_of(config.dp_epsilon, config.dp_delta)
 
 
 def sigma(config: RunConfig) -> float:
-    """Standard deviation of the noise; 0 if the configuration asks for none."""
-    if not config.dp_clip:
-        return 0.0
-    return config.dp_clip * math.sqrt(2 * math.log(1.25 / config.dp_delta)) / config.dp_epsilon
+    """Standard deviation of the noise on every float of an upload; 0 without noise."""
+    return config.dp_clip * noise_multiplier(config)
 
 
-def noise_source(
-    config: RunConfig, client: str, round_: int, *, simulated: bool
-) -> np.random.Generator:
-    """Where the noise comes from.
+@lru_cache(maxsize=1024)
+def epsilon_spent(config: RunConfig, uploads: int) -> float:
+    """What so many uploads of one client have cost together, at ``dp-delta``."""
+    return epsilon_of(math.sqrt(uploads) / noise_multiplier(config), config.dp_delta)
 
-    In a simulation it repeats like every other random number. In a deployment the server knows
-    the run's seed and could subtract noise that was drawn from it: there the operating system's
-    entropy is used, and the bytes of such a run cannot be repeated.
-    """
-    return generator(config.seed, "dp", client, round_) if simulated else np.random.default_rng()
+
+def has_floats(arrays: Sequence[Array]) -> bool:
+    """Whether there is anything that noise is added to."""
+    return any(np.issubdtype(array.dtype, np.floating) and array.size for array in arrays)
 
 
 def privatise(
@@ -45,12 +104,14 @@ def privatise(
     """The upload with its update clipped and noised; integer arrays stay as they are.
 
     The update is the upload minus what was received if both hold the same arrays for the same
-    classes, else the upload itself.
+    classes, else the upload itself. Raises ValueError for NaN or infinity, which no clipping bounds.
     """
     base = received if _comparable(upload, received) else [np.zeros_like(a) for a in upload]
     floats = [i for i, array in enumerate(upload) if np.issubdtype(array.dtype, np.floating)]
     updates = {i: upload[i].astype(np.float64) - base[i] for i in floats}
     norm = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+    if not math.isfinite(norm):
+        raise ValueError("the update holds NaN or infinity and is not uploaded")
     scale = min(1.0, config.dp_clip / norm) if norm > 0 else 1.0
     noised = list(upload)
     for i, update in updates.items():

@@ -1,6 +1,7 @@
 """Private state of a client: one named-tensor bundle per generation, two backends.
 
-Beside the generations a file store keeps ``client.json``, which says what the tensors belong to.
+Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
+what the tensors belong to (file store only), ``privacy`` what uploads have cost.
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -24,7 +25,7 @@ from fedhet.files import sync
 
 Bundle = dict[str, Tensor]
 
-DESCRIPTION = "client.json"
+DESCRIPTION = "client.json"  # the note that says what the generations belong to
 
 
 class StateError(Exception):
@@ -42,6 +43,12 @@ class StateStore(Protocol):
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Say what the generations belong to, for who finds them without the run."""
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """What was last written under ``name``; None: nothing. StateError if it is damaged."""
+
+    def write_note(self, name: str, note: Mapping[str, Any]) -> None:
+        """Keep ``note`` (what JSON can say) beside the generations, whichever of them are kept."""
 
 
 class FileStore:
@@ -78,16 +85,36 @@ class FileStore:
                 old.unlink(missing_ok=True)
 
     def describe(self, description: Mapping[str, Any]) -> None:
-        """``client.json``, with the run's experiment id; written only when it changes."""
-        path = self.folder / DESCRIPTION
-        whole = {"run": self.folder.parent.name, **description}
-        data = (json.dumps(whole, indent=2) + "\n").encode()
+        """``client.json``, with the run's experiment id."""
+        self._note(DESCRIPTION, {"run": self.folder.parent.name, **description})
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """See :class:`StateStore`."""
+        path = self.folder / f"{name}.json"
+        try:
+            note = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StateError(f"state '{path}': cannot be read: {error}") from error
+        if not isinstance(note, dict) or not note:
+            raise StateError(f"state '{path}': does not hold what was written")
+        return note
+
+    def write_note(self, name: str, note: Mapping[str, Any]) -> None:
+        """See :class:`StateStore`."""
+        self._note(f"{name}.json", note)
+
+    def _note(self, name: str, note: Mapping[str, Any]) -> None:
+        """Written only when it changes."""
+        path = self.folder / name
+        data = (json.dumps(note, indent=2) + "\n").encode()
         try:
             if path.read_bytes() == data:
                 return
         except OSError:
             pass  # there is none yet
-        self._write(path, lambda file: file.write_bytes(data), DESCRIPTION)
+        self._write(path, lambda file: file.write_bytes(data), name)
 
     def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -131,3 +158,12 @@ class ContextStore:
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Nothing: this state lives and ends with Flower's run."""
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """See :class:`StateStore`."""
+        record = self.records.config_records.get(f"note-{name}")
+        return None if record is None else dict(json.loads(str(record["json"])))
+
+    def write_note(self, name: str, note: Mapping[str, Any]) -> None:
+        """See :class:`StateStore`."""
+        self.records[f"note-{name}"] = ConfigRecord({"json": json.dumps(note)})

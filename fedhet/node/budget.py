@@ -1,0 +1,134 @@
+"""A client's own account of what its noised uploads have cost: the server is not believed.
+
+It is kept beside the private states, and not in them: the server names the generation that a round
+starts from, and going back to an old one must not give back what was spent. An upload is booked
+before it leaves. One that is asked for again, after a crash or a lost reply, is the same bytes if
+the client came to the same update from the same payload, and then costs nothing; its noise is
+drawn from a secret of this client and the update, so that equal noise never meets two updates.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedhet.node.privacy import epsilon_spent, has_floats, privatise
+from fedhet.node.state import StateError, StateStore
+from fedhet.protocol.payload import Array
+from fedhet.rng import generator
+from fedhet.schema import RunConfig
+
+NOTE = "privacy"  # the note's name in the store
+_AGREED = ("dp_clip", "dp_epsilon", "dp_delta", "rounds")
+
+
+class BudgetError(Exception):
+    """An upload that the budget of the run does not allow; one line."""
+
+
+class Budget:
+    """What one client may still upload in one run; without ``dp-clip`` it allows everything."""
+
+    def __init__(self, store: StateStore, config: RunConfig, client: str) -> None:
+        self.store = store
+        self.config = config
+        self.client = client
+        self.note = dict(store.read_note(NOTE) or {})
+
+    def check(self, round_: int, source: int) -> None:
+        """Refuse a round in which this client could not upload, before it trains.
+
+        Raises BudgetError if the budget is spent or is not the one that the run began with, and
+        StateError if the account is gone or damaged while there is a state of this run.
+        """
+        if not self.config.dp_clip:
+            if self.note:
+                raise BudgetError("this run began with noise (dp-clip) and has none now")
+            return
+        if not self.note:
+            if source > 0:
+                raise StateError(
+                    f"state of generation {source} is without its account of the privacy budget"
+                )
+            return
+        if not _sound(self.note):
+            raise StateError("the account of the privacy budget is damaged")
+        for key in _AGREED:
+            now, before = getattr(self.config, key), self.note["agreed"][key]
+            if now != before:
+                raise BudgetError(
+                    f"{key.replace('_', '-')} is {now} now, but this run began with {before}"
+                )
+        if self.note["uploads"] >= self.config.rounds and self.note["round"] != round_:
+            raise self._spent()
+
+    def noised(
+        self, upload: Sequence[Array], received: Sequence[Array], round_: int, *, simulated: bool
+    ) -> list[Array]:
+        """The upload as it may leave, booked before; BudgetError if the budget is spent.
+
+        In a simulation the noise repeats like every other random number. In a deployment the
+        server knows the run's seed and could subtract noise drawn from it: a secret of this
+        client takes its place, which no other machine ever sees.
+        """
+        if not self.config.dp_clip or not has_floats(upload):
+            return list(upload)
+        note = self.note or {
+            "agreed": {key: getattr(self.config, key) for key in _AGREED},
+            "secret": secrets.token_hex(32),
+            "uploads": 0,
+            "round": 0,
+            "digest": "",
+        }
+        digest = _digest(bytes.fromhex(note["secret"]), round_, upload, received)
+        if note["digest"] != digest:
+            if note["uploads"] >= self.config.rounds:
+                raise self._spent()
+            count = note["uploads"] + 1
+            self.note = note | {"uploads": count, "round": round_, "digest": digest}
+            self.store.write_note(NOTE, self.note)
+        rng = (
+            generator(self.config.seed, "dp", self.client, round_)
+            if simulated
+            else np.random.default_rng(int(digest, 16))
+        )
+        return privatise(upload, received, self.config, rng)
+
+    @property
+    def epsilon(self) -> float:
+        """What this client's uploads have cost until now, at ``dp-delta``."""
+        uploads = int(self.note.get("uploads", 0))
+        return epsilon_spent(self.config, uploads) if self.config.dp_clip else 0.0
+
+    def _spent(self) -> BudgetError:
+        return BudgetError(
+            f"privacy budget spent: {self.note['uploads']} uploads of this client have cost "
+            f"epsilon {self.epsilon:.6g} of dp-epsilon={self.config.dp_epsilon:g}"
+        )
+
+
+def _digest(
+    secret: bytes, round_: int, upload: Sequence[Array], received: Sequence[Array]
+) -> str:
+    """Keyed hash of all that the noised upload depends on."""
+    found = hashlib.blake2b(key=secret, digest_size=32)
+    for array in (np.array([round_, len(upload)]), *upload, *received):
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def _sound(note: Mapping[str, Any]) -> bool:
+    """Whether a stored account has everything, of its type."""
+    agreed = note.get("agreed")
+    return (
+        isinstance(agreed, Mapping)
+        and set(agreed) == set(_AGREED)
+        and isinstance(note.get("secret"), str)
+        and isinstance(note.get("digest"), str)
+        and type(note.get("uploads")) is int
+        and type(note.get("round")) is int
+        and note["uploads"] >= 1
+    )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.models import SplitModel, build_model, training_flops
-from fedhet.node.privacy import noise_source, privatise
+from fedhet.node.budget import Budget
 from fedhet.node.site import LocalData, image_set
 from fedhet.node.state import Bundle, StateStore
 from fedhet.protocol.flower import NumPyClient, Scalar
@@ -165,6 +165,8 @@ class MethodClient(NumPyClient):
         self.round = int(config["round"])
         source = int(config["generation"])
         self.evaluating = bool(config["evaluate"])
+        budget = Budget(self.setup.store, self.config, self.setup.data.client)
+        budget.check(self.round, source)
         self.restore(source)
         self.receive(self.download.from_ndarrays(parameters))
         data = self.images("train")
@@ -183,7 +185,9 @@ class MethodClient(NumPyClient):
                     phase.after()
         for module in self.modules.values():
             module.eval()
-        uploaded = self._noised(self.upload(), parameters)
+        uploaded = self._noised(self.upload(), parameters, budget)
+        if self.config.dp_clip:
+            metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:
             metrics.update(self.accuracies())
         metrics.update(self.metrics())
@@ -200,15 +204,12 @@ class MethodClient(NumPyClient):
             module.eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
 
-    def _noised(self, payload: Payload, received: Sequence[Array]) -> list[Array]:
+    def _noised(self, payload: Payload, received: Sequence[Array], budget: Budget) -> list[Array]:
         """The upload's arrays, with the noise that the configuration asks for."""
         arrays = payload.to_ndarrays()
         if not self.config.dp_clip:
             return arrays
-        rng = noise_source(
-            self.config, self.setup.data.client, self.round, simulated=self.setup.simulated
-        )
-        noised = privatise(arrays, received, self.config, rng)
+        noised = budget.noised(arrays, received, self.round, simulated=self.setup.simulated)
         return type(payload).from_ndarrays(noised).sealed().to_ndarrays()
 
     # --- the base's own work -----------------------------------------------------------------

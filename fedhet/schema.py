@@ -134,8 +134,12 @@ class RunConfig(Schema):
     dp_clip: float = Field(
         0.0, ge=0, description="largest L2 norm of a client's update before noise; 0: no noise"
     )
-    dp_epsilon: float = Field(0.0, ge=0, description="epsilon of one noised upload")
-    dp_delta: float = Field(0.0, ge=0, lt=1, description="delta of one noised upload")
+    dp_epsilon: float = Field(
+        0.0, ge=0, description="epsilon of all that one client uploads in the run: its budget"
+    )
+    dp_delta: float = Field(
+        0.0, ge=0, lt=1, description="delta of all that one client uploads in the run"
+    )
 
     state_dir: str = Field(
         "", description="private states of simulated clients; empty: inside the run folder"

@@ -22,6 +22,7 @@ from fedhet.protocol.checks import (
     Rejected,
     check_accuracies,
     check_arrays,
+    check_epsilon,
     check_reply,
     reply_limit,
 )
@@ -161,6 +162,7 @@ class MethodStrategy(Strategy):
                 self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
             else:
                 accepted.append((info, payload, reply))
+                self.ledger.spend(client, reply.metrics)
         if len(accepted) < self.config.min_replies:
             count = f"{len(accepted)} of min-replies={self.config.min_replies}"
             for info, _, reply in accepted:
@@ -352,6 +354,7 @@ class MethodStrategy(Strategy):
         """The payload of a reply; Rejected with a reason if anything about it is wrong."""
         check_reply(info, reply, round_)
         check_accuracies(reply)
+        check_epsilon(reply, self.config)
         try:
             payload = self.upload_type.from_ndarrays(reply.arrays)
         except ValueError as error:

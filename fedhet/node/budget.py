@@ -109,9 +109,7 @@ class Budget:
         )
 
 
-def _digest(
-    secret: bytes, round_: int, upload: Sequence[Array], received: Sequence[Array]
-) -> str:
+def _digest(secret: bytes, round_: int, upload: Sequence[Array], received: Sequence[Array]) -> str:
     """Keyed hash of all that the noised upload depends on."""
     found = hashlib.blake2b(key=secret, digest_size=32)
     for array in (np.array([round_, len(upload)]), *upload, *received):

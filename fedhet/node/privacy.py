@@ -28,11 +28,9 @@ import torch
 from fedhet.protocol.payload import Array
 from fedhet.schema import RunConfig
 
-_HALVINGS = 200  # of an interval: more than a float has bits
-
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """ln delta of a Gaussian mechanism with sensitivity / sigma = ``mu`` at ``epsilon``.
+    """Logarithm of delta of a Gaussian mechanism with sensitivity / sigma = ``mu`` at ``epsilon``.
 
     delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), by logarithms: both terms
     overflow or vanish where epsilon is in the hundreds.
@@ -43,7 +41,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def _log_phi(x: float) -> float:
-    """ln of the standard normal distribution function."""
+    """Logarithm of the standard normal distribution function."""
     return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
 
 
@@ -55,8 +53,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     while log_delta(high, mu) > math.log(delta):
         high *= 2
     low = 0.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
+    while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if log_delta(middle, mu) > math.log(delta) else (low, middle)
     return high
 
@@ -68,15 +65,14 @@ def mu_of(epsilon: float, delta: float) -> float:
     while log_delta(epsilon, high) <= math.log(delta):
         high *= 2
     low = 0.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        within = middle == 0 or log_delta(epsilon, middle) <= math.log(delta)
+    while low < (middle := (low + high) / 2) < high:
+        within = log_delta(epsilon, middle) <= math.log(delta)
         low, high = (middle, high) if within else (low, middle)
     return low
 
 
 def noise_multiplier(config: RunConfig) -> float:
-    """sigma / S: with it ``rounds`` uploads stay within the budget; 0 without noise."""
+    """Noise per unit of clipping, sigma / S, that ``rounds`` uploads need; 0 without noise."""
     if not config.dp_clip:
         return 0.0
     return math.sqrt(config.rounds) / mu_of(config.dp_epsilon, config.dp_delta)
@@ -104,7 +100,7 @@ def privatise(
     """The upload with its update clipped and noised; integer arrays stay as they are.
 
     The update is the upload minus what was received if both hold the same arrays for the same
-    classes, else the upload itself. Raises ValueError for NaN or infinity, which no clipping bounds.
+    classes, else the upload itself. Raises ValueError for NaN or infinity, which no clip bounds.
     """
     base = received if _comparable(upload, received) else [np.zeros_like(a) for a in upload]
     floats = [i for i, array in enumerate(upload) if np.issubdtype(array.dtype, np.floating)]

@@ -9,6 +9,7 @@ import numpy as np
 from fedhet.protocol.messages import QUERY_BYTES, Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.people import ClientInfo
+from fedhet.schema import RunConfig
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100
@@ -52,6 +53,15 @@ def check_accuracies(reply: Reply) -> None:
             raise Rejected("a metric has a name that is not allowed")
         if "accuracy" in name and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
+
+
+def check_epsilon(reply: Reply, config: RunConfig) -> None:
+    """With noise a client says what it has spent, within its budget; Rejected otherwise."""
+    spent = reply.metrics.get("epsilon_spent")
+    if config.dp_clip and spent is None:
+        raise Rejected("says nothing of epsilon_spent, and this run has noise (dp-clip)")
+    if spent is not None and not 0 <= spent <= config.dp_epsilon * (1 + 1e-9):
+        raise Rejected(f"epsilon_spent {spent:g} is above dp-epsilon={config.dp_epsilon:g}")
 
 
 def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) -> None:

@@ -58,6 +58,7 @@ class Round:
     failures: list[dict[str, str]] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     scored: set[str] = field(default_factory=set)
+    epsilon_spent: dict[str, float] = field(default_factory=dict)
 
 
 class Ledger:
@@ -95,6 +96,11 @@ class Ledger:
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
         self.chain.add("upload", client, metrics, payload.flat)
+
+    def spend(self, client: str, metrics: Mapping[str, float]) -> None:
+        """Book what a client's uploads have cost it until now, where it adds noise."""
+        if "epsilon_spent" in metrics:
+            self.round.epsilon_spent[client] = metrics["epsilon_spent"]
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""
@@ -142,6 +148,8 @@ class Ledger:
         for way, traffic in (("uplink", now.uplink), ("downlink", now.downlink)):
             record |= {f"{way}_{kind}": value for kind, value in vars(traffic).items()}
         record |= {"train_flops": now.flops, **now.numbers}
+        if now.epsilon_spent:
+            record["epsilon_spent"] = now.epsilon_spent
         record["failures"] = sorted(now.failures, key=lambda f: client_order(f["client"]))
         record["sha256"] = self.chain.close(now.number, arrays)
         return record

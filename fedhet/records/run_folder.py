@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError
 from fedhet.files import finite, read_jsonl, read_yaml, write_json, write_text
+from fedhet.records.spending import partition_clients, privacy_summary
 from fedhet.schema import RunConfig
 
 CLIENT_COLUMNS = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
@@ -146,7 +147,10 @@ class RunFolder:
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
-        write_json(self.summary, summarise(config, self.read_rounds(), status, clients, reason))
+        rounds = self.read_rounds()
+        summary = summarise(config, rounds, status, clients, reason)
+        ids = partition_clients(self.path / "partition.csv")
+        write_json(self.summary, summary | {"privacy": privacy_summary(config, rounds, ids)})
 
 
 def summarise(

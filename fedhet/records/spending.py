@@ -1,0 +1,54 @@
+"""What the noised uploads of a run have cost its clients, for ``summary.json``."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhet.ids import client_order
+from fedhet.node.privacy import noise_multiplier, sigma
+from fedhet.schema import RunConfig
+
+NOT_COVERED = (
+    "class ids and masks",
+    "counts of images, in the handshake and in replies",
+    "ranks and sizes of compressed uploads",
+    "accuracies, losses and other metrics",
+    "which clients take part, and when",
+)
+
+
+def privacy_summary(
+    config: RunConfig, rounds: Sequence[Mapping[str, Any]], clients: Sequence[str]
+) -> dict[str, Any] | None:
+    """Budget, noise, every client's spent epsilon and what no noise covers; None without noise.
+
+    ``epsilon_spent`` is what each client last said in a reply that was valid, 0 for those that
+    never uploaded. What a lost or refused reply cost is known to the client alone until the next.
+    """
+    if not config.dp_clip:
+        return None
+    told = dict.fromkeys(clients, 0.0)
+    for record in rounds:
+        told |= record.get("epsilon_spent", {})
+    return {
+        "mechanism": "Gaussian noise on the clipped update of every upload, added by the client",
+        "dp_clip": config.dp_clip,
+        "dp_epsilon": config.dp_epsilon,
+        "dp_delta": config.dp_delta,
+        "noise_multiplier": noise_multiplier(config),
+        "sigma": sigma(config),
+        "uploads_planned": config.rounds,
+        "amplification_by_sampling": "not counted",
+        "epsilon_spent": {client: told[client] for client in sorted(told, key=client_order)},
+        "epsilon_spent_max": max(told.values(), default=0.0),
+        "not_covered": list(NOT_COVERED),
+    }
+
+
+def partition_clients(path: Path) -> list[str]:
+    """The clients of ``partition.csv``; none while it is not there."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row[0] for row in list(csv.reader(file))[1:] if row]

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.training.augment import crop_flip
 from fedhet.training.loop import ImageSet, Phase, autocast, batches, correct, set_trainable, train
 
 # Modules are built once per process and weights swapped in; FLOPs are counted once as well.
@@ -70,6 +72,7 @@ class MethodClient(NumPyClient):
         self.evaluating = False  # whether this round's reply carries accuracies
         self.modules: dict[str, nn.Module] = {}
         self.tensors: dict[str, Tensor] = {}
+        self.before: dict[str, float] = {}  # accuracies before training
         self._generators: list[torch.Generator] = []
 
     # --- hooks of a method -------------------------------------------------------------------
@@ -169,7 +172,10 @@ class MethodClient(NumPyClient):
         budget.check(self.round, source)
         self.restore(source)
         self.receive(self.download.from_ndarrays(parameters))
+        if self.config.evaluate_before:
+            self.score_received()
         data = self.images("train")
+        drawn = self._augmented(data)
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
             shuffle = generator(self.config.seed, "shuffle", self.setup.data.client, self.round)
@@ -179,7 +185,7 @@ class MethodClient(NumPyClient):
                 metrics["train_flops"] = float(metrics["train_flops"]) + self._flops(
                     number, phase, data
                 )
-                loss = train(phase, data, self.config, shuffle)
+                loss = train(phase, drawn, self.config, shuffle, self.round)
                 metrics[f"train_loss_{phase.name}".rstrip("_")] = loss.item()
                 if phase.after is not None:
                     phase.after()
@@ -190,7 +196,7 @@ class MethodClient(NumPyClient):
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:
             metrics.update(self.accuracies())
-        metrics.update(self.metrics())
+        metrics.update(self.metrics() | self.before)
         self.save(self.round, source, metrics)
         metrics["seconds"] = time.perf_counter() - started
         return uploaded, len(data), metrics
@@ -212,6 +218,13 @@ class MethodClient(NumPyClient):
         noised = budget.noised(arrays, received, self.round, simulated=self.setup.simulated)
         return type(payload).from_ndarrays(noised).sealed().to_ndarrays()
 
+    def score_received(self) -> None:
+        """Accuracies as things stand, before the models train, of a round that is evaluated."""
+        if self.evaluating:
+            for module in self.modules.values():
+                module.eval()
+            self.before = {f"{name}_before": value for name, value in self.accuracies().items()}
+
     # --- the base's own work -----------------------------------------------------------------
 
     def accuracies(self) -> dict[str, float]:
@@ -225,6 +238,12 @@ class MethodClient(NumPyClient):
                 key = f"{part}_accuracy_{name}" if name else f"{part}_accuracy"
                 found[key] = 100.0 * hits / len(data)
         return found
+
+    def _augmented(self, data: ImageSet) -> ImageSet:
+        """The images as training draws them."""
+        if self.config.augment == "none":
+            return data
+        return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
 
     def restore(self, generation: int) -> None:
         """Put the modules and tensors of ``generation`` in place; 0 is the initialisation."""

@@ -63,7 +63,6 @@ class FedAPENClient(AveragingClient):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.params = params_of(setup.config)
-        self.before: dict[str, float] = {}
 
     def build(self) -> dict[str, nn.Module]:
         """w_k, theta and lambda."""
@@ -87,6 +86,7 @@ class FedAPENClient(AveragingClient):
         """Lambda on the held-out images, both models on the rest; no image serves both, ever.
 
         Where the share is too small (see :func:`hold_out`) lambda stays 0.5 and all images train.
+        Accuracies before training are those of the received theta with the new lambda, always.
         """
         labels = self.images("train").labels
         rng = generator(self.config.seed, "holdout", self.setup.data.client)
@@ -134,13 +134,6 @@ class FedAPENClient(AveragingClient):
         """Both models and lambda."""
         return Needs(("model", "small", "ensemble"))
 
-    def score_received(self) -> None:
-        """Accuracy with the received theta and the new lambda, before the models train."""
-        if self.evaluating:
-            for module in self.modules.values():
-                module.eval()
-            self.before = {f"{name}_before": value for name, value in self.accuracies().items()}
-
     def metrics(self) -> dict[str, float]:
-        """Lambda, and the accuracies before training."""
-        return {"ensemble_weight": self.ensemble.weight.item(), **self.before}
+        """Lambda."""
+        return {"ensemble_weight": self.ensemble.weight.item()}

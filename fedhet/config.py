@@ -123,6 +123,8 @@ def _check_combinations(config: RunConfig) -> None:
         )
     if config.split[2] == 0:
         raise UserError("split: the test share is 0; without test images nothing can be reported")
+    if config.optimizer == "adam" and config.momentum != RunConfig.model_fields["momentum"].default:
+        raise UserError(f"momentum: '{config.momentum:g}' changes nothing with optimizer=adam")
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
     privacy = {key: getattr(config, key) for key in ("dp_clip", "dp_epsilon", "dp_delta")}

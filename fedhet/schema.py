@@ -98,10 +98,19 @@ class RunConfig(Schema):
     rounds: int = Field(100, ge=1, le=1_000_000, description="T, communication rounds")
     local_epochs: int = Field(10, ge=1, description="E, epochs of local training per round")
     batch_size: int = Field(64, ge=2, description="B, images per step")
-    lr: float = Field(0.01, gt=0, description="learning rate of SGD")
+    optimizer: Literal["sgd", "adam"] = Field(
+        "sgd", description="sgd, or adam with torch's betas; fresh every round"
+    )
+    lr: float = Field(0.01, gt=0, description="learning rate of the optimizer")
+    lr_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: from lr to 0 over the run's rounds, fixed within a round"
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh every round")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
     grad_clip: float = Field(0.0, ge=0, description="largest gradient norm of one network; 0: off")
+    augment: Literal["none", "crop-flip"] = Field(
+        "none", description="crop-flip: random crop with a margin of s/8 and horizontal flip"
+    )
     precision: Precision = Field("fp32", description="arithmetic of training: fp32, tf32, bf16")
     threads: int = Field(1, ge=1, le=256, description="torch threads per training process")
     device: str = Field(
@@ -114,6 +123,9 @@ class RunConfig(Schema):
     )
 
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+    evaluate_before: bool = Field(
+        False, description="record accuracies after receiving and before training as well"
+    )
     evaluate_all: bool = Field(
         True, description="evaluate clients never sampled, as initialised; false: leave them out"
     )

@@ -16,9 +16,10 @@ the FLOPs counted are about twice Standalone's.
 Differs from the authors' code (hukla/FedClassAvg), which does not normalise the features, sets
 tau = 100, takes the mean squared difference per tensor as proximal term, leaves that out in the
 first batch of an epoch, trains with Adam and trains one epoch alone before round 1. ``legacy:
-true`` brings back the first three. Its classifier begins with a ReLU and its contrastive features
-come before that ReLU; here a representation already ends in one, so the header is the last FC alone
-and the contrastive features are non-negative.
+true`` brings back the first three and needs ``optimizer: adam`` with a small ``lr`` (theirs:
+0.0001, betas 0.5 and 0.999; ours are torch's). Its classifier begins with a ReLU and its
+contrastive features come before that ReLU; here a representation already ends in one, so the header
+is the last FC alone and the contrastive features are non-negative.
 """
 
 from pydantic import Field
@@ -56,10 +57,15 @@ class FedClassAvgStrategy(AveragingStrategy):
 
     @classmethod
     def check_config(cls, config: RunConfig) -> None:
-        """``legacy`` fixes tau."""
+        """``legacy`` fixes tau, and its loss is too steep for SGD."""
         own = params_of(config)
         if own.legacy and own.tau != TAU:
             raise UserError(f"tau: {own.tau:g} is not allowed: legacy=true fixes it at 100")
+        if own.legacy and config.optimizer != "adam":
+            raise UserError(
+                "legacy: true is not allowed with optimizer=sgd: the authors' loss is 1,429 times "
+                "the usual one and diverges; take optimizer=adam lr=0.0001, as they do"
+            )
 
     def shared_module(self) -> nn.Module:
         """A header: d -> C."""

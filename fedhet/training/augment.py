@@ -20,6 +20,23 @@ JITTER_SHARE, GRAY_SHARE = 0.8, 0.2  # images that are jittered, images that bec
 _LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in gray
 
 
+def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """A random crop of the image with a black margin, flipped or not; (B, s, s, 3) uint8.
+
+    The margin is an eighth of the side: 4 pixels at 32.
+    """
+    count, side = images.shape[:2]
+    margin = side // 8
+    device = images.device
+    corners = torch.randint(0, 2 * margin + 1, (2, count, 1), generator=generator, device=device)
+    flipped = torch.randint(0, 2, (count, 1), generator=generator, device=device) == 1
+    steps = torch.arange(side, device=device)
+    rows, columns = corners[0] + steps, corners[1] + torch.where(flipped, side - 1 - steps, steps)
+    padded = F.pad(images, (0, 0, margin, margin, margin, margin))
+    each = torch.arange(count, device=device)[:, None, None]
+    return padded[each, rows[:, :, None], columns[:, None, :]]
+
+
 def two_views(images: Tensor, generator: torch.Generator) -> Tensor:
     """Two views of every image: (B, 3, s, s) to (2B, 3, s, s), first views first, in [-1, 1]."""
     return view(torch.cat([images, images]), generator)

@@ -5,14 +5,14 @@ loader. The host waits for the device once per epoch at most, never per batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
 
 from fedhet.schema import RunConfig
+from fedhet.training.optimisers import make_optimiser
 from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -23,17 +23,24 @@ EVALUATION_BATCH = 512
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images (n, s, s, 3) uint8 and labels (n,) int64 on one device."""
+    """Images (n, s, s, 3) uint8 and labels (n,) int64 on one device.
+
+    ``augment`` maps a batch of such images to another draw of it, of the same shape.
+    """
 
     images: Tensor
     labels: Tensor
+    augment: Callable[[Tensor], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (B, 3, s, s) float32 in [-1, 1], channels last, and labels (B,)."""
-        return normalise(self.images[index]), self.labels[index]
+        images = self.images[index]
+        if self.augment is not None:
+            images = self.augment(images)
+        return normalise(images), self.labels[index]
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,10 @@ class Phase:
 
     ``groups`` are the trained modules with their learning rates; every other module of the client
     is frozen (no gradients, evaluation mode). ``images`` restricts training to those positions of
-    the train split. ``plain`` leaves out momentum and weight decay. ``after_step`` runs after every
-    step, on tensors only; ``after`` once at the end. The mean loss of the last epoch is recorded as
-    ``train_loss`` or ``train_loss_<name>``. ``generators`` are those that the loss draws from (a
+    the train split. ``plain`` is for fitting a number to frozen networks: SGD without momentum and
+    weight decay, whatever ``optimizer`` and ``lr-schedule`` say, on images as they are.
+    ``after_step`` runs after every step, on tensors only; ``after`` once at the end. The mean loss
+    of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are those that the loss draws from (a
     CUDA graph must know them).
     """
 
@@ -91,59 +99,14 @@ def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) ->
         module.requires_grad_(active)
 
 
-class SGD:
-    """Fused SGD with momentum and weight decay by ``torch.optim``'s functional form.
-
-    A fresh one per phase: momentum never outlives the round nor crosses clients. The class
-    ``torch.optim.SGD`` runs the same kernel, and imports torch's compiler for its decorators: a
-    second of CPU, which a deployed client would pay with every message.
-    """
-
-    def __init__(self, phase: Phase, config: RunConfig) -> None:
-        self.groups: list[tuple[list[Tensor], float]] = [
-            (list(module.parameters()), lr) for module, lr in phase.groups
-        ]
-        self.momentum = 0.0 if phase.plain else config.momentum
-        self.weight_decay = 0.0 if phase.plain else config.weight_decay
-        self.buffers: dict[Tensor, Tensor] = {}
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Move every parameter that has a gradient; the first momentum is the gradient."""
-        for parameters, lr in self.groups:
-            moved = [p for p in parameters if p.grad is not None]
-            sgd(
-                moved,
-                [p.grad for p in moved if p.grad is not None],
-                [self._momentum(p) for p in moved],
-                fused=True,
-                weight_decay=self.weight_decay,
-                momentum=self.momentum,
-                lr=lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-            )
-
-    def _momentum(self, parameter: Tensor) -> Tensor | None:
-        if self.momentum and parameter not in self.buffers:
-            self.buffers[parameter] = torch.zeros_like(parameter)
-        return self.buffers.get(parameter)
-
-    def clear(self) -> None:
-        """Drop all gradients."""
-        for parameters, _ in self.groups:
-            for parameter in parameters:
-                parameter.grad = None
-
-
 def train(
-    phase: Phase, data: ImageSet, config: RunConfig, generator: np.random.Generator
+    phase: Phase, data: ImageSet, config: RunConfig, generator: np.random.Generator, round_: int
 ) -> Tensor:
-    """Run one phase; returns the mean loss of its last epoch, a scalar on the device."""
+    """Run one phase of a round; returns the mean loss of its last epoch, a scalar on the device."""
     device = data.labels.device
+    data = replace(data, augment=None) if phase.plain else data
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
-    step = _make_step(phase, config, len(chosen), device)
+    step = _make_step(phase, config, round_, len(chosen), device)
     total = torch.zeros((), device=device)
     for _ in range(phase.epochs):
         order = torch.from_numpy(generator.permutation(len(chosen))).to(device)
@@ -154,9 +117,12 @@ def train(
     return total / max(1, len(chosen))
 
 
-def _make_step(phase: Phase, config: RunConfig, images: int, device: torch.device) -> EagerStep:
+def _make_step(
+    phase: Phase, config: RunConfig, round_: int, images: int, device: torch.device
+) -> EagerStep:
     """The step of a phase with a fresh optimiser; a CUDA graph where there are steps enough."""
-    optimiser = SGD(phase, config)
+    groups = [(list(module.parameters()), lr) for module, lr in phase.groups]
+    optimiser = make_optimiser(groups, config, round_, plain=phase.plain)
 
     def body(inputs: Tensor, labels: Tensor) -> Tensor:
         with autocast(config, device):

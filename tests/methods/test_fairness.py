@@ -81,6 +81,53 @@ def test_what_a_refused_reply_weighs_is_counted(tmp_path):
     assert record["uplink_message_bytes"] == sum(weighed.values())
 
 
+SETTINGS = {
+    "augment": {"augment": "crop-flip"},
+    "optimizer": {"optimizer": "adam", "lr": 0.001},
+    "lr_schedule": {"lr_schedule": "cosine"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_knows_the_common_settings(tmp_path, method):
+    values = {"method": method, "clients": 2, "dataset": "synthetic:80x4", "batch_size": 8}
+    plain = simulate(small(tmp_path, **values))[0].read_rounds()[-1]
+    for changes in SETTINGS.values():
+        record = simulate(small(tmp_path, **values, **changes))[0].read_rounds()[-1]
+        assert record["failures"] == [] and record["train_loss"] != plain["train_loss"]
+        assert record["train_flops"] == plain["train_flops"]
+    assert ("test_accuracy_before_mean" in plain) == (method == "fedapen")
+
+
+def test_augmented_runs_are_the_same_twice(tmp_path):
+    config = small(tmp_path, augment="crop-flip", rounds=1)
+    first, second = (simulate(config)[0].read_rounds()[0]["sha256"] for _ in range(2))
+    assert first == second
+
+
+def test_before_training_a_lone_model_is_what_it_was_after_the_round_before(tmp_path):
+    config = small(tmp_path, method="standalone", evaluate_before=True, evaluate_every=2, rounds=4)
+    alone = small(tmp_path, method="standalone", evaluate_every=1, rounds=4)
+    records, every = simulate(config)[0].read_rounds(), simulate(alone)[0].read_rounds()
+    assert "test_accuracy_before_mean" not in records[0]
+    for r in (1, 3):
+        assert records[r]["test_accuracy_before_mean"] == every[r - 1]["test_accuracy_mean"]
+        assert records[r]["test_accuracy_mean"] == every[r]["test_accuracy_mean"]
+
+
+def test_before_training_a_header_has_been_received(tmp_path):
+    client = make_client(small(tmp_path, method="lg_fedavg", evaluate_before=True), 0, tmp_path)
+    arrays = [np.zeros((4, 500), np.float32), np.array([0, 0, 0, 9], np.float32)]
+    _, _, metrics = client.fit(arrays, {"round": 1, "generation": 0, "evaluate": True})
+    labels = client.images("test").labels
+    assert metrics["test_accuracy_before"] == 100 * float((labels == 3).float().mean())
+
+
+def test_adam_has_no_momentum_to_set():
+    with pytest.raises(UserError, match="^momentum: '0.5' changes nothing with optimizer=adam"):
+        build_config({"optimizer": "adam", "momentum": 0.5})
+
+
 class Normed(nn.Module):
     """A small network with BatchNorm."""
 

@@ -15,6 +15,8 @@ from fedhet.errors import UserError
 from fedhet.protocol.payload import ModelArrays
 from fedhet.training.augment import crop, jitter, two_views, view
 
+ADAM = ({}, {"optimizer": "adam", "lr": 1e-4})  # what legacy needs
+
 
 def header(value, classes=4):
     return ModelArrays((np.full((classes, 500), value, np.float32), np.full(classes, value)))
@@ -59,7 +61,7 @@ def trained_client(tmp_path, **changes):
 
 @pytest.mark.parametrize(("legacy", "expected"), [(False, 2004 * 0.01), (True, 0.02)])
 def test_the_proximal_term_is_the_squared_norm_to_the_received_header(tmp_path, legacy, expected):
-    client = trained_client(tmp_path, legacy=legacy)
+    client = trained_client(tmp_path, legacy=legacy, **ADAM[legacy])
     assert client.distance().item() == 0.0
     with torch.no_grad():
         for parameter in client.model.head.parameters():
@@ -73,7 +75,7 @@ def test_the_proximal_term_is_the_squared_norm_to_the_received_header(tmp_path, 
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_the_loss_in_plain_torch(tmp_path, legacy):
-    client = trained_client(tmp_path, legacy=legacy, rho=0.3)
+    client = trained_client(tmp_path, legacy=legacy, rho=0.3, **ADAM[legacy])
     with torch.no_grad():
         client.model.head.weight.add_(torch.linspace(-0.02, 0.02, 2000).view(4, 500))
         client.model.conv1.weight.mul_(3.0)
@@ -205,4 +207,13 @@ def test_keys_are_checked():
         build_config({"method": "fedclassavg", "rho": -1})
     with pytest.raises(UserError, match="tau: 0.07 is not allowed: legacy"):
         build_config({"method": "fedclassavg", "tau": 0.07, "legacy": True})
-    assert build_config({"method": "fedclassavg", "legacy": True}).params.legacy
+    with pytest.raises(UserError, match="^legacy: true .*optimizer=adam lr=0.0001"):
+        build_config({"method": "fedclassavg", "legacy": True})
+
+
+def test_legacy_learns_with_adam(tmp_path):
+    values = {"rounds": 2, "local_epochs": 4, "optimizer": "adam", "lr": 1e-4}
+    config = small(tmp_path, method="fedclassavg", legacy=True, **values)
+    first, second = simulate(config)[0].read_rounds()
+    assert first["failures"] == second["failures"] == []
+    assert second["train_loss"] < first["train_loss"]

@@ -1,4 +1,4 @@
-"""The training loop against ``torch.optim.SGD``, bit for bit, and what it must not load."""
+"""The training loop against ``torch.optim``, bit for bit, and what it must not load."""
 
 import subprocess
 import sys
@@ -11,7 +11,9 @@ from torch import nn
 
 from fedhet.config import build_config
 from fedhet.rng import generator, torch_seeded
+from fedhet.training.augment import crop_flip
 from fedhet.training.loop import ImageSet, Phase, normalise, train
+from fedhet.training.optimisers import make_optimiser, schedule
 
 RATES = (0.05, 0.01)
 
@@ -46,7 +48,7 @@ def test_the_steps_are_those_of_torchs_sgd(changes: dict[str, float], plain: boo
     ours, theirs = model(), model()
     groups = list(zip((ours.body, ours.head), RATES, strict=True))
     phase = Phase(lambda x, y: nn.functional.cross_entropy(ours(x), y), groups, 3, plain=plain)
-    train(phase, data, config, generator(0, "shuffle"))
+    train(phase, data, config, generator(0, "shuffle"), 1)
 
     values = {} if plain else {"momentum": config.momentum, "weight_decay": config.weight_decay}
     wanted = [
@@ -68,11 +70,86 @@ def test_the_steps_are_those_of_torchs_sgd(changes: dict[str, float], plain: boo
         assert torch.equal(tensor, fresh[name]) == name.startswith("head.idle"), name
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_steps_are_those_of_torchs_adam(decay: float) -> None:
+    config = build_config({"optimizer": "adam", "weight-decay": decay})
+    ours, theirs = model(), model()
+    groups = [(list(ours.body.parameters()), 0.05), (list(ours.head.parameters()), 0.01)]
+    mine = make_optimiser(groups, config, 1, plain=False)
+    wanted = [
+        {"params": list(part.parameters()), "lr": lr}
+        for part, lr in zip((theirs.body, theirs.head), RATES, strict=True)
+    ]
+    adam = torch.optim.Adam(wanted, weight_decay=decay, fused=True)
+    inputs = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    for _ in range(4):
+        for network, optimiser in ((ours, mine), (theirs, adam)):
+            network.zero_grad()
+            network(inputs).square().sum().backward()
+            optimiser.step()
+    fresh = model().state_dict()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor), name
+        assert torch.equal(tensor, fresh[name]) == name.startswith("head.idle"), name
+
+
+def test_the_rate_falls_by_a_cosine_over_the_rounds_except_where_a_phase_is_plain() -> None:
+    config = build_config({"lr-schedule": "cosine", "rounds": 4})
+    factors = [schedule(config, round_) for round_ in (1, 2, 3, 4)]
+    assert factors == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
+    assert [schedule(build_config({"rounds": 4}), r) for r in (1, 4)] == [1.0, 1.0]
+    weight = torch.zeros(1)
+    scaled = make_optimiser([([weight], 0.2)], config, 3, plain=False)
+    plain = make_optimiser([([weight], 0.2)], config, 3, plain=True)
+    for optimiser, moved in ((scaled, -0.1), (plain, -0.2)):
+        weight.zero_().grad = torch.ones(1)
+        optimiser.step()
+        assert weight.item() == pytest.approx(moved)
+
+
+def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin() -> None:
+    side, margin = 16, 2
+    images = torch.randint(1, 256, (40, side, side, 3), dtype=torch.uint8)
+    views = crop_flip(images, torch.Generator().manual_seed(0))
+    assert torch.equal(views, crop_flip(images, torch.Generator().manual_seed(0)))
+    found = set()
+    for image, one in zip(images, views, strict=True):
+        padded = torch.zeros(side + 2 * margin, side + 2 * margin, 3, dtype=torch.uint8)
+        padded[margin:-margin, margin:-margin] = image
+        found |= {
+            (top, left, mirrored)
+            for top in range(2 * margin + 1)
+            for left in range(2 * margin + 1)
+            for mirrored in (False, True)
+            if torch.equal(
+                one.flip(1) if mirrored else one, padded[top : top + side, left : left + side]
+            )
+        }
+    assert len(found) > 20 and {mirrored for *_, mirrored in found} == {False, True}
+    assert {top for top, *_ in found} == {left for _, left, _ in found} == set(range(5))
+
+
+def test_training_sees_augmented_images_and_a_plain_phase_the_images() -> None:
+    config = build_config({"batch-size": 8})
+    images = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
+    data = ImageSet(images, torch.zeros(16, dtype=torch.int64), augment=torch.zeros_like)
+    seen = []
+    weight = nn.Linear(1, 1)
+
+    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append(bool((inputs == -1).all()))
+        return weight(torch.ones(1)).sum()
+
+    for plain in (False, True):
+        train(Phase(loss, [(weight, 0.1)], 1, plain=plain), data, config, generator(0, "a"), 1)
+    assert seen == [True, True, False, False]
+
+
 def test_a_client_loads_neither_torchs_compiler_nor_what_it_does_not_use(tmp_path: Path) -> None:
     """In a deployment every message is a new process: what it imports is what it costs."""
     program = (
         "import sys; from fedhet.config import build_config; from simulation import simulate\n"
-        f"values = {{'method': 'fedssa', 'clients': 1, 'rounds': 1, 'out': {str(tmp_path)!r}}}\n"
+        f"values = {{'method': 'fedssa', 'clients': 1, 'rounds': 1, 'optimizer': 'adam', 'out': {str(tmp_path)!r}}}\n"
         "simulate(build_config(values | {'dataset': 'synthetic:240x4', 'models': 'cnn-5'}))\n"
         "heavy = 'torch._dynamo', 'torch._inductor', 'torchvision', 'sklearn', 'ray'\n"
         "print([name for name in heavy if name in sys.modules])"

@@ -54,7 +54,7 @@ class SGD(Optimiser):
         self.buffers: dict[Tensor, Tensor] = {}
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
-        """V = momentum v + g; p = p - lr v."""
+        """One step: v = momentum v + g; p = p - lr v."""
         sgd(
             parameters,
             gradients,

@@ -149,7 +149,8 @@ def test_a_client_loads_neither_torchs_compiler_nor_what_it_does_not_use(tmp_pat
     """In a deployment every message is a new process: what it imports is what it costs."""
     program = (
         "import sys; from fedhet.config import build_config; from simulation import simulate\n"
-        f"values = {{'method': 'fedssa', 'clients': 1, 'rounds': 1, 'optimizer': 'adam', 'out': {str(tmp_path)!r}}}\n"
+        f"values = {{'method': 'fedssa', 'clients': 1, 'rounds': 1, 'out': {str(tmp_path)!r}}}\n"
+        "values |= {'optimizer': 'adam', 'augment': 'crop-flip'}\n"
         "simulate(build_config(values | {'dataset': 'synthetic:240x4', 'models': 'cnn-5'}))\n"
         "heavy = 'torch._dynamo', 'torch._inductor', 'torchvision', 'sklearn', 'ray'\n"
         "print([name for name in heavy if name in sys.modules])"

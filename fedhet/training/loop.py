@@ -52,8 +52,8 @@ class Phase:
     the train split. ``plain`` is for fitting a number to frozen networks: SGD without momentum and
     weight decay, whatever ``optimizer`` and ``lr-schedule`` say, on images as they are.
     ``after_step`` runs after every step, on tensors only; ``after`` once at the end. The mean loss
-    of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are those that
-    the loss draws from (a CUDA graph must know them).
+    of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are
+    those that the loss draws from (a CUDA graph must know them).
     """
 
     loss: Loss

@@ -16,6 +16,12 @@ from fedhet.schema import Params, RunConfig, Schema, kebab
 
 _COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 
+# What `fedhet resume` may change: who computes, how long, and when to give up; never what.
+RESUMABLE = (
+    "engine", "rounds", "actors", "min-replies", "max-skipped-rounds", "round-timeout",
+    "start-timeout", "keep-state", "tracker",
+)  # fmt: skip
+
 
 def nearest(word: str, allowed: Sequence[str]) -> str:
     """``; did you mean 'x'?`` for the closest allowed word, or nothing."""
@@ -58,6 +64,18 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
         old = method_keys(find_method(str(preset.get("method", "fedssa"))))
         preset = {key: value for key, value in preset.items() if key not in old}
     return build_config({**preset, **changes})
+
+
+def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """The configuration that a run was started with, changed where resuming may change it."""
+    changes = read_overrides(overrides)
+    for key in changes:
+        if key not in RESUMABLE:
+            raise UserError(
+                f"{key}: a resumed run keeps its own, or its rounds would not be comparable; "
+                f"allowed here: {', '.join(RESUMABLE)}"
+            )
+    return build_config({**started, **changes})
 
 
 def build_config(values: Mapping[str, Any]) -> RunConfig:

@@ -122,6 +122,10 @@ class RunConfig(Schema):
         -1, ge=-1, lt=2**31, description="seed of who owns which images and splits; -1: the seed"
     )
 
+    engine: Literal["ray", "inline"] = Field(
+        "ray", description="a simulation's processes: Flower's on Ray, or all in this one"
+    )
+
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     evaluate_before: bool = Field(
         False, description="record accuracies after receiving and before training as well"

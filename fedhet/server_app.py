@@ -27,6 +27,7 @@ from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
 
 FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run
+LOG_FORMAT = "fedhet %(levelname)s: %(message)s"
 app = ServerApp()
 log = logging.getLogger("fedhet")
 
@@ -107,10 +108,15 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
 
 
 def _log_to_stderr() -> None:
-    """Show this package's messages; Flower mirrors stderr to ``flwr run --stream``."""
+    """Show this package's messages; Flower mirrors stderr to ``flwr run --stream``.
+
+    Whoever runs the ServerApp in a process of its own making has said where they go.
+    """
+    if log.handlers:
+        return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("fedhet %(levelname)s: %(message)s"))
-    log.handlers[:] = [handler]
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
 

@@ -30,6 +30,10 @@ ConfigName = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="keys that replace the file's")
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE...", help="engine, rounds and other keys that may change"),
+]
 Connection = Annotated[
     str | None,
     typer.Option(help="run there: a connection in Flower's config.toml", metavar="CONNECTION"),
@@ -67,13 +71,14 @@ def demo(
 @app.command()
 def resume(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    overrides: Changes = None,
     superlink: Connection = None,
     as_json: Json = False,
 ) -> None:
-    """Continue a run that was stopped or failed, after its last finished round."""
+    """Continue a run after its last finished round; rounds=N extends a finished one."""
     from fedhet.cli import commands
 
-    commands.resume(run_folder, connection=superlink, as_json=as_json)
+    commands.resume(run_folder, overrides or [], connection=superlink, as_json=as_json)
 
 
 @app.command()

@@ -3,14 +3,14 @@
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedhet.cli import show
 from fedhet.cli.show import RunProgress, percent, show_table
-from fedhet.config import build_config, load_config, method_keys, nearest
+from fedhet.config import load_config, method_keys, nearest, resumed_config
 from fedhet.data.cache import Dataset
 from fedhet.data.listing import Indices
 from fedhet.data.partition import Partition
@@ -20,7 +20,7 @@ from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
 from fedhet.runtime import preflight
-from fedhet.runtime.launch import Launch, simulate, submit_remote, take_over
+from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over
 from fedhet.runtime.signals import Interrupted, interruptible
 from fedhet.runtime.superlink import app_root
 from fedhet.schema import RunConfig
@@ -81,6 +81,10 @@ def _run(config: RunConfig, default_name: str, connection: str | None, *, quiet:
 
 def _check(config: RunConfig, connection: str | None) -> tuple[str, ...]:
     """The quick checks; returns where a user's own models are looked for."""
+    if config.engine == "inline" and connection is not None:
+        raise UserError(
+            "engine: 'inline' is not possible with --superlink: its nodes are the clients"
+        )
     preflight.check_installation()
     preflight.check_out(config)
     if connection is not None:  # the nodes bring their own data, models and devices
@@ -115,9 +119,11 @@ def _launch(launch: Launch, connection: str | None, *, quiet: bool) -> None:
     lock = take_over(launch.folder)
     config = launch.config
     try:
+        if launch.resume and launch.folder.started_config() != config.flat():
+            launch.folder.change_config(config)
         with RunProgress(config.method, config.rounds, quiet=quiet) as progress:
             if connection is None:
-                simulate(launch, progress.update)
+                engine(config)(launch, progress.update)
             else:
                 submit_remote(launch, connection, progress.update)
     except BaseException as error:
@@ -126,6 +132,15 @@ def _launch(launch: Launch, connection: str | None, *, quiet: bool) -> None:
         raise
     finally:
         lock.release()
+
+
+def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:
+    """What runs a simulation: Flower's on Ray, or this process."""
+    if config.engine == "inline":
+        from fedhet.runtime import inline  # noqa: PLC0415  (both apps and every method)
+
+        return inline.run
+    return simulate
 
 
 def _print_result(folder: RunFolder, *, as_json: bool) -> None:
@@ -152,17 +167,11 @@ def _summary(folder: RunFolder) -> dict[str, Any]:
         return {}
 
 
-def resume(path: Path, *, connection: str | None, as_json: bool) -> None:
+def resume(path: Path, overrides: Sequence[str], *, connection: str | None, as_json: bool) -> None:
     """``fedhet resume``: go on after the last finished round."""
     folder = RunFolder(path.expanduser().absolute())
-    config = build_config(folder.started_config())
-    if _summary(folder).get("status") == "completed":
-        raise UserError(f"run '{folder.path}' is completed: there is nothing to resume")
-    if config.state_backend == "context":
-        raise UserError(
-            f"run '{folder.path}' cannot be resumed: with state-backend=context the clients' "
-            "states ended with its processes"
-        )
+    config = resumed_config(folder.started_config(), overrides)
+    _check_resumable(folder, config)
     python_path = _check(config, connection)
     if connection is None:
         config = preflight.resolve_clients(config)
@@ -171,6 +180,29 @@ def resume(path: Path, *, connection: str | None, as_json: bool) -> None:
         launch = Launch(config, folder, resume=True, python_path=python_path)
         _launch(launch, connection, quiet=as_json)
     _print_result(folder, as_json=as_json)
+
+
+def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
+    """UserError if there is nothing left to do, or nothing to go on from."""
+    completed = _summary(folder).get("status") == "completed"
+    finished = max((record["round"] for record in folder.read_rounds()), default=0)
+    if config.rounds < finished:
+        raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
+    if completed and config.rounds == folder.started_config()["rounds"]:
+        raise UserError(
+            f"run '{folder.path}' is completed: there is nothing to resume; rounds=N with N > "
+            f"{config.rounds} adds rounds"
+        )
+    if completed and not config.keep_state:
+        raise UserError(
+            f"run '{folder.path}' cannot go on: with keep-state=false the clients' states were "
+            "deleted at its end"
+        )
+    if config.state_backend == "context":
+        raise UserError(
+            f"run '{folder.path}' cannot be resumed: with state-backend=context the clients' "
+            "states ended with its processes"
+        )
 
 
 def demo(out: str) -> None:

@@ -1,7 +1,9 @@
 """What one client is and has: identity, device, images. Resolved here and nowhere else."""
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,6 +25,7 @@ from fedhet.rng import generator
 from fedhet.schema import RunConfig
 from fedhet.training.loop import ImageSet
 
+_SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 _ON_DEVICE: dict[tuple[object, ...], ImageSet] = {}  # images cross to a GPU once per process
 NODE_KEYS = {
@@ -183,6 +186,19 @@ def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.
 
 
 def is_simulated() -> bool:
-    """Whether this process is an actor of a Flower simulation (Ray) rather than a deployed node."""
+    """Whether clients here are simulated (Ray, or inline) rather than a deployed node's."""
+    said = _SIMULATING.get()
+    if said is not None:
+        return said
     ray = sys.modules.get("ray")  # an actor has imported it; a deployed client never does
     return ray is not None and bool(ray.is_initialized())
+
+
+@contextlib.contextmanager
+def simulating(answer: bool = True) -> Iterator[None]:  # noqa: FBT001, FBT002
+    """Within this block :func:`is_simulated` is ``answer``, whatever else runs here."""
+    token = _SIMULATING.set(answer)
+    try:
+        yield
+    finally:
+        _SIMULATING.reset(token)

@@ -54,12 +54,8 @@ class RunFolder:
             path.mkdir()
             folder = cls(path)
             folder.checkpoint.parent.mkdir()
-            (path / "config.yaml").write_text(
-                yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True), encoding="utf-8"
-            )
             write_json(path / "environment.json", environment(config))
-            identity = {"experiment": secrets.token_hex(8), "config": config.flat()}
-            write_json(folder._identity, identity)
+            folder._write_config(config, secrets.token_hex(8))
         except FileExistsError as error:
             raise UserError(
                 f"run folder '{path}' already exists: choose another name, or continue it with "
@@ -86,6 +82,15 @@ class RunFolder:
                     f"'{started.get(key)}': undo the edit, or start a new run"
                 )
         return dict(started)
+
+    def change_config(self, config: RunConfig) -> None:
+        """Go on with another configuration; the caller has checked that it may."""
+        self._write_config(config, self.experiment)
+
+    def _write_config(self, config: RunConfig, experiment: str) -> None:
+        write_json(self._identity, {"experiment": experiment, "config": config.flat()})
+        text = yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True)
+        write_text(self.path / "config.yaml", text)
 
     @property
     def experiment(self) -> str:

@@ -116,13 +116,13 @@ def simulate(launch: Launch, on_rounds: OnRounds) -> None:
     finally:
         with undisturbed():
             link.stop()
-            _conclude(launch, ending)
-    _raise_unless_completed(launch, f"log: {launch.folder.log}")
+            conclude(launch, ending)
+    raise_unless_completed(launch, f"log: {launch.folder.log}")
 
 
 def _follow(launch: Launch, link: SuperLink, on_rounds: OnRounds) -> tuple[str, str]:
     """Report finished rounds until the run has ended; returns its status and the reason."""
-    reader = _Reader(launch.folder, on_rounds)
+    reader = Reader(launch.folder, on_rounds)
     deadline = time.monotonic() + launch.config.start_timeout
     restarts = 0
     while True:
@@ -143,7 +143,7 @@ def _follow(launch: Launch, link: SuperLink, on_rounds: OnRounds) -> tuple[str, 
         time.sleep(POLL)
 
 
-class _Reader:
+class Reader:
     """Hands on ``rounds.jsonl`` whenever it has grown."""
 
     def __init__(self, folder: RunFolder, on_rounds: OnRounds) -> None:
@@ -152,23 +152,25 @@ class _Reader:
         self.size = -1
 
     def read(self) -> None:
+        """Look once."""
         size = self.folder.rounds.stat().st_size if self.folder.rounds.exists() else 0
         if size != self.size:
             self.size = size
             self.on_rounds(self.folder.read_rounds())
 
 
-def _conclude(launch: Launch, ending: tuple[str, str]) -> None:
+def conclude(launch: Launch, ending: tuple[str, str]) -> None:
     """Write ``summary.json`` unless the ServerApp did; what stopped it may have made it fail."""
     status, _ = launch.status()
     if not status or (ending[0] == "stopped" and status == "failed"):
         launch.folder.write_summary(launch.config, ending[0], launch.clients(), ending[1])
 
 
-def _raise_unless_completed(launch: Launch, where: str) -> None:
+def raise_unless_completed(launch: Launch, where: str, cause: BaseException | None = None) -> None:
+    """RunFailedError with the reason in ``summary.json``, because of ``cause``."""
     status, reason = launch.status()
     if status != "completed":
-        raise RunFailedError(f"run {status}: {reason} ({where})")
+        raise RunFailedError(f"run {status}: {reason} ({where})") from cause
 
 
 def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
@@ -189,21 +191,21 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
         run_config.unlink()
         run_config.parent.rmdir()
     try:
-        status, details = _await(launch, connection, run_id, _Reader(launch.folder, on_rounds))
+        status, details = _await(launch, connection, run_id, Reader(launch.folder, on_rounds))
     except Interrupted as interrupt:
         with undisturbed():
             with contextlib.suppress(RunFailedError, subprocess.SubprocessError):
                 flwr(["stop", run_id, connection], env)
-            _conclude(launch, ("stopped", str(interrupt)))
+            conclude(launch, ("stopped", str(interrupt)))
         raise
     if status != "finished:completed":
-        _conclude(launch, ("failed", details))
+        conclude(launch, ("failed", details))
         raise RunFailedError(f"run {status}: {details} (log: flwr log {run_id} {connection})")
     if launch.status()[0]:
-        _raise_unless_completed(launch, f"log: flwr log {run_id} {connection}")
+        raise_unless_completed(launch, f"log: flwr log {run_id} {connection}")
 
 
-def _await(launch: Launch, connection: str, run_id: str, reader: _Reader) -> tuple[str, str]:
+def _await(launch: Launch, connection: str, run_id: str, reader: Reader) -> tuple[str, str]:
     """Follow a submitted run; a SuperLink that is away for a while is asked again."""
     env, asked, silent = environment(), time.monotonic(), 0
     while True:

@@ -2,7 +2,8 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -23,20 +24,26 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(number)
 
-    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
-    try:
+    with _handling(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Ignore further signals while cleaning up, which takes a few seconds at most."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+    with _handling(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Python hands signals to the main thread only; in another one there is nothing to do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from byhand import same, some_arrays, train_images
 from flwr.app import Message
-from simulation import make_client, make_strategy, simulate, small
 from torch import nn
 
 from fedhet.config import build_config
@@ -15,6 +14,7 @@ from fedhet.errors import UserError
 from fedhet.node.site import load_partition
 from fedhet.protocol.messages import message_bytes, to_record
 from fedhet.registry import METHODS
+from fedhet.testing import make_client, make_strategy, simulate, small
 
 UNWEIGHTED = {"standalone", "fd", "fedproto", "fedssa"}
 

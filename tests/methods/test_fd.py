@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.loop import ImageSet
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
-from simulation import make_client, make_strategy, simulate, small, uploads_of
 
 from clients import base
 from clients.fedapen import Ensemble, hold_out
 from fedhet.config import build_config
 from fedhet.errors import UserError
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from simulation import make_client, make_strategy, simulate, small, uploads_of
 
 from clients import base
 from clients.fedclassavg import contrastive
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.payload import ModelArrays
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.augment import crop, jitter, two_views, view
 
 ADAM = ({}, {"optimizer": "adam", "lr": 1e-4})  # what legacy needs

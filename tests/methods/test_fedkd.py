@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from flwr.app import Error, Message
 from safetensors.numpy import load_file
-from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
@@ -17,6 +16,7 @@ from fedhet.protocol.checks import Rejected, check_arrays
 from fedhet.protocol.low_rank import apply, compress, dense, energy, entries, smallest_rank, whole
 from fedhet.protocol.payload import LowRank
 from fedhet.records.checkpoint import load_checkpoint
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.losses import kl
 
 TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
-from simulation import make_client, make_strategy, simulate, small, uploads_of
 from torch import nn
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.models import cnn
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 ALL = ("mix-large", "mix-small", "single-small", "single-large")

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from simulation import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 from torch import nn
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
 
 
 def prototypes(values, counts):

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
-from simulation import make_client, make_strategy, simulate, small, uploads_of
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.models import cnn
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.losses import kl
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}

@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from simulation import make_client, make_strategy, simulate, small, uploads_of
 
 from fedhet.protocol.payload import ModelArrays
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
 
 def header(value):

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from simulation import make_client, simulate, small
 
 from fedhet.rng import generator
+from fedhet.testing import make_client, simulate, small
 
 
 def test_nothing_crosses_the_wire(tmp_path):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from simulation import simulate, small
 
 from clients import base
 from fedhet.config import load_config, method_keys
 from fedhet.models import MODEL_NAMES
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig, kebab
+from fedhet.testing import simulate, small
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {  # fewer epochs of what a method trains beside the models

@@ -17,12 +17,12 @@ from pathlib import Path
 from flwr.app import Error, Message
 from network.pace import patience
 from network.programs import Process, Supervisor, wait_for
-from simulation import simulate
 
 from fedhet.config import build_config
 from fedhet.protocol.messages import instruction
 from fedhet.runtime.certs import Credentials, make
 from fedhet.runtime.superlink import environment, free_ports, script
+from fedhet.testing import simulate
 
 CONNECTION = "net"
 PRESET = {

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from network.pace import patience
 from network.programs import wait_for
-from simulation import simulate
 
 from fedhet.config import load_config
 from fedhet.runtime.superlink import app_root
+from fedhet.testing import simulate
 
 pytestmark = [
     pytest.mark.network,

@@ -14,10 +14,10 @@ import pytest
 from network.federation import PRESET
 from network.pace import patience
 from network.programs import Process, wait_for
-from simulation import simulate
 
 from fedhet.config import build_config
 from fedhet.runtime.superlink import environment, free_ports, script
+from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
 CHANGES = {"clients": 4, "rounds": 3, "state-backend": "context"}

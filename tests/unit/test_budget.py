@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from simulation import simulate, small
 
 from fedhet import client_app
 from fedhet.node.budget import Budget, BudgetError
 from fedhet.node.privacy import epsilon_spent, sigma
 from fedhet.node.state import ContextStore, FileStore, StateError
 from fedhet.protocol.messages import arrays_of, to_record
+from fedhet.testing import simulate, small
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
 ZEROS = [np.array([1, 2]), np.zeros(50_000, np.float32)]

@@ -27,7 +27,7 @@ SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 def here(tmp_path, monkeypatch):
     """An empty folder to work in, and no way to start a process by accident."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "simulate", _never)
+    monkeypatch.setattr(commands, "engine", lambda _: _never)
     monkeypatch.setattr(commands, "submit_remote", _never)
     return tmp_path
 
@@ -60,7 +60,7 @@ def pretend(monkeypatch):
             if ending:
                 raise ending
 
-        monkeypatch.setattr(commands, "simulate", simulate)
+        monkeypatch.setattr(commands, "engine", lambda _: simulate)
         return launches
 
     return install
@@ -210,7 +210,7 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
         launch.folder.append_round({"round": 1})
         raise RunFailedError("killed")
 
-    monkeypatch.setattr(commands, "simulate", killed)
+    monkeypatch.setattr(commands, "engine", lambda _: killed)
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
 
@@ -249,6 +249,21 @@ def test_resume_needs_states_in_files(capsys, here, pretend):
     assert execute(["run", "quickstart", *words]) == 3
     capsys.readouterr()
     assert "state-backend=context" in refused(capsys, "resume", "runs/first")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["lr=0.1"], ["lr", "a resumed run keeps its own", "engine, rounds"]),
+        (["rounds=0"], ["rounds", "'0'", "greater than or equal to 1"]),
+        (["engine=rey"], ["engine", "'rey'"]),
+    ],
+)
+def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words, parts):
+    line = refused(capsys, "resume", str(stopped), *words)
+    for part in parts:
+        assert part in line
+    assert RunFolder(stopped).started_config()["lr"] == 0.01
 
 
 @pytest.mark.parametrize("lock", [".owner", ".lock"])

@@ -10,7 +10,6 @@ import torch
 import yaml
 from PIL import Image
 from safetensors.torch import load_file
-from simulation import simulate, small
 
 from fedhet.cli import arguments as cli
 from fedhet.data.listing import to_pixels
@@ -23,6 +22,7 @@ from fedhet.export.save import export, open_state
 from fedhet.node.site import image_set, load_local
 from fedhet.node.state import FileStore
 from fedhet.registry import METHODS
+from fedhet.testing import simulate, small
 from fedhet.training.loop import correct
 
 CPU = torch.device("cpu")

@@ -9,7 +9,6 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
 from flwr.supercore.task_identity import TaskIdentity
-from simulation import simulate, small
 
 from fedhet.errors import UserError
 from fedhet.node.privacy import (
@@ -22,6 +21,7 @@ from fedhet.node.privacy import (
     sigma,
 )
 from fedhet.protocol.payload import MaskedHeader
+from fedhet.testing import simulate, small
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 0.5, "dp_delta": 1e-5}
 

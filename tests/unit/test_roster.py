@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from PIL import Image
-from simulation import LocalGrid, simulate, small
 
-from fedhet import client_app
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.roster import Roster
+from fedhet.runtime.inline import InlineGrid
+from fedhet.testing import LocalGrid, simulate, small
 
 
 @pytest.fixture
-def grid(tmp_path, monkeypatch):
+def grid(tmp_path):
     """Three nodes of a simulated federation, no round loop."""
-    monkeypatch.setattr(client_app, "is_simulated", lambda: True)
     return LocalGrid(envelope(small(tmp_path), {}), 3)
 
 
@@ -85,7 +84,7 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
         return reply
 
     grid.tamper = lose_two
-    monkeypatch.delattr(LocalGrid, "pull_interval")  # as on a network
+    monkeypatch.delattr(InlineGrid, "pull_interval")  # as on a network
     monkeypatch.setattr("fedhet.protocol.handshake.REMIND_AFTER", 0.2)
     roster, asked_at = Roster(), []
     handshake = Handshake(grid, "x", roster)

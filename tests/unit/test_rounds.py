@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
-from simulation import simulate, small
 
 from clients.base import MethodClient
 from fedhet.errors import RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.messages import instruction, to_record
 from fedhet.protocol.roster import Roster
+from fedhet.testing import simulate, small
 
 
 def sha(folder) -> str:

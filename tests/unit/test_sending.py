@@ -2,7 +2,8 @@
 
 import pytest
 from flwr.app import MetricRecord
-from simulation import simulate, small
+
+from fedhet.testing import simulate, small
 
 SECONDS = {0: 1.0, 1: 9.0, 2: 4.0}
 

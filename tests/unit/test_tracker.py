@@ -4,10 +4,10 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from simulation import simulate, small
 
 from fedhet.errors import UserError
 from fedhet.records.tracker import tracker_package
+from fedhet.testing import simulate, small
 
 
 class Recorder(ModuleType):

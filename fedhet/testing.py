@@ -1,0 +1,170 @@
+"""For tests of methods, models and data sets, ours and other people's.
+
+:func:`small` makes a configuration that trains in a second, :func:`simulate` runs it with the
+inline engine, where ``tamper`` may change or replace replies as a hostile client or a broken
+network would. :func:`make_client` and :func:`make_strategy` make one half of a method alone, for
+tests that work a round out by hand.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Error, Message
+
+from clients.base import MethodClient, Setup
+from fedhet.config import build_config, envelope
+from fedhet.node.site import assigned_model, load_local
+from fedhet.node.state import FileStore
+from fedhet.protocol.payload import Payload
+from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.roster import Roster
+from fedhet.records.run_folder import RunFolder
+from fedhet.registry import METHODS
+from fedhet.runtime.inline import FIRST_NODE, InlineGrid
+from fedhet.schema import RunConfig
+from fedhet.server_app import Job, run
+from strategies.base import MethodStrategy, Upload
+
+Tamper = Callable[[int, Message, Message], Message | None]
+
+
+class LocalGrid(InlineGrid):
+    """The inline engine's grid, with nodes that go offline and replies that are tampered with.
+
+    ``tamper`` gets the client's number, the message and its reply, and returns the reply that the
+    server is to see, or None for none. ``sent`` keeps all messages; ``reverse`` answers the last
+    one first.
+    """
+
+    def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
+        super().__init__(text, nodes)
+        self.tamper = tamper
+        self.online = set(self.contexts)
+        self.sent: list[Message] = []
+        self.reverse = False
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Those that are online."""
+        return sorted(self.online)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the inline engine's, and remembered."""
+        given = list(messages)
+        self.sent += given
+        return super().push_messages(given)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the inline engine's, or the other way round."""
+        asked = list(message_ids)
+        return super().pull_messages(asked[::-1] if self.reverse else asked)
+
+    def answer(self, message: Message) -> Message | None:
+        """The reply that the server is to see."""
+        node = message.metadata.dst_node_id
+        if node not in self.online:
+            return Message(Error(code=5, reason="node gone"), reply_to=message)
+        reply = super().answer(message)
+        if self.tamper is None or reply is None:
+            return reply
+        return self.tamper(node - FIRST_NODE, message, reply)
+
+
+def small(tmp_path: Path, **changes: Any) -> RunConfig:
+    """Three clients with CNN-5 on a few digits, two rounds; keys in snake_case."""
+    values: dict[str, Any] = {
+        "method": "fedssa",
+        "dataset": "synthetic:240x4",
+        "clients": 3,
+        "models": ["cnn-5"],
+        "rounds": 2,
+        "local_epochs": 1,
+        "batch_size": 16,
+        "out": str(tmp_path / "runs"),
+    } | changes
+    return build_config({key.replace("_", "-"): value for key, value in values.items()})
+
+
+def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) -> MethodClient:
+    """Client ``index`` of a configuration, restored to generation 0 as in message ``round_``."""
+    data = load_local(
+        config, {"partition-id": index, "num-partitions": config.clients}, simulated=True
+    )
+    setup = Setup(
+        config=config,
+        data=data,
+        classes=data.dataset.classes,
+        model=assigned_model(config, {}, data),
+        device=torch.device("cpu"),
+        store=FileStore(folder / data.client, sync=False),
+    )
+    client = METHODS[config.method].client(setup)
+    client.round = round_
+    client.restore(0)
+    return client
+
+
+def make_strategy(
+    config: RunConfig, seen: Sequence[Sequence[int]], images: Sequence[int], classes: int
+) -> MethodStrategy:
+    """A strategy whose clients "0", "1", ... declared these classes and numbers of images."""
+    roster = Roster()
+    roster.classes = tuple(str(label) for label in range(classes))
+    for k, (own, total) in enumerate(zip(seen, images, strict=True)):
+        names = tuple(str(label) for label in own)
+        counts = tuple([total // len(own)] * len(own))
+        roster.infos[str(k)] = ClientInfo(
+            str(k), roster.classes, names, counts, total, "cnn-5", "cpu", tuple(own)
+        )
+        roster.generations[str(k)] = 0
+    folder = RunFolder.create(config, "strategy")
+    return METHODS[config.method].strategy(config, roster, folder)
+
+
+def uploads_of(strategy: MethodStrategy, payloads: Mapping[str, Payload]) -> list[Upload]:
+    """Accepted uploads with weights n_k / n."""
+    infos = strategy.roster.infos
+    total = sum(infos[client].train_images for client in payloads)
+    return [
+        Upload(infos[client], payload, infos[client].train_images / total, {})
+        for client, payload in payloads.items()
+    ]
+
+
+def simulate(
+    config: RunConfig,
+    *,
+    tamper: Tamper | None = None,
+    folder: RunFolder | None = None,
+    before: Callable[[LocalGrid], None] | None = None,
+    simulated: bool = True,
+) -> tuple[RunFolder, LocalGrid]:
+    """Run (or, given a folder, resume) a configuration; returns its folder and the grid.
+
+    ``before`` may change the grid before anything is sent. Without ``simulated`` the clients
+    behave as on deployed nodes. What the server or ``tamper`` raises comes through.
+    """
+    resume = folder is not None
+    folder = folder or RunFolder.create(config, "test")
+    grid = LocalGrid(envelope(config, {}), config.clients, tamper)
+    grid.simulated = simulated
+    if before is not None:
+        before(grid)
+    run(grid, Job(config, folder, resume), Roster())
+    return folder, grid
+
+
+def cut_and_resume(config: RunConfig, round_: int) -> RunFolder:
+    """A run that dies at the first reply of ``round_`` and is then resumed to its end."""
+    folder = RunFolder.create(config, "cut")
+
+    def die(node: int, message: Message, reply: Message) -> Message:
+        if message.content.config_records["config"]["round"] == round_:
+            raise KeyboardInterrupt
+        return reply
+
+    with contextlib.suppress(KeyboardInterrupt):
+        simulate(config, tamper=die, folder=folder)
+    return simulate(config, folder=folder)[0]

@@ -1,0 +1,118 @@
+"""The inline engine: the same bytes as the others, in one process, and all that a run owes."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from filelock import FileLock
+
+from clients.fedssa import FedSSAClient
+from fedhet.cli.arguments import execute
+from fedhet.errors import RunFailedError
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime import inline
+from fedhet.runtime.launch import Launch
+from fedhet.runtime.signals import Interrupted
+from fedhet.testing import simulate, small
+
+
+def summary(folder: RunFolder) -> dict:
+    return json.loads(folder.summary.read_text())
+
+
+def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
+    folder = RunFolder.create(config, name)
+    inline.run(Launch(config, folder), on_rounds)
+    return folder
+
+
+def test_same_bytes_as_the_round_loop_alone_and_every_round_is_reported(tmp_path):
+    config, seen = small(tmp_path, engine="inline", threads=2), []
+    folder = launched(config, "inline", seen.append)
+    twin, _ = simulate(small(tmp_path, threads=2))
+    assert summary(folder)["status"] == "completed"
+    assert summary(folder)["run_sha256"] == summary(twin)["run_sha256"]
+    assert [len(records) for records in seen] == [0, 1, 2]
+    assert "round 2/2" in folder.log.read_text()
+
+
+def test_it_leaves_the_process_as_it_was(tmp_path):
+    torch.set_num_threads(2)
+    try:
+        handlers = logging.getLogger("fedhet").handlers[:]
+        launched(small(tmp_path, threads=1, rounds=1), "inline")
+        assert torch.get_num_threads() == 2
+        assert logging.getLogger("fedhet").handlers == handlers
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, monkeypatch):
+    def receive(self, payload):
+        if self.setup.data.client == "1":
+            raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr(FedSSAClient, "receive", receive)
+    folder = launched(small(tmp_path, rounds=1), "broken")
+    for text in (capsys.readouterr().err, folder.log.read_text()):
+        assert "Traceback" in text and "in receive" in text
+    assert [f["client"] for f in summary(folder)["failures"]] == ["1"]
+
+
+def test_an_error_of_the_server_is_shown_and_fails_the_run(tmp_path, capsys, monkeypatch):
+    def aggregate(self, uploads, round_):
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr("strategies.fedssa.FedSSAStrategy.aggregate", aggregate)
+    config = small(tmp_path, name="broken")
+    with pytest.raises(RunFailedError, match="ZeroDivisionError: by hand") as raised:
+        launched(config, "")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert "in aggregate" in capsys.readouterr().err
+    assert summary(RunFolder(tmp_path / "runs" / "broken"))["status"] == "failed"
+
+
+@pytest.mark.parametrize("interrupt", [Interrupted(2), KeyboardInterrupt()])
+def test_interrupted_it_is_stopped_and_resumes_to_the_same_bytes(tmp_path, interrupt):
+    def stop(records):
+        if len(records) == 1:
+            raise interrupt
+
+    config = small(tmp_path, name="cut")
+    with pytest.raises(BaseException) as raised:
+        launched(config, "", stop)
+    assert raised.value is interrupt
+    folder = RunFolder(tmp_path / "runs" / "cut")
+    assert (summary(folder)["status"], summary(folder)["reason"]) == ("stopped", "SIGINT")
+    inline.run(Launch(config, folder, resume=True), lambda _: None)
+    whole, _ = simulate(small(tmp_path))
+    assert summary(folder)["run_sha256"] == summary(whole)["run_sha256"]
+    FileLock(folder.path / ".lock", blocking=False).acquire()
+
+
+def test_the_command_line_runs_and_extends_it_without_ray(tmp_path, capsys):
+    words = ["engine=inline", "dataset=synthetic:240x4", "models=cnn-5", "clients=2"]
+    words += ["--out", str(tmp_path), "--json"]
+    first, two = tmp_path / "first", tmp_path / "two"
+    program = (
+        "import sys; from fedhet.cli.arguments import execute\n"
+        f"code = execute(['run', 'quickstart', 'rounds=1', '--name', 'first', *{words!r}])\n"
+        "sys.exit(code or 'ray' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 1
+    assert execute(["resume", str(first), "rounds=2"]) == 0
+    assert execute(["run", "quickstart", "rounds=2", "--name", "two", *words]) == 0
+    assert summary(RunFolder(first))["run_sha256"] == summary(RunFolder(two))["run_sha256"]
+    assert RunFolder(first).started_config()["rounds"] == 2
+    capsys.readouterr()
+    assert execute(["resume", str(first)]) == 2
+    assert "nothing to resume; rounds=N with N > 2 adds rounds" in capsys.readouterr().err
+    assert execute(["resume", str(first), "rounds=1"]) == 2
+    assert "rounds: 1 is not allowed: 2 are finished" in capsys.readouterr().err

@@ -114,6 +114,42 @@ def partition(
 
 
 @app.command()
+def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
+    preset: Annotated[
+        str,
+        typer.Argument(metavar="PRESET", help="YAML with `grid:`, or a shipped one (paper/...)"),
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="folder of the cells' run folders")] = Path("runs"),
+    profile: Annotated[
+        str, typer.Option(help="full, or quick: a tenth of the rounds, a fifth of the epochs")
+    ] = "full",
+    part: Annotated[
+        str, typer.Option("--shard", help="i/n: every n-th cell from the i-th")
+    ] = "1/1",
+    cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
+    workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
+    dry: Annotated[bool, typer.Option("--dry-run", help="list the cells and their time")] = False,
+    lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
+    accept_mixed: Annotated[
+        bool, typer.Option("--accept-mixed", help="go on although code or torch has changed")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run every combination of a preset's grid; finished cells are skipped, broken ones go on."""
+    from fedhet.cli import sweep as work
+
+    options = work.Options(out, profile, part, cell, workers, accept_mixed)
+    words = overrides or []
+    if lines:
+        work.print_commands(preset, words, options)
+    elif dry:
+        work.dry_run(preset, words, options, as_json=as_json)
+    else:
+        work.sweep(preset, words, options, as_json=as_json)
+
+
+@app.command()
 def certs(
     out: Annotated[Path, typer.Option(help="folder to make them in")],
     server: Annotated[

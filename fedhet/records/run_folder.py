@@ -3,24 +3,19 @@
 import csv
 import json
 import math
-import os
-import platform
 import secrets
-import subprocess
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError
 from fedhet.files import finite, read_jsonl, read_yaml, write_json, write_text
+from fedhet.records.environment import environment
 from fedhet.records.spending import partition_clients, privacy_summary
 from fedhet.schema import RunConfig
 
@@ -215,28 +210,4 @@ def spread(accuracies: Sequence[float]) -> dict[str, float]:
         "std": float(values.std()),
         "p10": float(np.percentile(values, 10)),
         "min": float(values.min()),
-    }
-
-
-def environment(config: RunConfig) -> dict[str, Any]:
-    """Versions, device, threads and git commit, for ``environment.json``."""
-    root = Path(__file__).resolve().parents[2]
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True,
-            check=False,
-        ).stdout.strip()  # fmt: skip
-    except OSError:  # there is no git in a container
-        commit = ""
-    names = ("fedhet", "flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
-    return {
-        "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
-        "platform": platform.platform(),
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "device": config.device,
-        "threads": config.threads,
-        "git_commit": commit or None,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -1,0 +1,200 @@
+"""``fedhet sweep``: what it does and what it shows; :mod:`fedhet.experiments` has the machinery."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedhet.cli import show
+from fedhet.cli.commands import find_preset
+from fedhet.errors import RunFailedError, UserError
+from fedhet.experiments.grid import Cell, read_cells
+from fedhet.experiments.sweep import (
+    ENDED,
+    FAILED,
+    RUNNING,
+    Job,
+    Sweep,
+    default_workers,
+    shard,
+)
+from fedhet.runtime import preflight
+from fedhet.runtime.signals import interruptible
+
+QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
+SHOWN = 20  # lines of cells in the table of progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep was asked for."""
+
+    out: Path
+    profile: str = "full"
+    shard: str = "1/1"
+    cell: str = ""
+    workers: int = 0
+    accept_mixed: bool = False
+
+
+def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
+    """Run all cells; RunFailedError if one failed (one that diverged is a result)."""
+    path, found = _sweep(preset, overrides, options)
+    mixed = found.mixed()
+    if mixed and not options.accept_mixed:
+        raise UserError(
+            f"{mixed}: results of different code are not compared; take another --out, or say "
+            "--accept-mixed"
+        )
+    workers = options.workers or default_workers(found.jobs[0].cell.config.threads)
+    with interruptible(), _Progress(found, quiet=as_json) as progress:
+        found.run(workers, progress.update)
+    _report(found, path, as_json=as_json)
+
+
+def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
+    """List the cells with an estimate of their time; no data set is touched, nothing is written."""
+    from fedhet.experiments.estimate import seconds  # noqa: PLC0415  (probes: seconds of work)
+
+    _, found = _sweep(preset, overrides, options)
+    guesses = seconds([job.cell for job in found.jobs])
+    if as_json:
+        rows = [
+            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
+             "estimated_seconds": guess}
+            for job, guess in zip(found.jobs, guesses, strict=True)
+        ]  # fmt: skip
+        print(json.dumps({"note": found.note, "cells": rows}, indent=2))
+        return
+    for job, guess in zip(found.jobs, guesses, strict=True):
+        print(f"{job.cell.name}  {job.state:9} {_time(guess):>9}  {job.cell.label}")
+    todo = [g for job, g in zip(found.jobs, guesses, strict=True) if job.state not in ENDED]
+    workers = options.workers or default_workers(1)
+    unknown = sum(guess is None for guess in todo)
+    total = sum(guess or 0.0 for guess in todo) / workers
+    print(
+        f"{len(found.jobs)} cells, {len(todo)} to run: about {show.duration(total)} with {workers} "
+        "at a time" + (f", and {unknown} of data whose size is not known" if unknown else "")
+    )
+    if found.note:
+        print(found.note)
+
+
+def print_commands(preset: str, overrides: Sequence[str], options: Options) -> None:
+    """One command line per cell, for a scheduler of another machine."""
+    _, found = _sweep(preset, overrides, options)
+    for job in found.jobs:
+        words = ["fedhet", "sweep", preset, *overrides, "--out", str(found.out)]
+        words += [] if options.profile == "full" else ["--profile", options.profile]
+        print(shlex.join([*words, "--cell", job.cell.name]))
+
+
+def _sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Path, Sweep]:
+    path = find_preset(preset)
+    out = options.out.expanduser().absolute()
+    cells = [_placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
+    chosen = shard(cells, options.shard)
+    if options.cell:
+        chosen = [cell for cell in cells if cell.name == options.cell]
+        if not chosen:
+            raise UserError(f"--cell: '{options.cell}' is none of the {len(cells)} of '{path}'")
+    name = path.stem if options.profile == "full" else f"{path.stem}-{options.profile}"
+    if options.shard != "1/1":
+        name += f"-{options.shard.replace('/', 'of')}"
+    if options.cell:
+        name += f"-{options.cell}"
+    return path, Sweep.open(name, out, chosen, QUICK if options.profile == "quick" else "")
+
+
+def _placed(cell: Cell, out: Path) -> Cell:
+    """The cell with paths that hold everywhere, in its own process unless it asks for Ray."""
+    config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
+    return Cell(cell.values, preflight.absolute_paths(config))
+
+
+def _report(found: Sweep, path: Path, *, as_json: bool) -> None:
+    counts = found.counts()
+    if as_json:
+        print(json.dumps(found.index() | {"folder": str(found.out)}, indent=2))
+    else:
+        for job in found.jobs:
+            if job.state in ENDED and job.reason:
+                print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
+        print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+        if found.note:
+            print(found.note)
+        print(found.out)
+    if counts[FAILED]:
+        raise RunFailedError(
+            f"{counts[FAILED]} of {len(found.jobs)} cells of '{path.stem}' failed; the same "
+            f"command continues them (logs: {found.folder})"
+        )
+
+
+class _Progress:
+    """A table of the cells on a terminal; elsewhere a line per cell that has ended."""
+
+    def __init__(self, found: Sweep, *, quiet: bool) -> None:
+        self.console = Console(stderr=True)
+        self.quiet = quiet
+        self.told = {job.cell.name for job in found.jobs if job.state in ENDED}
+        self.live: Live | None = None
+        if not quiet and self.console.is_terminal:
+            self.live = Live(_table(found), console=self.console, refresh_per_second=2)
+
+    def __enter__(self) -> "_Progress":
+        if self.live is not None:
+            self.live.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.__exit__(None, None, None)
+
+    def update(self, found: Sweep) -> None:
+        """Show how it stands."""
+        if self.live is not None:
+            self.live.update(_table(found))
+            return
+        for job in found.jobs:
+            if job.state in ENDED and job.cell.name not in self.told and not self.quiet:
+                self.told.add(job.cell.name)
+                accuracy = show.percent(job.accuracy)
+                print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}",
+                      file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _table(found: Sweep) -> Group:
+    table = Table(box=None, pad_edge=False)
+    for column in ("cell", "state", "round", "accuracy", "what"):
+        table.add_column(column, no_wrap=column != "what")
+    running = [job for job in found.jobs if job.state == RUNNING]
+    others = [job for job in found.jobs if job.state != RUNNING]
+    others.sort(key=lambda job: job.state not in ENDED)
+    for job in (*running, *others)[:SHOWN]:
+        table.add_row(*_row(job))
+    counts = ", ".join(f"{count} {state}" for state, count in found.counts().items() if count)
+    left = found.seconds_left()
+    more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
+    line = f"{counts}{more}" + (f", about {show.duration(left)} left" if left else "")
+    return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    rounds = f"{job.rounds}/{job.cell.config.rounds}"
+    if job.state == RUNNING and job.rounds > job.begun_at:
+        pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
+        rounds += f" {show.duration(pace * (job.cell.config.rounds - job.rounds))} left"
+    return job.cell.name, job.state, rounds, show.percent(job.accuracy), job.cell.label
+
+
+def _time(seconds: float | None) -> str:
+    return "?" if seconds is None else show.duration(seconds)

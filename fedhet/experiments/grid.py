@@ -1,0 +1,141 @@
+"""The cells of a sweep: every combination of a preset's grid as one resolved configuration.
+
+``grid`` maps keys to lists of values; a list of such maps is the union of theirs. Keys named in
+``paired`` move together (their lists are zipped), as the blocks that all methods share; a list of
+lists names several such groups. A cell's name is its method and the SHA-256 of its resolved
+configuration, so that equal cells of different sweeps are one run.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedhet.config import build_config, find_method, method_keys, read_overrides
+from fedhet.errors import UserError
+from fedhet.files import read_yaml
+from fedhet.schema import RunConfig
+
+# What changes neither a bit of the result nor what is recorded of it.
+INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
+SWEEP_KEYS = {"grid", "paired"}
+PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep: what distinguishes it, and its whole configuration."""
+
+    values: Mapping[str, Any]
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """Folder of its run: the method, and 16 digits of the configuration's SHA-256."""
+        method = self.config.method.rpartition(":")[2] or self.config.method
+        return f"{method}-{digest(self.config)[:16]}"
+
+    @property
+    def label(self) -> str:
+        """What distinguishes it, for people."""
+        return " ".join(f"{key}={_short(value)}" for key, value in self.values.items())
+
+
+def digest(config: RunConfig) -> str:
+    """SHA-256 of everything in a configuration that decides its result."""
+    flat = {key: value for key, value in config.flat().items() if key not in INERT}
+    for key in ("data-path", "partition-file"):  # the same files may lie elsewhere
+        flat[key] = Path(flat[key]).name
+    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()
+
+
+def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> list[Cell]:
+    """The cells of a preset, each once, in the grid's order.
+
+    ``profile`` "quick" takes a tenth of the rounds and a fifth of the epochs, at least two rounds
+    and one epoch. Raises UserError, in one line, for the first mistake in any cell.
+    """
+    preset = read_yaml(path)
+    if "grid" not in preset:
+        raise UserError(
+            f"config '{path}': a sweep needs the key `grid`, such as "
+            "grid: {method: [fedssa, standalone], seed: [0, 1, 2]}"
+        )
+    grids, paired = preset["grid"], _groups(preset.get("paired", []))
+    # One process per cell unless the preset asks for Ray, which a cell beyond one core needs.
+    common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
+    changes: dict[str, Any] = dict(read_overrides(overrides))
+    cells: dict[str, Cell] = {}
+    for grid in grids if isinstance(grids, list) else [grids]:
+        for values in combinations(grid, paired):
+            chosen = values | {key: changes[key] for key in values if key in changes}
+            cell = Cell(chosen, _scaled(_config(common | changes, chosen), profile))
+            cells.setdefault(cell.name, cell)
+    return list(cells.values())
+
+
+def combinations(grid: Any, paired: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Every choice of one value per key; the lists of a group of ``paired`` are walked together."""
+    if not isinstance(grid, dict) or not grid:
+        raise UserError(f"grid: '{grid}' is not allowed: a map of keys to lists, or a list of maps")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"grid: '{key}: {values}' is not allowed: give a list of values")
+    groups = {key: [key] for key in grid}
+    for group in paired:
+        together = [key for key in group if key in grid]
+        lengths = {key: len(grid[key]) for key in together}
+        if len(set(lengths.values())) > 1:
+            named = ", ".join(f"{key} has {n}" for key, n in lengths.items())
+            raise UserError(f"paired: the lists must be of one length, but {named}")
+        groups |= dict.fromkeys(together, together)
+    axes: list[list[dict[str, Any]]] = []
+    for key, together in groups.items():
+        if key == together[0]:
+            rows = zip(*(grid[name] for name in together), strict=True)
+            axes.append([dict(zip(together, row, strict=True)) for row in rows])
+    for choice in product(*axes):
+        yield {key: value for part in choice for key, value in part.items()}
+
+
+def _config(common: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfig:
+    """One cell's configuration; keys of the preset that only other methods have are left out."""
+    merged = {**common, **values}
+    own = method_keys(find_method(str(merged.get("method", "fedssa"))))
+    foreign: set[str] = set()
+    if "method" in values:
+        preset_method = find_method(str(common.get("method", "fedssa")))
+        foreign = method_keys(preset_method) - own - set(values)
+    return build_config({key: value for key, value in merged.items() if key not in foreign})
+
+
+def _scaled(config: RunConfig, profile: str) -> RunConfig:
+    if profile not in PROFILES:
+        raise UserError(f"profile: '{profile}' is not allowed: {' or '.join(PROFILES)}")
+    rounds, epochs = PROFILES[profile]
+    return config.model_copy(
+        update={
+            "rounds": min(config.rounds, max(2, round(rounds * config.rounds))),
+            "local_epochs": max(1, round(epochs * config.local_epochs)),
+        }
+    )
+
+
+def _groups(value: Any) -> list[list[str]]:
+    """``[a, b]`` or ``[[a, b], [c, d]]`` as groups of keys."""
+    groups = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    for group in groups:
+        if not isinstance(group, list) or not all(isinstance(key, str) for key in group):
+            raise UserError(
+                f"paired: '{value}' is not allowed: give a list of keys, or of such lists"
+            )
+    return groups
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) if len(value) <= 2 else f"{value[0]},...({len(value)})"
+    return str(value)

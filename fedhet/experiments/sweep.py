@@ -1,0 +1,252 @@
+"""Runs the cells of a sweep side by side, each as a ``fedhet run`` or ``fedhet resume``.
+
+A cell is a process of its own: with ``engine: inline`` one core trains, no barrier is waited for,
+and nothing is started but Python and its imports; with ``engine: ray`` a cell has the machine.
+What a cell's folder says decides: a finished one is skipped, also if another sweep ran it, a broken
+one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset>/``: ``sweep.json``
+(the index) and each cell's configuration.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from fedhet.errors import UserError
+from fedhet.experiments.grid import Cell
+from fedhet.files import read_jsonl, write_json, write_text
+from fedhet.records.environment import source_digest, versions
+from fedhet.runtime.processes import guarded
+from fedhet.runtime.superlink import environment, script
+
+PENDING, RUNNING, FINISHED = "pending", "running", "finished"
+DIVERGED, FAILED = "diverged", "failed"
+ENDED = {FINISHED, DIVERGED, FAILED}
+POLL = 0.2  # seconds between looks at the cells
+FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
+# How a run says that its numbers left the range in which there is anything to learn.
+_DIVERGENCE = re.compile(r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-norm")
+
+
+@dataclass
+class Job:
+    """A cell, its folder, and what is known of it."""
+
+    cell: Cell
+    folder: Path
+    state: str = PENDING
+    reason: str = ""
+    started: float = 0.0
+    begun_at: int = 0  # rounds that were there when it was started
+    process: "subprocess.Popen[bytes] | None" = None
+    rounds: int = 0
+    accuracy: float | None = None
+
+    def look(self) -> None:
+        """Read from the folder how far it is; whether its process has ended is not asked here."""
+        records = read_jsonl(self.folder / "rounds.jsonl")
+        self.rounds = len(records)
+        self.accuracy = records[-1]["test_accuracy_mean"] if records else None
+
+    def conclude(self) -> None:
+        """Its state by what its process left; a folder without a summary is yet to be run."""
+        self.look()
+        summary = read_summary(self.folder)
+        status, reason = str(summary.get("status", "")), str(summary.get("reason", ""))
+        self.reason = reason
+        lines = self.folder / "rounds.jsonl"
+        last = read_jsonl(lines)[-1:] if status == "completed" else []
+        if status == "completed" and last and last[0].get("train_loss") is not None:
+            self.state = FINISHED
+        elif status == "completed" or (status == "failed" and _DIVERGENCE.search(reason)):
+            self.state = DIVERGED
+        else:
+            self.state = FAILED if status == "failed" else PENDING
+
+
+@dataclass
+class Sweep:
+    """The cells of one preset in one folder."""
+
+    name: str
+    out: Path
+    jobs: list[Job]
+    note: str = ""
+    _lock: FileLock | None = field(default=None, repr=False)
+
+    @classmethod
+    def open(cls, name: str, out: Path, cells: Sequence[Cell], note: str = "") -> "Sweep":
+        """Look what is there already; nothing is written."""
+        made = cls(name, out, [Job(cell, out / cell.name) for cell in cells], note)
+        for job in made.jobs:
+            job.conclude()
+        return made
+
+    @property
+    def folder(self) -> Path:
+        """Where the index and the cells' configurations are."""
+        return self.out / "sweeps" / self.name
+
+    def mixed(self) -> str:
+        """What the finished rounds of these cells were made with, if not with what is here now."""
+        now = {"source": source_digest(), "torch": versions()["torch"]}
+        for job in self.jobs:
+            path = job.folder / "environment.json"
+            if not job.rounds or not path.exists():
+                continue
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            then = {"source": kept.get("source_sha256"), "torch": kept["versions"]["torch"]}
+            for what, value in now.items():
+                if then[what] != value:
+                    return f"cell {job.cell.name} was run with {what} {then[what]}, not {value}"
+        return ""
+
+    def run(self, workers: int, tell: Callable[["Sweep"], None]) -> None:
+        """Run what is not ended, ``workers`` cells at a time; ``tell`` is called about it.
+
+        Whatever interrupts this interrupts the cells as well, and waits for their summaries.
+        Raises UserError if another command runs this sweep.
+        """
+        self._prepare()
+        try:
+            waiting = [job for job in self.jobs if job.state in {PENDING, FAILED}]
+            while waiting or self.running():
+                while waiting and self._fits(waiting[0], workers):
+                    self._start(waiting.pop(0))
+                    tell(self)
+                time.sleep(POLL)
+                for job in self.running():
+                    job.look()
+                    assert job.process is not None
+                    if job.process.poll() is not None:
+                        self._end(job)
+                tell(self)
+        finally:
+            self._interrupt()
+            assert self._lock is not None
+            self._lock.release()
+
+    def running(self) -> list[Job]:
+        """Jobs whose process lives."""
+        return [job for job in self.jobs if job.state == RUNNING]
+
+    def seconds_left(self) -> float | None:
+        """Time to the end by the rounds finished since the start; None before there is one."""
+        running = self.running()
+        done = [(job.rounds - job.begun_at, time.monotonic() - job.started) for job in running]
+        rounds, seconds = sum(n for n, _ in done), sum(s for _, s in done)
+        if not rounds:
+            return None
+        todo = sum(job.cell.config.rounds - job.rounds for job in self.jobs
+                   if job.state in {PENDING, RUNNING})  # fmt: skip
+        return todo * seconds / rounds / max(1, len(running))
+
+    def counts(self) -> dict[str, int]:
+        """Cells by state."""
+        states = (FINISHED, RUNNING, PENDING, DIVERGED, FAILED)
+        return {state: sum(job.state == state for job in self.jobs) for state in states}
+
+    def index(self) -> dict[str, Any]:
+        """What ``sweep.json`` holds."""
+        cells = [
+            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
+             "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
+            for job in self.jobs
+        ]  # fmt: skip
+        return {"format": 1, "sweep": self.name, "note": self.note, "cells": cells}
+
+    def _prepare(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.folder / ".lock", blocking=False)
+            self._lock.acquire()
+        except Timeout as error:
+            raise UserError(f"sweep '{self.folder}' is being run by another process") from error
+        except OSError as error:
+            raise UserError(f"out: '{self.out}' cannot be written: {error.strerror}") from error
+        for job in self.jobs:
+            text = yaml.safe_dump(job.cell.config.flat(), sort_keys=False, allow_unicode=True)
+            write_text(self.folder / f"{job.cell.name}.yaml", text)
+        write_json(self.folder / "sweep.json", self.index())
+
+    def _fits(self, job: Job, workers: int) -> bool:
+        """Whether there is room: a Ray simulation takes the machine for itself."""
+        running = self.running()
+        alone = any(one.cell.config.engine == "ray" for one in (job, *running))
+        return not running if alone else len(running) < workers
+
+    def _start(self, job: Job) -> None:
+        job.look()
+        job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
+        words = command(job, self.folder)
+        with (self.folder / f"{job.cell.name}.log").open("ab") as log:
+            job.process = subprocess.Popen(
+                guarded(words), env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _end(self, job: Job) -> None:
+        job.conclude()
+        if job.state == PENDING:  # no summary: it could not even start
+            job.state, job.reason = FAILED, self._last_line(job)
+        write_json(self.folder / "sweep.json", self.index())
+
+    def _last_line(self, job: Job) -> str:
+        path = self.folder / f"{job.cell.name}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        code = job.process.returncode if job.process is not None else None
+        return lines[-1] if lines else f"it ended with code {code}"
+
+    def _interrupt(self) -> None:
+        for job in self.running():
+            assert job.process is not None
+            job.process.send_signal(signal.SIGTERM)
+        for job in self.running():
+            assert job.process is not None
+            try:
+                job.process.wait(FAREWELL)
+            except subprocess.TimeoutExpired:
+                job.process.kill()
+                job.process.wait()
+            job.conclude()
+        write_json(self.folder / "sweep.json", self.index())
+
+
+def command(job: Job, folder: Path) -> list[str]:
+    """The command that runs a cell, or continues it where its folder has begun."""
+    head = [script("fedhet")]
+    if (job.folder / "checkpoint" / "run.json").exists():
+        return [*head, "resume", str(job.folder)]
+    preset = str(folder / f"{job.cell.name}.yaml")
+    return [*head, "run", preset, "--out", str(job.folder.parent), "--name", job.cell.name]
+
+
+def read_summary(folder: Path) -> Mapping[str, Any]:
+    """``summary.json`` of a run folder; empty if there is none or it is not whole."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def default_workers(threads: int) -> int:
+    """One training process per core."""
+    return max(1, (os.cpu_count() or 1) // threads)
+
+
+def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
+    """Every n-th cell from the i-th: ``i/n`` with 1 <= i <= n, for n machines."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UserError(f"--shard: '{text}' is not allowed: i/n with 1 <= i <= n, such as 1/4")
+    return list(cells[int(found[1]) - 1 :: int(found[2])])

@@ -1,0 +1,140 @@
+"""What a sweep takes a cell's folder for, and how it runs cells."""
+
+import json
+import sys
+
+import pytest
+import yaml
+
+from fedhet.errors import UserError
+from fedhet.experiments import sweep
+from fedhet.experiments.grid import read_cells
+from fedhet.experiments.sweep import Sweep, shard
+from fedhet.records.environment import source_digest, versions
+
+
+@pytest.fixture
+def cells(tmp_path):
+    path = tmp_path / "preset.yaml"
+    grid = {"method": ["standalone", "lg_fedavg"], "seed": [0, 1]}
+    path.write_text(yaml.safe_dump({"dataset": "digits", "rounds": 2, "grid": grid}))
+    return read_cells(path, [])
+
+
+def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=None):
+    """A run folder as a cell leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "run.json").write_text("{}")
+    lines = [
+        {"round": r + 1, "test_accuracy_mean": 50.0, "train_loss": loss} for r in range(rounds)
+    ]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if status:
+        (folder / "summary.json").write_text(json.dumps({"status": status, "reason": reason}))
+    made = {
+        "source_sha256": source_digest(),
+        "versions": versions() | ({"torch": torch} if torch else {}),
+    }
+    (folder / "environment.json").write_text(json.dumps(made))
+
+
+def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
+    out = tmp_path / "out"
+    leave(out / cells[0].name)
+    leave(out / cells[1].name, status="failed", reason="array 0 holds NaN or infinity", rounds=1)
+    leave(out / cells[2].name, status="failed", reason="the SuperLink ended", rounds=1)
+    found = Sweep.open("s", out, cells)
+    assert [job.state for job in found.jobs] == ["finished", "diverged", "failed", "pending"]
+    assert found.counts() == {
+        "finished": 1, "running": 0, "pending": 1, "diverged": 1, "failed": 1,
+    }  # fmt: skip
+
+
+def test_a_loss_that_is_no_number_is_divergence(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name, loss=None)
+    assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "diverged"
+
+
+def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name, status="", rounds=1)
+    old, new = Sweep.open("s", tmp_path, cells[:2]).jobs
+    assert old.state == "pending" and old.rounds == 1
+    assert sweep.command(old, tmp_path)[1:] == ["resume", str(tmp_path / cells[0].name)]
+    assert sweep.command(new, tmp_path)[1:] == [
+        "run", str(tmp_path / f"{cells[1].name}.yaml"), "--out", str(tmp_path), "--name",
+        cells[1].name,
+    ]  # fmt: skip
+
+
+def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name)
+    assert Sweep.open("s", tmp_path, cells).mixed() == ""
+    leave(tmp_path / cells[1].name, torch="0.1")
+    assert "torch 0.1" in Sweep.open("s", tmp_path, cells).mixed()
+
+
+def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(
+    cells, tmp_path, monkeypatch
+) -> None:
+    """The cells' processes are small programs here; tests/network runs real ones."""
+    out, running = tmp_path / "out", []
+    program = (
+        "import json, pathlib, sys, time\n"
+        "folder = pathlib.Path(sys.argv[1]); time.sleep(0.5)\n"
+        "if 'lg_fedavg' in folder.name: sys.exit('no such thing')\n"
+        "folder.mkdir(); (folder / 'rounds.jsonl').write_text(json.dumps("
+        "{'round': 1, 'test_accuracy_mean': 1.0, 'train_loss': 1.0}) + chr(10))\n"
+        "(folder / 'summary.json').write_text(json.dumps({'status': 'completed', 'reason': ''}))\n"
+    )
+    monkeypatch.setattr(
+        sweep, "command", lambda job, folder: [sys.executable, "-c", program, str(job.folder)]
+    )
+    found = Sweep.open("s", out, cells)
+    found.run(3, lambda now: running.append(len(now.running())))
+    assert max(running) == 3
+    assert [job.state for job in found.jobs] == ["finished", "finished", "failed", "failed"]
+    assert found.jobs[2].reason == "no such thing"
+    kept = json.loads((out / "sweeps" / "s" / "sweep.json").read_text())
+    assert [cell["state"] for cell in kept["cells"]] == [job.state for job in found.jobs]
+    again = Sweep.open("s", out, cells)
+    assert [job.state for job in again.jobs[:2]] == ["finished", "finished"]
+
+
+def test_what_interrupts_a_sweep_ends_its_cells(cells, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        sweep, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"]
+    )
+    found = Sweep.open("s", tmp_path, cells)
+
+    def stop(now: Sweep) -> None:
+        if len(now.running()) == 2:
+            processes.extend(job.process for job in now.running())
+            raise KeyboardInterrupt
+
+    processes: list = []
+    with pytest.raises(KeyboardInterrupt):
+        found.run(2, stop)
+    assert all(process.poll() is not None for process in processes)
+    assert not found.running()
+
+
+def test_one_command_at_a_time(cells, tmp_path, monkeypatch) -> None:
+    first, second = (Sweep.open("s", tmp_path, cells) for _ in range(2))
+
+    def meanwhile(_now: Sweep) -> None:
+        with pytest.raises(UserError, match="being run by another process"):
+            second.run(1, lambda _: None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "command", lambda *_: [sys.executable, "-c", ""])
+    with pytest.raises(KeyboardInterrupt):
+        first.run(1, meanwhile)
+
+
+def test_shards_are_disjoint_and_complete(cells) -> None:
+    parts = [shard(cells, f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(cell.name for part in parts for cell in part) == sorted(c.name for c in cells)
+    for wrong in ("0/3", "4/3", "1", "a/b"):
+        with pytest.raises(UserError, match="--shard"):
+            shard(cells, wrong)

@@ -12,7 +12,7 @@ from fedhet.errors import UserError
 from fedhet.files import read_yaml
 from fedhet.models import validate_model_name
 from fedhet.registry import METHODS, Method
-from fedhet.schema import Params, RunConfig, Schema, kebab
+from fedhet.schema import KEY_POLICIES, Params, RunConfig, Schema, kebab
 
 _COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 
@@ -145,6 +145,18 @@ def _check_combinations(config: RunConfig) -> None:
         raise UserError(f"momentum: '{config.momentum:g}' changes nothing with optimizer=adam")
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
+    if config.trim != RunConfig.model_fields["trim"].default and (
+        config.aggregation != "trimmed-mean"
+    ):
+        raise UserError(
+            f"trim: {config.trim:g} is only used with aggregation=trimmed-mean, and aggregation "
+            f"is '{config.aggregation}'"
+        )
+    if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
+        raise UserError(
+            f"client-keys: '{config.client_keys}' is not allowed: {', '.join(KEY_POLICIES)}, or "
+            "the absolute path of a folder on the server"
+        )
     privacy = {key: getattr(config, key) for key in ("dp_clip", "dp_epsilon", "dp_delta")}
     if any(privacy.values()) and not all(privacy.values()):
         missing = kebab(next(key for key, value in privacy.items() if not value))

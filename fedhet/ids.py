@@ -21,5 +21,5 @@ def check_id(name: str, what: str = "id") -> str:
 
 
 def client_order(client: str) -> tuple[int, int, str]:
-    """Sort key of client ids: numbers by value, then texts."""
-    return (0, int(client), "") if client.isdigit() else (1, 0, client)
+    """Sort key of client ids: numbers by value, then texts; no two ids share one ("7", "07")."""
+    return (0, int(client), client) if client.isdigit() else (1, 0, client)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fedhet.ids import CLIENT_ID
 
 REPRESENTATION = 500  # d: width of the representation that every model ends in
+KEY_POLICIES = AUTO, REGISTERED, OFF = ("auto", "registered", "off")  # or a folder
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
@@ -145,6 +146,26 @@ class RunConfig(Schema):
     start_timeout: float = Field(900.0, gt=0, description="longest wait for clients, seconds")
     max_update_norm: float = Field(
         1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
+    )
+    max_images: int = Field(
+        1_000_000, ge=1, lt=2**53, description="most training images that a client may declare"
+    )
+    max_classes: int = Field(
+        1_000, ge=1, description="most classes of a client, and of a run that does not list them"
+    )
+    max_weight: float = Field(
+        1.0, gt=0, le=1, description="largest share of one client in a weighted mean; 1: no limit"
+    )
+    aggregation: Literal["mean", "trimmed-mean", "median"] = Field(
+        "mean", description="the weighted mean, or unweighted ones that some liars cannot move"
+    )
+    trim: float = Field(
+        0.2, ge=0, lt=0.5, description="share of the values left out at each end by trimmed-mean"
+    )
+    client_keys: str = Field(
+        "auto",
+        description="which keys may be which clients on a network: auto (a registered name is its "
+        "key's alone), registered (nobody without one), a folder of <client>.pub, or off",
     )
 
     dp_clip: float = Field(

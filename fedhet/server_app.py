@@ -19,7 +19,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedhet.config import from_run_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.keys import Names
 from fedhet.protocol.mail import SIMULATION_POLL, poll_interval
+from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tracker import Tracker
@@ -93,10 +95,10 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
         kept = strategy_type.kept_roster(folder)
         if kept is not None:
             roster.load(kept)
-    handshake = Handshake(grid, experiment, roster)
+    handshake = Handshake(grid, experiment, roster, terms(config), Names(config.client_keys))
     handshake.wait(len(roster.ids) or config.clients, config.start_timeout)
     if not roster.classes:
-        roster.fix_classes(config.classes)
+        roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
     strategy = strategy_type(config, roster, folder)
     strategy.resume()
@@ -105,6 +107,12 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     folder.write_summary(config, "completed", len(roster.ids))
     if poll_interval(grid) == SIMULATION_POLL and not config.keep_state:
         shutil.rmtree(folder.state_dir(config) / experiment, ignore_errors=True)
+
+
+def terms(config: RunConfig) -> Terms:
+    """What clients may declare in this run."""
+    hidden = not METHODS[config.method].client.reveals_classes(config)
+    return Terms(config.max_images, config.max_classes, hidden)
 
 
 def _log_to_stderr() -> None:

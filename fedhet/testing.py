@@ -9,6 +9,7 @@ tests that work a round out by hand.
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class LocalGrid(InlineGrid):
     def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
         super().__init__(text, nodes)
         self.tamper = tamper
+        self.badges: dict[int, tuple[str, bytes]] = {}
         self.online = set(self.contexts)
         self.sent: list[Message] = []
         self.reverse = False
@@ -49,6 +51,15 @@ class LocalGrid(InlineGrid):
     def get_node_ids(self) -> Iterable[int]:
         """Those that are online."""
         return sorted(self.online)
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        """As a SuperLink knows them; ``badges`` are names and keys (PEM), by node."""
+        nothing = ("", b"")
+        badges = {node: self.badges.get(node, nothing) for node in self.get_node_ids()}
+        return [
+            SimpleNamespace(node_id=node, name=name, public_key=key)
+            for node, (name, key) in badges.items()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As the inline engine's, and remembered."""

@@ -276,6 +276,7 @@ class MethodStrategy(Strategy):
         self.ledger.begin(round_)
         if handshake is not None:
             handshake.query()
+        self.ledger.keep_out(self.roster.refusals())
         deadline = time.monotonic() + self.config.round_timeout
         messages = self.configure_train(round_, *nothing, grid)
         processes = self.config.processes(len(self.roster.ids))

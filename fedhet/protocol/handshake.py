@@ -8,9 +8,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedhet.errors import RunFailedError
+from fedhet.protocol.keys import Badge, Names, badges
 from fedhet.protocol.mail import Mail, poll_interval
 from fedhet.protocol.messages import QUERY, Instruction, one_line, read_reply, request
-from fedhet.protocol.people import read_info
+from fedhet.protocol.people import Terms, read_declaration
 from fedhet.protocol.roster import Roster
 
 log = logging.getLogger("fedhet")
@@ -27,13 +28,22 @@ SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long 
 class Handshake:
     """Keeps a roster's nodes up to date; remembers who was asked, and how often."""
 
-    def __init__(self, grid: Grid, experiment: str, roster: Roster) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        experiment: str,
+        roster: Roster,
+        terms: Terms = Terms(),  # noqa: B008  (frozen)
+        names: Names | None = None,
+    ) -> None:
         self.grid = grid
         self.experiment = experiment
         self.roster = roster
+        self.terms = terms
         self._mail = Mail(grid)
+        self._names = names or Names()
         self._expected = 0
-        self._online: set[int] = set()
+        self._online: dict[int, Badge] = {}
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
         self._reminded: Counter[int] = Counter()
@@ -71,12 +81,15 @@ class Handshake:
         for; its answer counts when it comes, and on a network it is reminded now and then.
         """
         mail, roster = self._mail, self.roster
-        online = set(self.grid.get_node_ids())
-        if self._online - online:
+        # Nodes of a simulation are the user's own processes and have no keys.
+        ids = self.grid.get_node_ids() if mail.simulated else []
+        now = dict.fromkeys(ids, Badge()) if mail.simulated else badges(self.grid)
+        online = set(now)
+        if self._online.keys() - online:
             roster.refused.clear()  # what a vanished node held may be free now: ask again
             self._tries.clear()
             self._reminded.clear()
-        self._online = online
+        self._online = now
         roster.nodes = {client: node for client, node in roster.nodes.items() if node in online}
         self._asked = {node: since for node, since in self._asked.items() if node in online}
         strangers = sorted(online - {*roster.nodes.values(), *roster.refused, *self._asked})
@@ -113,14 +126,16 @@ class Handshake:
         try:
             if reply.error:
                 raise ValueError(reply.error)
-            info = read_info(reply)
-            if info.client in self.roster.nodes:
-                raise ValueError(f"client id '{info.client}' is already taken by another node")
-            self.roster.admit(info)
-            self._expected = max(self._expected, int(reply.info.get("clients", 0)))
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            log.warning("node %d is refused: %s", node, one_line(error))
-            self.roster.refused[node] = one_line(error)
+            declared = read_declaration(reply, self.terms)
+            client = declared.info.client
+            if not self._mail.simulated:
+                self._names.check(client, node, self._online)
+            if client in self.roster.nodes:
+                raise ValueError(f"client id '{client}' is already taken by another node")
+            self.roster.admit(declared.info)
+        except ValueError as error:
+            self.roster.refuse(node, one_line(error))
             return []
-        self.roster.nodes[info.client] = node
-        return [info.client]
+        self._expected = max(self._expected, declared.clients)
+        self.roster.nodes[client] = node
+        return [client]

@@ -6,6 +6,7 @@ A request holds ``arrays`` (the payload) and ``config`` (an :class:`Instruction`
 
 import io
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,8 @@ def request(
                     "evaluate": what.evaluate,
                     "state-dir": what.state_dir,
                     "classes": list(what.classes),
+                    # Makes the message's id a secret of its addressee: see fedhet.protocol.keys.
+                    "nonce": secrets.token_hex(16),
                 }
             )
         }

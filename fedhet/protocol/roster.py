@@ -4,10 +4,13 @@ Node ids are Flower's and random; everything here goes by client id.
 """
 
 import logging
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedhet.errors import RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.people import ClientInfo
 from fedhet.rng import generator
@@ -24,6 +27,7 @@ class Roster:
         self.generations: dict[str, int] = {}
         self.classes: tuple[str, ...] = ()
         self.refused: dict[int, str] = {}  # reason by node
+        self._unbooked: list[tuple[str, str]] = []  # refusals that stand in no round yet
 
     @property
     def ids(self) -> list[str]:
@@ -38,6 +42,17 @@ class Roster:
         )
         return [ids[i] for i in sorted(chosen)]
 
+    def refuse(self, node: int, reason: str) -> None:
+        """Keep a node out, with the reason; what it is called does not matter: it may lie."""
+        log.warning("node %d is refused: %s", node, reason)
+        self.refused[node] = reason
+        self._unbooked.append((f"node {node}", reason))
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """Who was refused, and why, since this was last asked."""
+        found, self._unbooked = self._unbooked, []
+        return found
+
     def admit(self, info: ClientInfo) -> None:
         """Add a client, or check that a returning one declares what it declared before."""
         before = self.infos.get(info.client)
@@ -48,11 +63,15 @@ class Roster:
         self.infos[info.client] = info
         self.generations.setdefault(info.client, 0)
 
-    def fix_classes(self, configured: Sequence[str]) -> None:
+    def fix_classes(self, configured: Sequence[str], most: int = sys.maxsize) -> None:
         """Settle the global class list: configured, or what all clients agree on, or their union.
 
-        Clients with a class that is not in the list are dropped, with a warning.
+        Clients with a class that is not in the list are refused, and of a union of more than
+        ``most`` classes those that bring most of what nobody else has.
+        Raises RunFailedError if no client is left.
         """
+        if not configured:
+            self._bound_union(most)
         lists = {info.classes for info in self.infos.values()}
         union = sorted({name for names in lists for name in names})
         self.classes = tuple(configured or (next(iter(lists)) if len(lists) == 1 else union))
@@ -60,9 +79,25 @@ class Roster:
             try:
                 self.infos[client] = self._with_ids(self.infos[client])
             except ValueError as error:
-                log.warning("%s", error)
-                self.refused[self.nodes.pop(client)] = str(error)
-                del self.infos[client], self.generations[client]
+                self._drop(client, str(error))
+        if not self.infos:
+            raise RunFailedError(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
+
+    def _bound_union(self, most: int) -> None:
+        owners = Counter(name for info in self.infos.values() for name in info.classes)
+        while len(owners) > most:
+            own = {c: sum(owners[n] == 1 for n in self.infos[c].classes) for c in self.ids}
+            client = max(self.ids, key=lambda c: (own[c], len(self.infos[c].classes)))
+            owners = +(owners - Counter(self.infos[client].classes))
+            self._drop(
+                client,
+                f"client '{client}' brings {own[client]} classes that nobody else has, and with "
+                f"them there are more than max-classes={most}",
+            )
+
+    def _drop(self, client: str, reason: str) -> None:
+        self.refuse(self.nodes.pop(client), reason)
+        del self.infos[client], self.generations[client]
 
     def _with_ids(self, info: ClientInfo) -> ClientInfo:
         strange = sorted(set(info.seen_names) - set(self.classes))

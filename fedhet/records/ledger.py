@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,10 @@ class Ledger:
         self.fail(client, reason)
         self.round.uplink.bytes += sum(array.nbytes for array in arrays)
         self.round.uplink.message_bytes += message_bytes
+
+    def keep_out(self, refusals: Iterable[tuple[str, str]]) -> None:
+        """Book nodes that the handshake kept out, each with the reason."""
+        self.round.failures += [{"client": who, "reason": reason} for who, reason in refusals]
 
     def accept(
         self, client: str, payload: Payload, metrics: Mapping[str, float], message_bytes: int

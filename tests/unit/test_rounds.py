@@ -307,6 +307,8 @@ def test_sampling_depends_on_seed_and_round_only():
     assert drawn == roster.sample(1, 5, 4) and len(set(drawn)) == 4
     assert drawn != roster.sample(1, 6, 4) and drawn != roster.sample(2, 5, 4)
     assert sorted(["10", "9", "b", "a"], key=client_order) == ["9", "10", "a", "b"]
+    assert sorted(["7", "07", "007"], key=client_order) == ["007", "07", "7"]
+    assert sorted(["07", "007", "7"], key=client_order) == ["007", "07", "7"]
 
 
 def test_a_second_node_with_the_same_client_id_is_refused(tmp_path):
@@ -329,7 +331,13 @@ def test_a_client_that_returns_with_other_data_is_refused(tmp_path):
 
     grid_of = {}
     folder, _ = simulate(small(tmp_path), tamper=swap, before=lambda g: grid_of.update(x=g))
-    assert folder.read_rounds()[1]["failures"] == [{"client": "2", "reason": "offline"}]
+    assert folder.read_rounds()[1]["failures"] == [
+        {"client": "2", "reason": "offline"},
+        {
+            "client": "node 103",
+            "reason": "client '2' declares other data or another model now",
+        },
+    ]
 
 
 SUMMARY = """method dataset clients fraction rounds seed status test_accuracy_mean

@@ -43,7 +43,7 @@ class Federation:
         self.home = folder / "flwr"
         self.home.mkdir(parents=True)
         self.port, *self.ports = free_ports(nodes + 6)
-        self.names = [f"node-{k}" for k in range(nodes)]
+        self.names = [str(k) for k in range(nodes)]  # a key's name is its client's id
         self.tls: Credentials = make(folder / "tls", ["127.0.0.1"], self.names)
         self.env = environment(
             {"FLWR_HOME": str(self.home), "FEDHET_CACHE": os.environ.get("FEDHET_CACHE", "")}
@@ -106,7 +106,7 @@ class Federation:
         """Start (or restart at once, with SIGTERM) SuperNode k with a node configuration."""
         if k in self.nodes:
             self.nodes[k].end()
-        log = self.folder / f"{self.names[k]}.log"
+        log = self.folder / f"node-{k}.log"
         self.nodes[k] = Process(self.node_words(k, config), log, self.env).start()
         return self.nodes[k]
 

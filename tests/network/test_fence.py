@@ -37,8 +37,8 @@ def test_clients_reach_the_fleet_api_and_nothing_else(tmp_path):
     try:
         federation.extra(words, "nginx")
         federation.start_superlink()
-        key = f"{federation.tls.client('node-0')}.pub"
-        federation.flwr("supernode", "register", key, "net", "--name", "node-0")
+        key = f"{federation.tls.client('0')}.pub"
+        federation.flwr("supernode", "register", key, "net", "--name", "0")
         federation.port = port  # for the node only: whoever submits runs is inside
         federation.start_node(0)
         federation.port = inside

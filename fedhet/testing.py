@@ -9,7 +9,6 @@ tests that work a round out by hand.
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from clients.base import MethodClient, Setup
 from fedhet.config import build_config, envelope
 from fedhet.node.site import assigned_model, load_local
 from fedhet.node.state import FileStore
+from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.payload import Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.protocol.roster import Roster
@@ -52,12 +52,12 @@ class LocalGrid(InlineGrid):
         """Those that are online."""
         return sorted(self.online)
 
-    def get_nodes(self) -> list[SimpleNamespace]:
+    def get_nodes(self) -> Iterable[NodeInfo]:
         """As a SuperLink knows them; ``badges`` are names and keys (PEM), by node."""
         nothing = ("", b"")
         badges = {node: self.badges.get(node, nothing) for node in self.get_node_ids()}
         return [
-            SimpleNamespace(node_id=node, name=name, public_key=key)
+            NodeInfo(node_id=node, name=name, public_key=key)
             for node, (name, key) in badges.items()
         ]
 

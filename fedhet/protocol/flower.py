@@ -5,9 +5,10 @@ from uuid import uuid4
 from flwr.app import Message
 from flwr.client import NumPyClient
 from flwr.common import Scalar
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["NumPyClient", "Scalar", "be_one_process", "posted"]
+__all__ = ["NodeInfo", "NumPyClient", "Scalar", "be_one_process", "posted"]
 
 
 def be_one_process() -> None:

@@ -4,13 +4,13 @@ import json
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from fedhet.testing import LocalGrid, simulate, small
 
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
+from fedhet.testing import LocalGrid, simulate, small
 
 
 def liar(**lies):

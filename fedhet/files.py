@@ -3,13 +3,36 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedhet.errors import UserError
+
+_umask = threading.Lock()
+_inside: list[int] = []  # the process's own umask while somebody makes private files
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """What is made meanwhile can be read by its owner only: folders 0700, files 0600.
+
+    The umask belongs to the whole process; whoever leaves last puts the old one back.
+    """
+    with _umask:
+        before = os.umask(0o077)
+        _inside.append(_inside[0] if _inside else before)
+    try:
+        yield
+    finally:
+        with _umask:
+            before = _inside.pop()
+            if not _inside:
+                os.umask(before)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 A cache entry is a folder ``<cache-dir>/<key>/`` with ``images.npy`` (n, s, s, 3) uint8,
 ``labels.npy`` (n,) int64 and ``meta.json``. It is written under a lock into a temporary folder,
-synced and renamed, so a reader sees all of it or nothing. On opening, sizes, shapes and the hash
-of the labels are checked; the pixels are not, because a training process reads only its clients'.
+synced and renamed, so a reader sees all of it or nothing; only its owner can read it. On opening,
+sizes, shapes and the hash of the labels are checked; the pixels are not, because a training process
+reads only its clients'.
 """
 
 import hashlib
@@ -19,9 +20,10 @@ from typing import IO
 import numpy as np
 from filelock import FileLock
 
-from fedhet.data.listing import Indices, Listing, Pixels
+from fedhet.data.listing import Indices, Listing, Pixels, Unread
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
+from fedhet.files import private_files
 
 _FORMAT = 1
 _NAMED = 5
@@ -94,12 +96,13 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     if found is not None:
         return found
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            found = _load(folder)
-            if found is None:
-                _build(folder, source.listing(image_size, wanted), image_size)
+        with private_files():
+            cache.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{folder}.lock"):
                 found = _load(folder)
+                if found is None:
+                    _build(folder, source.listing(image_size, wanted), image_size)
+                    found = _load(folder)
     except OSError as error:
         raise UserError(
             f"cache folder {cache}: cannot write ({error.strerror or error}); "
@@ -170,11 +173,9 @@ def _build(folder: Path, listing: Listing, image_size: int) -> None:
 def _write(folder: Path, listing: Listing, image_size: int) -> None:
     shape = (image_size, image_size, 3)
     with (folder / "images.npy").open("w+b") as file:
-        kept = _write_images(file, listing, shape)
+        kept, unread = _write_images(file, listing, shape)
         image_bytes = os.fstat(file.fileno()).st_size
-    good = np.zeros(len(listing.paths), dtype=bool)
-    good[kept] = True
-    bad = [*listing.ignored, *(p for p, ok in zip(listing.paths, good, strict=True) if not ok)]
+    bad = [*listing.ignored, *unread]
     if not kept:
         raise UserError(f"data-path: no readable image among {len(bad)} files ({_names(bad)})")
     labels, classes, warnings = _drop_empty(listing, listing.labels[kept])
@@ -196,23 +197,28 @@ def _write(folder: Path, listing: Listing, image_size: int) -> None:
         _sync(file)
 
 
-def _write_images(file: IO[bytes], listing: Listing, shape: tuple[int, int, int]) -> list[int]:
-    """Stream the readable images; returns their positions in the listing.
+def _write_images(
+    file: IO[bytes], listing: Listing, shape: tuple[int, int, int]
+) -> tuple[list[int], list[str]]:
+    """Stream the readable images; returns their positions in the listing, and the other files.
 
     Written, not mapped: a full disk is then an error and not a SIGBUS.
     """
     kept: list[int] = []
+    unread: list[str] = []
     start = _header(file, len(listing.paths), shape)
     with closing(listing.images) as images:
         for index, image in enumerate(images):
-            if image is not None:
+            if isinstance(image, Unread):
+                unread.append(image.name(listing.paths[index]))
+            else:
                 file.write(image.tobytes())
                 kept.append(index)
     file.seek(0)
     # NumPy pads the header so that the first axis may change in place.
     assert _header(file, len(kept), shape) == start
     _sync(file)
-    return kept
+    return kept, unread
 
 
 def _header(file: IO[bytes], count: int, shape: tuple[int, int, int]) -> int:

@@ -5,6 +5,10 @@ two threads took 12 s for CIFAR-10's 60,000 where one took 8 s. The workers are 
 ``python -c`` children that import neither torch nor the caller's main module, so they can be
 started from a Ray actor as well. Worker w of W decodes the files w, w + W, ...; its pipe holds
 it back when the reader is slower, so memory stays bounded.
+
+So it does for files that were made to burst it: a few kilobytes may claim gigabytes, as a member
+of a zip or as the size of an image. Whatever is larger than ``MAX_FILE_BYTES`` or ``MAX_PIXELS`` is
+left out before it is unpacked; decoding one image at both limits takes about 0.6 GiB.
 """
 
 import io
@@ -17,16 +21,40 @@ import zipfile
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
-from fedhet.data.listing import Pixels, to_pixels
+from fedhet.data.listing import Pixels, Unread, to_pixels
 from fedhet.errors import UserError
 
+MAX_FILE_BYTES = 64 << 20
+MAX_PIXELS = 64 << 20
+# Others are not opened, whatever a file is called: Pillow would run Ghostscript for some.
+_FORMATS = [
+    BmpImagePlugin.BmpImageFile.format,
+    BmpImagePlugin.DibImageFile.format,
+    GifImagePlugin.GifImageFile.format,
+    JpegImagePlugin.JpegImageFile.format,  # and MPO, which begins like one
+    PngImagePlugin.PngImageFile.format,
+    TiffImagePlugin.TiffImageFile.format,
+    WebPImagePlugin.WebPImageFile.format,
+]
+# Of the other methods Python unpacks a whole block, however large, before it looks at a limit.
+_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _MAX_WORKERS = 16
 _PER_WORKER = 500
 _GOOD, _BAD = b"\1", b"\0"
+Read = Callable[[str], bytes]
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from fedhet.data.decode import serve; serve()"
@@ -48,8 +76,8 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         raise UserError(f"data-path {path}: {error.strerror}") from error
 
 
-def decode_all(root: Path, names: list[str], size: int) -> Generator[Pixels | None, None, None]:
-    """Yield ``(size, size, 3)`` uint8, or ``None`` for an unreadable file, per name below ``root``.
+def decode_all(root: Path, names: list[str], size: int) -> Generator[Pixels | Unread, None, None]:
+    """Yield ``(size, size, 3)`` uint8, or why there is none, per name below ``root``.
 
     ``root`` is a directory or a zip. Small sets are decoded here: a worker takes 0.2 s to start.
 
@@ -67,29 +95,58 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _here(root: Path, names: list[str], size: int) -> Generator[Pixels | None, None, None]:
+def _here(root: Path, names: list[str], size: int) -> Generator[Pixels | Unread, None, None]:
     with ExitStack() as stack:
-        read: Callable[[str], bytes]
-        if root.is_dir():
-            read = lambda name: (root / name).read_bytes()  # noqa: E731
-        else:
-            read = stack.enter_context(open_zip(root)).read
+        read: Read = lambda name: _bounded_file(root / name)  # noqa: E731
+        if not root.is_dir():
+            archive = stack.enter_context(open_zip(root))
+            read = lambda name: _bounded_member(archive, name)  # noqa: E731
         for name in names:
             yield _decode(read, name, size)
 
 
-def _decode(read: Callable[[str], bytes], name: str, size: int) -> Pixels | None:
-    """One image, or ``None``: decoders raise nearly every exception on broken files."""
+class _TooLarge(Exception):
+    """What must not be unpacked; the text says how large it claims to be."""
+
+
+def _bounded_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return _bounded(file, os.fstat(file.fileno()).st_size)
+
+
+def _bounded_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    member = archive.getinfo(name)
+    if member.compress_type not in _METHODS:
+        raise _TooLarge("packed by a method other than deflate")
+    with archive.open(member) as file:
+        return _bounded(file, member.file_size)
+
+
+def _bounded(file: IO[bytes], claimed: int) -> bytes:
+    """The content, if it claims no more than the limit; more than it claims is never read."""
+    if claimed <= MAX_FILE_BYTES:
+        return file.read(claimed)
+    raise _TooLarge(f"{claimed} bytes, at most {MAX_FILE_BYTES} are read")
+
+
+def _decode(read: Read, name: str, size: int) -> Pixels | Unread:
+    """One image, or why not: decoders raise nearly every exception on broken files."""
     try:
-        with Image.open(io.BytesIO(read(name))) as image:
+        with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
             return to_pixels(image, size)
+    except _TooLarge as reason:
+        return Unread(str(reason))
+    except Image.DecompressionBombError:
+        return Unread(f"more than {MAX_PIXELS} pixels")
     except Exception:
-        return None
+        return Unread()
 
 
 def _in_workers(
     root: Path, names: list[str], size: int, workers: int
-) -> Generator[Pixels | None, None, None]:
+) -> Generator[Pixels | Unread, None, None]:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for first in range(workers):
@@ -116,11 +173,11 @@ def _start(root: Path, names: list[str], size: int) -> subprocess.Popen[bytes]:
     return worker
 
 
-def _receive(worker: subprocess.Popen[bytes], size: int) -> Pixels | None:
+def _receive(worker: subprocess.Popen[bytes], size: int) -> Pixels | Unread:
     assert worker.stdout is not None
     flag = worker.stdout.read(1)
     if flag == _BAD:
-        return None
+        return Unread(worker.stdout.readline().decode().rstrip())
     pixels = worker.stdout.read(3 * size * size)
     if flag != _GOOD or len(pixels) != 3 * size * size:
         raise UserError(f"data-path: a decoding process ended early (exit code {worker.wait()})")
@@ -135,7 +192,10 @@ def serve() -> None:
     out = sys.stdout.buffer
     try:
         for pixels in _here(Path(root), names, size):
-            out.write(_BAD if pixels is None else _GOOD + pixels.tobytes())
+            if isinstance(pixels, Unread):
+                out.write(_BAD + f"{pixels.reason}\n".encode())
+            else:
+                out.write(_GOOD + pixels.tobytes())
         out.flush()
     except BrokenPipeError:
         os._exit(1)  # the reader is gone, and so is everything worth a message

@@ -13,18 +13,29 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A file that gave no image; ``reason`` is empty where it simply is none."""
+
+    reason: str = ""
+
+    def name(self, path: str) -> str:
+        """The path, with the reason where there is one."""
+        return f"{path} ({self.reason})" if self.reason else path
+
+
+@dataclass(frozen=True)
 class Listing:
     """The images of one source, in their final order.
 
-    ``images`` yields one ``(s, s, 3)`` uint8 array per path, ``None`` where the file cannot be
-    read; ``labels`` is ``(n,)`` int64 into ``classes``. ``ignored`` names the files that were not
-    tried. With ``keep_empty`` a class without images keeps its label: the caller named the classes.
+    ``images`` yields one ``(s, s, 3)`` uint8 array per path, or :class:`Unread` with the reason;
+    ``labels`` is ``(n,)`` int64 into ``classes``. ``ignored`` names the files that were not tried.
+    With ``keep_empty`` a class without images keeps its label: the caller named the classes.
     """
 
     classes: tuple[str, ...]
     paths: tuple[str, ...]
     labels: Indices
-    images: Generator[Pixels | None, None, None]
+    images: Generator[Pixels | Unread, None, None]
     ignored: tuple[str, ...] = ()
     keep_empty: bool = True
 
@@ -48,8 +59,8 @@ def to_pixels(image: Image.Image, size: int) -> Pixels:
     """Any image as RGB ``(size, size, 3)`` uint8, resized bilinearly without keeping the aspect."""
     if image.mode == "I" or image.mode.startswith("I;16"):
         # Pillow's own conversion clips 16-bit grey at 255, which turns scans white.
-        wide = np.asarray(image).astype(np.int64)
-        image = Image.fromarray((wide.clip(0, 65535) >> 8).astype(np.uint8))
+        wide = np.asarray(image).clip(0, 65535)
+        image = Image.fromarray((wide >> 8).astype(np.uint8))
     if image.mode != "RGB":
         image = image.convert("RGB")
     if image.size != (size, size):

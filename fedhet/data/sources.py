@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from fedhet.data.folder import open_image_folder
-from fedhet.data.listing import Indices, Listing, Pixels, Source, to_pixels
+from fedhet.data.listing import Indices, Listing, Pixels, Source, Unread, to_pixels
 from fedhet.errors import UserError
 from fedhet.rng import generator
 
@@ -183,7 +183,7 @@ class Synthetic:
         patterns: Pixels = (135 * np.minimum(scene, 1)).astype(np.uint8)
         return patterns
 
-    def _draw(self, labels: Indices, size: int) -> Generator[Pixels | None, None, None]:
+    def _draw(self, labels: Indices, size: int) -> Generator[Pixels | Unread, None, None]:
         """Pattern, a brightness 0..40 per image and noise 0..80 per value: at most 255."""
         patterns = self._patterns(size)
         for chunk, start in enumerate(range(0, len(labels), _SYNTHETIC_CHUNK)):

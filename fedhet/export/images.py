@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedhet.data.decode import decode_all
 from fedhet.data.folder import SUFFIXES
+from fedhet.data.listing import Unread
 from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
 
@@ -62,8 +63,8 @@ class ImageFiles:
         images = []
         pixels = decode_all(Path(), list(self.paths), self.size)
         for path, image in zip(self.paths, pixels, strict=True):
-            if image is None:
-                self.unreadable.append(path)
+            if isinstance(image, Unread):
+                self.unreadable.append(image.name(path))
                 continue
             paths.append(path)
             images.append(image)

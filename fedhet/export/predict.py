@@ -12,6 +12,7 @@ from torch import Tensor
 from fedhet.errors import UserError
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
+from fedhet.files import private_files
 from fedhet.training.loop import autocast, normalise
 
 
@@ -35,7 +36,8 @@ def predict(model_folder: Path, places: Sequence[Path], out: Path) -> Predicted:
     files = ImageFiles(find_images(path.expanduser() for path in places), model.config.image_size)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        count = _write(model, files, temporary)
+        with private_files():
+            count = _write(model, files, temporary)
         if not count:
             reason = files.complaint() if files.unreadable else "the folders hold no image file"
             raise UserError(f"images: nothing to classify: {reason}")

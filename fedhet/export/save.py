@@ -19,6 +19,7 @@ import fedhet
 from fedhet.errors import UserError
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
+from fedhet.files import private_files
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 
 
@@ -157,8 +158,9 @@ def _appearing(out: Path) -> Iterator[Path]:
     temporary = out.with_name(f".{out.name}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        yield temporary
+        with private_files():  # a model trained on private images is private, too
+            temporary.mkdir(parents=True)
+            yield temporary
         temporary.rename(out)
     except OSError as error:
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error

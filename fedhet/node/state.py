@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedhet.files import sync
+from fedhet.files import private_files, sync
 
 Bundle = dict[str, Tensor]
 
@@ -119,8 +119,9 @@ class FileStore:
     def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write(temporary)
+            with private_files():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write(temporary)
             if self.sync:
                 sync(temporary)
             temporary.replace(path)

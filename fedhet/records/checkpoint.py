@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from fedhet.files import sync
+from fedhet.files import private_files, sync
 from fedhet.protocol.payload import Array
 
 
@@ -17,7 +17,8 @@ def save_checkpoint(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, 
     """One safetensors file with the server's arrays and, as metadata, everything else."""
     temporary = path.with_name(path.name + ".tmp")
     data = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    save_file(data, temporary, metadata={"json": json.dumps(meta)})
+    with private_files():
+        save_file(data, temporary, metadata={"json": json.dumps(meta)})
     sync(temporary)
     temporary.replace(path)
 

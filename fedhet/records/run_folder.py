@@ -14,7 +14,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError
-from fedhet.files import finite, read_jsonl, read_yaml, write_json, write_text
+from fedhet.files import finite, private_files, read_jsonl, read_yaml, write_json, write_text
 from fedhet.records.environment import environment
 from fedhet.records.spending import partition_clients, privacy_summary
 from fedhet.schema import RunConfig
@@ -48,7 +48,8 @@ class RunFolder:
             base.mkdir(parents=True, exist_ok=True)
             path.mkdir()
             folder = cls(path)
-            folder.checkpoint.parent.mkdir()
+            with private_files():
+                folder.checkpoint.parent.mkdir()
             write_json(path / "environment.json", environment(config))
             folder._write_config(config, secrets.token_hex(8))
         except FileExistsError as error:
@@ -83,7 +84,8 @@ class RunFolder:
         self._write_config(config, self.experiment)
 
     def _write_config(self, config: RunConfig, experiment: str) -> None:
-        write_json(self._identity, {"experiment": experiment, "config": config.flat()})
+        with private_files():
+            write_json(self._identity, {"experiment": experiment, "config": config.flat()})
         text = yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 
@@ -140,7 +142,8 @@ class RunFolder:
         self, counts: Sequence[tuple[str, list[int]]], classes: Sequence[str]
     ) -> None:
         """``partition.csv``: training images per client (rows) and class (columns)."""
-        with (self.path / "partition.csv").open("w", encoding="utf-8", newline="") as file:
+        path = self.path / "partition.csv"
+        with private_files(), path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["client", *classes])
             writer.writerows([client, *row] for client, row in counts)

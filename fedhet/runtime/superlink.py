@@ -172,7 +172,7 @@ class SuperLink:
     def start(self) -> None:
         """Start it and wait until it answers; RunFailedError if it does not."""
         self.clear()
-        self.home.mkdir()
+        self.home.mkdir(mode=0o700)
         # A Unix socket's path is limited to 107 bytes, and Ray adds about 70 of its own.
         ray = tempfile.mkdtemp(prefix="fh", dir="/tmp")
         (self.home / "ray").symlink_to(ray)

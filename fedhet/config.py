@@ -75,7 +75,13 @@ def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunC
                 f"{key}: a resumed run keeps its own, or its rounds would not be comparable; "
                 f"allowed here: {', '.join(RESUMABLE)}"
             )
-    return build_config({**started, **changes})
+    config = build_config({**started, **changes})
+    if config.dp_clip and config.rounds != started["rounds"]:
+        raise UserError(
+            f"rounds: {config.rounds} is not allowed: the noise of this run (dp-clip) was chosen "
+            f"for rounds={started['rounds']}, and more uploads would exceed dp-epsilon"
+        )
+    return config
 
 
 def build_config(values: Mapping[str, Any]) -> RunConfig:

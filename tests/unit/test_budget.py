@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from fedhet import client_app
 from fedhet.node.budget import Budget, BudgetError
 from fedhet.node.privacy import epsilon_spent, sigma
 from fedhet.node.state import ContextStore, FileStore, StateError
 from fedhet.protocol.messages import arrays_of, to_record
+from fedhet.runtime.inline import InlineGrid
 from fedhet.testing import simulate, small
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
@@ -114,10 +114,9 @@ def test_a_server_that_asks_twice_uses_the_budget_up(tmp_path):
     def twice(node, message, reply):
         record = message.content.config_records["config"]
         if node == 0 and record["round"] == 1 and len(grid) == 1:
-            context = grid.pop().contexts[100]
             arrays = arrays_of(message)
             message.content["arrays"] = to_record([arrays[0], arrays[1] * 2, *arrays[2:]])
-            client_app.app(message, context)
+            InlineGrid.answer(grid.pop(), message)
         return reply
 
     folder, _ = simulate(config, tamper=twice, before=grid.append)

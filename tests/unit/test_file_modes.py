@@ -5,10 +5,10 @@ import stat
 import threading
 
 import pytest
-from simulation import simulate, small
 
 from fedhet.export.save import export
 from fedhet.files import private_files
+from fedhet.testing import simulate, small
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.config import resumed_config
 from fedhet.errors import UserError
 from fedhet.node.privacy import (
     epsilon_of,
@@ -174,3 +175,10 @@ def test_who_uploads_less_often_has_spent_less(tmp_path):
 def test_the_three_keys_are_needed_together(tmp_path, missing):
     with pytest.raises(UserError, match=f"^{missing.replace('_', '-')}: .* needed together"):
         small(tmp_path, **{key: value for key, value in DP.items() if key != missing})
+
+
+def test_a_run_with_noise_is_not_resumed_for_more_rounds(tmp_path):
+    started = small(tmp_path, **DP).flat()
+    assert resumed_config(started, []).rounds == 2
+    with pytest.raises(UserError, match="^rounds: 9 is not allowed: the noise of this run"):
+        resumed_config(started, ["rounds=9"])

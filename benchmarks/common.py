@@ -40,7 +40,7 @@ def config_of(overrides: Sequence[str]) -> RunConfig:
 def command(out: Path, overrides: Sequence[str], name: str = "run") -> list[str]:
     """``fedhet run`` of an empty preset with these overrides, into the run folder ``out/name``."""
     preset = out / "benchmark.yaml"
-    preset.write_text("")
+    preset.write_text("dataset: digits\n")
     where = ["--out", str(out), "--name", name]
     return [script("fedhet"), "run", str(preset), *overrides, *where]
 

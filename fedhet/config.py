@@ -22,6 +22,23 @@ RESUMABLE = (
     "start-timeout", "keep-state", "tracker",
 )  # fmt: skip
 
+_PLAIN = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text",
+}
+_EXAMPLES = {
+    "split": "write train:val:test as whole numbers, such as 8:1:1",
+    "device": "write auto, cpu, cuda or cuda:N",
+    "name": "use up to 64 of A-Z a-z 0-9 . _ - and no spaces",
+}
+
 
 def nearest(word: str, allowed: Sequence[str]) -> str:
     """``; did you mean 'x'?`` for the closest allowed word, or nothing."""
@@ -33,10 +50,16 @@ def find_method(name: str) -> Method:
     """The registered method of that name; UserError with the nearest name otherwise."""
     if name not in METHODS:
         raise UserError(
-            f"method: unknown value '{name}'{nearest(name, list(METHODS))}; "
+            f"method: unknown value '{name}'{nearest(name.lower(), list(METHODS))}; "
             f"allowed: {', '.join(METHODS)}"
         )
     return METHODS[name]
+
+
+def method_name(name: str) -> str:
+    """A method's name as the papers write it (FedSSA, LG-FedAvg) to the one it has here."""
+    plain = name.strip().lower().replace("-", "_")
+    return plain if plain in METHODS else name.strip()
 
 
 def method_keys(method: Method) -> set[str]:
@@ -55,15 +78,48 @@ def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Merge defaults, the preset and the command line, and check the whole."""
+def load_config(
+    path: Path | None, overrides: Sequence[str] = (), *, changes: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Merge defaults, the preset and the command line, and check the whole.
+
+    ``changes`` are overrides that are values already.
+    """
     preset = read_yaml(path) if path else {}
-    changes = read_overrides(overrides)
-    if "method" in changes and changes["method"] != preset.get("method", "fedssa"):
+    new = {**read_overrides(overrides), **(changes or {})}
+    for values in (preset, new):
+        if isinstance(values.get("method"), str):
+            values["method"] = method_name(values["method"])
+    if "method" in new and new["method"] != preset.get("method", "fedssa"):
         # The preset's keys of the old method make no sense for the new one.
         old = method_keys(find_method(str(preset.get("method", "fedssa"))))
         preset = {key: value for key, value in preset.items() if key not in old}
-    return build_config({**preset, **changes})
+    config = build_config({**preset, **new})
+    _check_effect(config, preset, new)
+    return config
+
+
+def _check_effect(config: RunConfig, preset: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """UserError for a key that somebody wrote down and that changes nothing.
+
+    A preset's may have lost its effect to an override; a run's own config.yaml has all of them.
+    """
+    defaults = RunConfig().flat()
+    given = dict(new)
+    if "partition" not in new:
+        given |= {key: value for key, value in preset.items() if value != defaults.get(key)}
+    dirichlet = ("dirichlet", "dirichlet-balanced")
+    needs = {
+        "alpha": dirichlet,
+        "classes-per-client": ("classes-per-client",),
+        "legacy-pfedhn": ("classes-per-client",),
+    }
+    for key, partitions in needs.items():
+        if key in given and config.partition not in partitions:
+            raise UserError(
+                f"{key}: '{given[key]}' changes nothing with partition={config.partition}; it "
+                f"belongs to partition={' or '.join(partitions)}"
+            )
 
 
 def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
@@ -108,6 +164,8 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
 
 def _unknown_key(key: str, name: str, own: set[str]) -> str:
     others = [m for m, method in METHODS.items() if key in method_keys(method)]
+    if key == "params":
+        return f"params: a method's own keys stand beside the others, not below it: {sorted(own)}"
     if others:
         return f"{key}: only method {' or '.join(others)} has this key, and method is '{name}'"
     return f"{key}: unknown key{nearest(key, sorted(_COMMON | own))}"
@@ -123,11 +181,20 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         key = str(error["loc"][0])
-        reason = error["msg"][0].lower() + error["msg"][1:]
-        shown = values.get(key, error["input"])
-        raise UserError(
-            f"{key}: '{shown}' is not allowed: {reason} ({_meaning(schema, key)})"
-        ) from None
+        raise UserError(_wrong_value(schema, key, values.get(key, error["input"]), error)) from None
+
+
+def _wrong_value(schema: type[Schema], key: str, value: Any, error: Mapping[str, Any]) -> str:
+    """One line on a value that does not fit: what is allowed, in words."""
+    meaning = _meaning(schema, key)
+    shown = f"{key}: '{value}' is not allowed"
+    kind = error["type"]
+    if kind in _PLAIN:
+        return f"{shown}: {_PLAIN[kind]} is needed ({meaning})"
+    if key in _EXAMPLES:
+        return f"{shown}: {_EXAMPLES[key]}"
+    reason = error["msg"][0].lower() + error["msg"][1:]
+    return f"{shown}: {reason} ({meaning})"
 
 
 def _meaning(schema: type[Schema], key: str) -> str:

@@ -35,17 +35,37 @@ def private_files() -> Iterator[None]:
                 os.umask(before)
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice: YAML would take the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """As the base class, after the check."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise UserError(f"{key}: given twice, the second time {_where(key_node)}")
+            seen.add(str(key))
+        return dict(super().construct_mapping(node, deep))
+
+
+def _where(node: yaml.Node) -> str:
+    return f"in line {node.start_mark.line + 1}"
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A flat YAML mapping; UserError if the file is missing, broken or not a mapping."""
+    """A flat YAML mapping; UserError if the file is missing, empty, broken or not a mapping."""
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except UserError as error:
+        raise UserError(f"config '{path}': {error}") from None
     except OSError as error:
         raise UserError(f"config '{path}': cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         line = " ".join(str(error).split())
         raise UserError(f"config '{path}': not valid YAML: {line}") from error
     if loaded is None:
-        return {}
+        raise UserError(f"config '{path}': is empty; `fedhet keys` lists what it may say")
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UserError(f"config '{path}': must be a mapping of keys to values")
     return loaded

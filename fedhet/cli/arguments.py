@@ -7,14 +7,35 @@ that ``fedhet --help`` and a mistyped option answer at once.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import click
 import typer
+from typer.core import TyperArgument, TyperCommand
+from typer.models import ArgumentInfo
 
+import fedhet
 from fedhet.errors import RunFailedError, UserError
 from fedhet.runtime.signals import Interrupted
+from fedhet.schema import RunConfig, kebab
+
+
+class Command(TyperCommand):
+    """A command whose ``--help`` shows what its arguments mean.
+
+    Since click's arguments have a help text of their own (8.2), theirs, empty, replaces typer's.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        hints = get_type_hints(self.callback, include_extras=True)
+        for parameter in self.params:
+            for note in getattr(hints.get(str(parameter.name)), "__metadata__", ()):
+                if isinstance(note, ArgumentInfo) and isinstance(parameter, TyperArgument):
+                    parameter.help = parameter.help or note.help
+
 
 app = typer.Typer(
     add_completion=False,
@@ -22,7 +43,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click does, too
     help="Model-heterogeneous personalised federated learning.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+command = partial(app.command, cls=Command)
 
 ConfigName = Annotated[
     str, typer.Argument(metavar="CONFIG", help="YAML file, or a shipped preset (quickstart)")
@@ -41,7 +64,22 @@ Connection = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
-@app.command()
+def _version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it)
+    if wanted:
+        print(f"fedhet {fedhet.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Model-heterogeneous personalised federated learning."""
+
+
+@command()
 def run(
     config: ConfigName,
     overrides: Overrides = None,
@@ -58,7 +96,7 @@ def run(
     commands.run(config, words, connection=superlink, as_json=as_json)
 
 
-@app.command()
+@command()
 def demo(
     out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
 ) -> None:
@@ -68,7 +106,7 @@ def demo(
     commands.demo(out)
 
 
-@app.command()
+@command()
 def resume(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
     overrides: Changes = None,
@@ -81,26 +119,55 @@ def resume(
     commands.resume(run_folder, overrides or [], connection=superlink, as_json=as_json)
 
 
-@app.command()
-def methods(as_json: Json = False) -> None:
-    """List the methods and the keys that only they have."""
-    from fedhet.cli import commands
+@command()
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder that is searched for run folders")
+    ] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List runs with status, method and accuracy."""
+    from fedhet.cli import listings
 
-    commands.methods(as_json=as_json)
+    listings.runs(folder, as_json=as_json)
 
 
-@app.command()
+@command()
+def keys(
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="add this method's own keys")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the keys of a configuration with defaults, ranges and meaning."""
+    from fedhet.cli import listings
+
+    listings.keys(method, as_json=as_json)
+
+
+@command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one method, in full")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods and the keys that only they have; one with what it does and sends."""
+    from fedhet.cli import listings
+
+    listings.methods(name, as_json=as_json)
+
+
+@command()
 def models(
     classes: Annotated[int, typer.Option(min=1, help="number of classes")] = 10,
     as_json: Json = False,
 ) -> None:
     """List the models with parameters, size and cost."""
-    from fedhet.cli import commands
+    from fedhet.cli import listings
 
-    commands.models(classes, as_json=as_json)
+    listings.models(classes, as_json=as_json)
 
 
-@app.command()
+@command()
 def partition(
     config: ConfigName,
     overrides: Overrides = None,
@@ -113,7 +180,7 @@ def partition(
     commands.partition(config, overrides or [], out, as_json=as_json)
 
 
-@app.command()
+@command()
 def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     preset: Annotated[
         str,
@@ -149,7 +216,7 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
         work.sweep(preset, words, options, as_json=as_json)
 
 
-@app.command()
+@command()
 def certs(
     out: Annotated[Path, typer.Option(help="folder to make them in")],
     server: Annotated[
@@ -166,7 +233,7 @@ def certs(
     print(advice(make(out, servers, clients), servers, clients))
 
 
-@app.command()
+@command()
 def export(
     state: Annotated[
         Path, typer.Argument(metavar="STATE", help="<state-dir>/<experiment>/<client>")
@@ -189,7 +256,7 @@ def export(
     print(write(state, out, generation=generation, images=(images or []) if onnx else None))
 
 
-@app.command()
+@command()
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="folder made by `fedhet export`")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="files or folders")],
@@ -215,21 +282,34 @@ def execute(arguments: list[str]) -> int:
     """Run one command line; returns 0, 2 (mistake), 3 (run failed) or 128 + signal."""
     try:
         code = app(arguments, prog_name="fedhet", standalone_mode=False)
-    except (UserError, RunFailedError) as error:
-        return _complain(" ".join(str(error).split()), error.exit_code)
+        return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
+        return 0
+    except (UserError, RunFailedError) as error:
+        return _complain(str(error), error.exit_code)
     except click.ClickException as error:
-        return _complain(" ".join(error.format_message().split()), UserError.exit_code)
-    except click.Abort:  # Ctrl-C before anything was started
+        return _complain(_usage(error, arguments), UserError.exit_code)
+    except (click.Abort, KeyboardInterrupt):  # Ctrl-C before anything was started
         return 130
     except Interrupted as error:
         return error.exit_code
-    else:
-        return code if isinstance(code, int) else 0
-    return 0
+
+
+def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
+    """What is wrong with the words; keys of a configuration are no options."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    word = next((w for w in arguments if w.partition("=")[0] == error.option_name), "")
+    key, _, value = word.lstrip("-").partition("=")
+    if key not in {kebab(name) for name in RunConfig.model_fields if name != "params"}:
+        return error.format_message()
+    following = [*arguments, ""][arguments.index(word) + 1]
+    value = value or ("" if following.startswith("-") else following) or "VALUE"
+    return f"No such option '{error.option_name}': keys are written without dashes: {key}={value}"
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"fedhet: error: {message}", file=sys.stderr)
+    """One line, whatever a text that came from elsewhere contains."""
+    print(f"fedhet: error: {' '.join(message.split())}", file=sys.stderr)
     return code

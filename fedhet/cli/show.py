@@ -17,22 +17,26 @@ _RECENT = 10  # rounds that the time left is estimated from
 class RunProgress:
     """A bar with round, accuracy and time left; in a pipe a plain line every few seconds.
 
-    ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``.
+    ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
+    nothing at all. In a notebook the bar stands below the cell.
     """
 
-    def __init__(self, title: str, rounds: int, *, quiet: bool) -> None:
+    def __init__(
+        self, title: str, rounds: int, *, quiet: bool = False, silent: bool = False
+    ) -> None:
         self.title = title
         self.rounds = rounds
-        self.quiet = quiet
+        self.quiet = quiet or silent
+        self.silent = silent
         self.done = 0
         self._printed = 0.0
         console = Console(stderr=quiet)
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
-            console=console, transient=quiet, disable=not console.is_terminal,
+            console=console, transient=quiet, disable=silent or not shows_bars(console),
         )  # fmt: skip
-        self._task = self._bar.add_task(title, total=rounds, note="starting Flower ...")
+        self._task = self._bar.add_task(title, total=rounds, note="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -45,6 +49,12 @@ class RunProgress:
         _trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """What happens now; in a pipe it goes to stderr as a line."""
+        self._bar.update(self._task, note=text)
+        if self._bar.disable and not self.silent:
+            print(f"fedhet: {text}", file=sys.stderr, flush=True)
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""
@@ -61,6 +71,11 @@ class RunProgress:
         if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):
             self._printed = now
             print(f"{self.title}: round {self.done}/{self.rounds}, {note}", flush=True)
+
+
+def shows_bars(console: Console) -> bool:
+    """Whether a bar can be drawn and redrawn."""
+    return console.is_terminal or console.is_jupyter
 
 
 def percent(value: float | None) -> str:

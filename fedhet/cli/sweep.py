@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.cli import show
-from fedhet.cli.commands import find_preset
 from fedhet.errors import RunFailedError, UserError
 from fedhet.experiments.grid import Cell, read_cells
 from fedhet.experiments.sweep import (
@@ -27,6 +26,7 @@ from fedhet.experiments.sweep import (
     shard,
 )
 from fedhet.runtime import preflight
+from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import interruptible
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"

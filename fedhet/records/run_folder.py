@@ -103,6 +103,14 @@ class RunFolder:
             raise UserError(f"run folder '{self.path}' is in use by another process") from error
         return lock
 
+    def unfinished(self) -> str:
+        """``running`` or ``killed``, for a run without a summary."""
+        try:
+            self.lock().release()
+        except UserError:
+            return "running"
+        return "killed"
+
     def state_dir(self, config: RunConfig) -> Path:
         """Where simulated clients keep their states."""
         root = Path(config.state_dir).expanduser() if config.state_dir else self.path / "state"

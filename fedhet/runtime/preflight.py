@@ -36,8 +36,10 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"clients": DEFAULT_CLIENTS})
 
 
-def check_installation() -> None:
-    """Flower's programs and the app root are there."""
+def check_installation(*, inline: bool) -> None:
+    """Flower's programs and the app root are there; the inline engine needs neither."""
+    if inline:
+        return
     app_root()
     for name in ("flwr", "flower-superlink"):
         script(name)
@@ -45,7 +47,10 @@ def check_installation() -> None:
 
 def check_out(config: RunConfig) -> None:
     """The run folders stay out of the app bundle: Flower sends that to every client."""
-    root, out = app_root(), Path(config.out).resolve()
+    try:
+        root, out = app_root(), Path(config.out).resolve()
+    except UserError:  # a bare wheel, which only the inline engine can run
+        return
     if not out.is_relative_to(root):
         return
     try:

@@ -52,7 +52,7 @@ def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
     """Point 1, the other half: the Ray-backed simulation is what `simulated_hash` stands for."""
     words = [f"{key}={value}" for key, value in PRESET.items()]
     config = tmp_path / "preset.yaml"
-    config.write_text("")
+    config.write_text("dataset: digits\n")
     command = [script("fedhet"), "run", str(config), *words, f"out={tmp_path}", "name=ray"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(), check=False)
     assert done.returncode == 0, done.stderr

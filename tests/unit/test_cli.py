@@ -11,11 +11,11 @@ from filelock import FileLock
 from flwr.common.config import parse_config_args
 from PIL import Image
 
-from fedhet.cli import commands
 from fedhet.cli.arguments import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
+from fedhet.runtime import session
 from fedhet.runtime.launch import Launch
 from fedhet.runtime.signals import Interrupted
 from fedhet.runtime.superlink import SuperLink, federation_config, script, write_run_config
@@ -27,8 +27,8 @@ SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 def here(tmp_path, monkeypatch):
     """An empty folder to work in, and no way to start a process by accident."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "engine", lambda _: _never)
-    monkeypatch.setattr(commands, "submit_remote", _never)
+    monkeypatch.setattr(session, "engine", lambda _: _never)
+    monkeypatch.setattr(session, "submit_remote", _never)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def pretend(monkeypatch):
             if ending:
                 raise ending
 
-        monkeypatch.setattr(commands, "engine", lambda _: simulate)
+        monkeypatch.setattr(session, "engine", lambda _: simulate)
         return launches
 
     return install
@@ -130,7 +130,7 @@ def test_a_class_folder_with_too_few_images(capsys, here):
 
 
 def test_run_folders_stay_out_of_the_app_bundle(capsys):
-    root = commands.app_root()
+    root = session.app_root()
     line = refused(capsys, "run", "quickstart", f"out={root / 'docs' / 'runs'}")
     assert "out" in line
     assert "sends to every client" in line
@@ -210,7 +210,7 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
         launch.folder.append_round({"round": 1})
         raise RunFailedError("killed")
 
-    monkeypatch.setattr(commands, "engine", lambda _: killed)
+    monkeypatch.setattr(session, "engine", lambda _: killed)
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
 

@@ -1,0 +1,5 @@
+"""``python -m fedhet`` is ``fedhet``."""
+
+from fedhet.cli import main
+
+main()

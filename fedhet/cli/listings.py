@@ -1,0 +1,160 @@
+"""What can be listed: keys, methods, models, runs; as text for people, as JSON for programs."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from fedhet.cli.show import percent, show_table
+from fedhet.config import find_method, method_name
+from fedhet.errors import UserError
+from fedhet.models import MODEL_NAMES, model_table
+from fedhet.records.run_folder import RunFolder
+from fedhet.registry import METHODS
+from fedhet.runtime.session import read_summary
+from fedhet.schema import RunConfig, Schema, kebab
+
+_SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
+_SHOWN = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def keys(method: str | None, *, as_json: bool) -> None:
+    """``fedhet keys``: everything that a configuration may say."""
+    table = schema_keys(RunConfig)
+    if method is not None:
+        table |= schema_keys(find_method(method_name(method)).params)
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    for key, what in table.items():
+        print(_key_line(key, what))
+    if method is None:
+        print("and each method's own: fedhet methods, fedhet keys METHOD")
+
+
+def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
+    """Default, range and meaning by key, in the schema's order."""
+    return {
+        kebab(name): {
+            "default": _plain(field.get_default(call_default_factory=True)),
+            "allowed": _allowed(field),
+            "meaning": field.description or "",
+        }
+        for name, field in schema.model_fields.items()
+        if name != "params"
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A default as it is written in YAML."""
+    if isinstance(value, tuple) and value and all(isinstance(part, int) for part in value):
+        return ":".join(str(part) for part in value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Alternatives or bounds; empty where the meaning says it all."""
+    options = getattr(field.annotation, "__args__", ())
+    if options and all(isinstance(option, str) for option in options):
+        return " | ".join(options)
+    if field.annotation is bool:
+        return "true | false"
+    bounds = []
+    for note in field.metadata:
+        for kind, name in _SIGNS.items():
+            if isinstance(note, kind):
+                bounds.append(f"{_SHOWN[name]} {getattr(note, name):g}")
+    return ", ".join(bounds)
+
+
+def _key_line(key: str, what: Mapping[str, Any]) -> str:
+    default = what["default"]
+    shown = ",".join(default) if isinstance(default, list) else json.dumps(default).strip('"')
+    allowed = f" [{what['allowed']}]" if what["allowed"] else ""
+    return f"{key}={shown}  {what['meaning']}{allowed}"
+
+
+def methods(name: str | None, *, as_json: bool) -> None:
+    """``fedhet methods``: names and their own keys; with ``name`` one method in full."""
+    chosen = METHODS if name is None else {method_name(name): find_method(method_name(name))}
+    table: list[dict[str, Any]] = [
+        {"name": own, "about": method.about, "keys": schema_keys(method.params)}
+        for own, method in chosen.items()
+    ]
+    if name is not None:
+        module = inspect.getmodule(next(iter(chosen.values())).strategy)
+        table[0]["text"] = inspect.getdoc(module) or ""
+    if as_json:
+        print(json.dumps(table if name is None else table[0], indent=2))
+        return
+    for row in table:
+        print(f"{row['name']}: {row['about']}")
+        for key, what in row["keys"].items():
+            print(f"    {_key_line(key, what)}")
+        if "text" in row:
+            print(f"\n{row['text']}\n\nfedhet run {row['name']}  (all other keys: fedhet keys)")
+
+
+def models(classes: int, *, as_json: bool) -> None:
+    """``fedhet models``: sizes and costs."""
+    table = model_table(MODEL_NAMES, classes)
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    rows = [
+        (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"], row["forward_flops"])
+        for row in table
+    ]
+    columns = ("model", "parameters", "MiB", "buffers (private)", "FLOPs per image, forward")
+    show_table(f"{classes} classes, 32 x 32 pixels", columns, rows)
+    print("buffers: BatchNorm statistics, which no method ever sends; or your own: module:factory")
+
+
+def runs(folder: Path, *, as_json: bool) -> None:
+    """``fedhet runs``: every run folder below ``folder``, the oldest first."""
+    base = folder.expanduser().absolute()
+    if not base.is_dir():
+        raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
+    found = sorted(path.parent.parent for path in base.glob("**/checkpoint/run.json"))
+    table = [_run_row(RunFolder(path)) for path in found]
+    table.sort(key=lambda row: row["started"])
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    if not table:
+        print(f"no runs in {base}")
+        return
+    rows = [
+        (
+            str(Path(row["folder"]).relative_to(base)),
+            row["status"],
+            row["method"] or "-",
+            row["dataset"] or "-",
+            f"{row['rounds'] or 0}/{row['rounds_wanted'] or '-'}",
+            percent(row["test_accuracy_mean"]),
+        )
+        for row in table
+    ]
+    columns = ("run", "status", "method", "dataset", "rounds", "accuracy")
+    show_table(str(base), columns, rows)
+
+
+def _run_row(folder: RunFolder) -> dict[str, Any]:
+    """What the list shows of one run; it may be running, killed, or damaged."""
+    identity = folder.path / "checkpoint" / "run.json"
+    row: dict[str, Any] = {"folder": str(folder.path), "started": identity.stat().st_mtime}
+    row |= dict.fromkeys(("method", "dataset", "rounds", "rounds_wanted"), None)
+    try:
+        config, rounds = folder.started_config(), folder.read_rounds()
+        row |= {"method": config["method"], "dataset": config["dataset"]}
+        row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
+        row["test_accuracy_mean"] = rounds[-1]["test_accuracy_mean"] if rounds else None
+        row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
+        row["status"] = read_summary(folder).get("status") or folder.unfinished()
+    except (UserError, ValueError, KeyError) as error:
+        row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
+    return row

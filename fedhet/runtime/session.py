@@ -1,0 +1,191 @@
+"""One run from a configuration to its end: for the command line and for Python alike."""
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedhet.config import nearest, resumed_config
+from fedhet.errors import UserError
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime import preflight
+from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over
+from fedhet.runtime.signals import Interrupted, interruptible
+from fedhet.runtime.superlink import app_root
+from fedhet.schema import RunConfig
+
+
+class Progress(Protocol):
+    """What is shown while a run goes on."""
+
+    def note(self, text: str) -> None:
+        """What happens now, before the first round."""
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """The rounds finished so far, lines of ``rounds.jsonl``."""
+
+
+@dataclass(frozen=True)
+class Console:
+    """How a run shows itself: ``say`` prints a line, ``progress`` makes the display of a run."""
+
+    say: Callable[[str], None]
+    progress: Callable[[str, int], AbstractContextManager[Progress]]
+
+
+def find_preset(name: str) -> Path:
+    """A YAML file, or the name of one that is shipped in ``configs``."""
+    path = Path(name).expanduser()
+    if path.exists() or path.suffix in {".yaml", ".yml"}:
+        return path
+    folder = app_root() / "configs"
+    shipped = {
+        str(preset.relative_to(folder).with_suffix("")): preset
+        for preset in sorted(folder.rglob("*.yaml"))
+    }
+    if name not in shipped:
+        raise UserError(
+            f"config '{name}': no such file and no preset{nearest(name, list(shipped))}; "
+            f"presets: {', '.join(shipped)}"
+        )
+    return shipped[name]
+
+
+def start(
+    config: RunConfig, default_name: str, console: Console, connection: str | None = None
+) -> RunFolder:
+    """Check, make the run folder and run to the end; one that could not start leaves no folder.
+
+    Raises UserError for what the user can mend, RunFailedError for a run that did not complete.
+    """
+    config = preflight.absolute_paths(config)
+    python_path = check(config, console, connection)
+    warnings: list[str] = []
+    if connection is None:
+        config = preflight.resolve_clients(config)
+        dataset, partition = preflight.check_simulation(config)
+        warnings = [*dataset.warnings, *partition.warnings]
+    with interruptible():
+        folder = RunFolder.create(config, default_name)
+        for line in warnings:
+            console.say(f"warning: {line}")
+        try:
+            _run(Launch(config, folder, python_path=python_path), console, connection)
+        except UserError:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+    return folder
+
+
+def resume(
+    path: Path, overrides: Sequence[str], console: Console, connection: str | None = None
+) -> RunFolder:
+    """Go on after the last finished round; raises as :func:`start` does."""
+    folder = RunFolder(path.expanduser().absolute())
+    config = resumed_config(folder.started_config(), overrides)
+    _check_resumable(folder, config)
+    python_path = check(config, console, connection)
+    if connection is None:
+        config = preflight.resolve_clients(config)
+        preflight.check_simulation(config)
+    with interruptible():
+        _run(Launch(config, folder, resume=True, python_path=python_path), console, connection)
+    return folder
+
+
+def read_summary(folder: RunFolder) -> dict[str, Any]:
+    """``summary.json``; empty where there is none yet, or a remote server keeps it."""
+    try:
+        return dict(json.loads(folder.summary.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:
+    """What runs a simulation: Flower's on Ray, or this process."""
+    if config.engine == "inline":
+        from fedhet.runtime import inline  # noqa: PLC0415  (both apps and every method)
+
+        return inline.run
+    return simulate
+
+
+def check(config: RunConfig, console: Console, connection: str | None) -> tuple[str, ...]:
+    """The quick checks; returns where a user's own modules are looked for."""
+    inline = config.engine == "inline"
+    if inline and connection is not None:
+        raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
+    preflight.check_installation(inline=inline)
+    preflight.check_out(config)
+    if connection is not None:  # the nodes bring their own data, models and devices
+        return ()
+    announce(config, console)
+    return tuple(preflight.python_path(config))
+
+
+def announce(config: RunConfig, console: Console) -> None:
+    """Say why nothing happens for a while; in a pipe a mistake must stay the only line."""
+    quick = config.dataset == "digits" or config.dataset.startswith("synthetic")
+    if not quick and sys.stderr.isatty():
+        console.say(f"reading {config.dataset} (decoded once, then cached) ...")
+
+
+def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
+    """UserError if there is nothing left to do, or nothing to go on from."""
+    completed = read_summary(folder).get("status") == "completed"
+    finished = max((record["round"] for record in folder.read_rounds()), default=0)
+    if config.rounds < finished:
+        raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
+    if completed and config.rounds == folder.started_config()["rounds"]:
+        raise UserError(
+            f"run '{folder.path}' is completed: there is nothing to resume; rounds=N with N > "
+            f"{config.rounds} adds rounds"
+        )
+    if completed and not config.keep_state:
+        raise UserError(
+            f"run '{folder.path}' cannot go on: with keep-state=false the clients' states were "
+            "deleted at its end"
+        )
+    if config.state_backend == "context":
+        raise UserError(
+            f"run '{folder.path}' cannot be resumed: with state-backend=context the clients' "
+            "states ended with its processes"
+        )
+
+
+def _run(launch: Launch, console: Console, connection: str | None) -> None:
+    """Run to the end, with a progress display; the caller has made signals interrupt."""
+    lock = take_over(launch.folder)
+    config = launch.config
+    try:
+        if launch.resume and launch.folder.started_config() != config.flat():
+            launch.folder.change_config(config)
+        with console.progress(config.method, config.rounds) as progress:
+            progress.note(_beginning(launch, connection))
+            if connection is None:
+                engine(config)(launch, progress.update)
+            else:
+                submit_remote(launch, connection, progress.update)
+    except BaseException as error:
+        if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():
+            with contextlib.suppress(OSError):
+                console.say(f"continue it with: fedhet resume {launch.folder.path}")
+        raise
+    finally:
+        lock.release()
+
+
+def _beginning(launch: Launch, connection: str | None) -> str:
+    """What is being started, in words."""
+    config = launch.config
+    if connection is not None:
+        return f"sending the run to '{connection}' ..."
+    if config.engine == "inline":
+        return f"starting {config.clients} clients in this process ..."
+    processes = config.processes(config.clients)
+    return f"starting Ray: {config.clients} clients, {processes} training process(es) ..."

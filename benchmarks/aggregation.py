@@ -17,7 +17,6 @@ from fedhet.config import build_config
 from fedhet.protocol.payload import HeaderRows
 from fedhet.protocol.people import ClientInfo
 from fedhet.protocol.roster import Roster
-from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
 from strategies.base import Upload
 
@@ -46,7 +45,8 @@ def main() -> None:
     copied = np.ones_like(rows)
     with tempfile.TemporaryDirectory() as out:
         config = build_config({"method": "fedssa", "out": out, "name": "x"})
-        strategy = METHODS["fedssa"].strategy(config, roster, RunFolder.create(config, "x"))
+        strategy = METHODS["fedssa"].strategy(config, roster)
+        strategy.initialise()
         step, one_pass = [], []
         for _ in range(REPEATS):
             started = time.perf_counter()

@@ -25,10 +25,9 @@ from fedhet.node.site import LocalData, assigned_model, image_set, load_local
 from fedhet.node.state import FileStore
 from fedhet.protocol.people import ClientInfo
 from fedhet.protocol.roster import Roster
-from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
-from strategies.base import MethodStrategy, Upload
+from strategies.base import Upload
 
 SETTINGS = {"n10": (10, 1.0, 100), "n50": (50, 0.2, 500), "n100": (100, 0.1, 500)}
 
@@ -43,8 +42,8 @@ class Engine:
         for k in range(config.clients):
             node = {"partition-id": k, "num-partitions": config.clients}
             self._admit(load_local(config, node, simulated=True))
-        run = RunFolder.create(config, "gpu")
-        self.strategy: MethodStrategy = METHODS[config.method].strategy(config, self.roster, run)
+        self.strategy = METHODS[config.method].strategy(config, self.roster)
+        self.strategy.initialise()
 
     def _admit(self, data: LocalData) -> None:
         counts = data.class_counts()
@@ -80,7 +79,7 @@ class Engine:
             what = {
                 "round": number, "generation": self.roster.generations[name], "evaluate": True,
             }  # fmt: skip
-            payload = self.strategy.payload(info, number)
+            payload = self.strategy.download(info, number)
             arrays, _, metrics = self.client(name).fit(payload.to_ndarrays(), dict(what))
             reply = self.strategy.upload_type.from_ndarrays(arrays)
             numbers = {key: float(value) for key, value in metrics.items()}

@@ -10,6 +10,7 @@ from torch import nn
 from clients.base import MethodClient
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
+from fedhet.schema import P
 
 Shared = TypeVar("Shared", bound=nn.Module)
 
@@ -26,10 +27,10 @@ def get_parameters(module: nn.Module) -> tuple[Array, ...]:
     return tuple(p.detach().cpu().numpy().copy() for p in module.parameters())
 
 
-class AveragingClient(MethodClient):
+class AveragingClient(MethodClient[P]):
     """Exchanges all parameters of one module; BatchNorm buffers stay private."""
 
-    download = ModelArrays
+    download_type = ModelArrays
 
     @abstractmethod
     def shared(self) -> nn.Module:

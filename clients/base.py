@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from fedhet.node.state import Bundle, StateStore
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
-from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.schema import REPRESENTATION, P, RunConfig
 from fedhet.training.augment import crop_flip
 from fedhet.training.loop import ImageSet, Phase, autocast, batches, correct, set_trainable, train
 
@@ -52,8 +52,10 @@ class Needs:
     tensors: Sequence[str] = ()
 
 
-class MethodClient(NumPyClient):
-    """One client of one round. It lives for one message; what must live on is its state.
+class MethodClient(NumPyClient, Generic[P]):
+    """One client of one round, of a method with parameters ``P``.
+
+    It lives for one message; what must live on is its state.
 
     A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or
     :meth:`phases`, :meth:`upload` and, where more than the local model answers, :meth:`infer`
@@ -61,11 +63,12 @@ class MethodClient(NumPyClient):
     after a round and restored before the next, strictly by name.
     """
 
-    download: type[Payload] = Empty
+    download_type: type[Payload] = Empty
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.config = setup.config
+        self.params = cast("P", setup.config.params)
         self.device = setup.device
         self.classes = len(setup.classes)
         self.round = 0
@@ -78,7 +81,7 @@ class MethodClient(NumPyClient):
     # --- hooks of a method -------------------------------------------------------------------
 
     @classmethod
-    def reveals_classes(cls, config: RunConfig) -> bool:
+    def reveals_classes(cls, config: RunConfig, params: P) -> bool:
         """Whether the client tells the server which classes it has, and how many images."""
         return True
 
@@ -91,7 +94,7 @@ class MethodClient(NumPyClient):
         return {}
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent (an instance of ``download``)."""
+        """Take in what the server sent (an instance of ``download_type``)."""
 
     def phases(self) -> list[Phase]:
         """The stretches of local training; by default the local model on :meth:`loss`."""
@@ -171,7 +174,7 @@ class MethodClient(NumPyClient):
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
         self.restore(source)
-        self.receive(self.download.from_ndarrays(parameters))
+        self.receive(self.download_type.from_ndarrays(parameters))
         if self.config.evaluate_before:
             self.score_received()
         data = self.images("train")

@@ -1,4 +1,4 @@
-"""What FD and FedProto share on the client: a vector per class goes up, others' come down."""
+"""What FD and FedProto share on the client: it sends a vector per class and receives others'."""
 
 from abc import abstractmethod
 
@@ -7,13 +7,14 @@ from torch import Tensor
 
 from clients.base import MethodClient
 from fedhet.protocol.payload import ClassVectors, Payload
+from fedhet.schema import P
 from fedhet.training.loop import class_means
 
 
-class ClassVectorClient(MethodClient):
+class ClassVectorClient(MethodClient[P]):
     """Uploads the mean of :meth:`outputs` per seen class, in evaluation mode after training."""
 
-    download = ClassVectors
+    download_type = ClassVectors
 
     @abstractmethod
     def outputs(self, inputs: Tensor) -> Tensor:

@@ -4,24 +4,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clients.class_vectors import ClassVectorClient
-from fedhet.protocol.payload import Payload
-from strategies.fd import params_of
+from strategies.fd import FDParams
 
 
-class FDClient(ClassVectorClient):
+class FDClient(ClassVectorClient[FDParams]):
     """Sends mean softmax outputs."""
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Probabilities (B, C)."""
         return F.softmax(self.model(inputs).float(), dim=1)
 
-    def receive(self, payload: Payload) -> None:
-        """The soft targets of this round; the server keeps them, so they are no private state."""
-        super().receive(payload)
-        self.gamma = params_of(self.config).gamma
-
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """CE(y, p) + gamma CE(F^_k,y, p); a class without target has a zero row, so no term."""
         logits = self.model(inputs)
         soft = F.cross_entropy(logits, self.vectors[labels])
-        return F.cross_entropy(logits, labels) + self.gamma * soft
+        return F.cross_entropy(logits, labels) + self.params.gamma * soft

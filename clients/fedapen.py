@@ -20,7 +20,7 @@ from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
-from strategies.fedapen import params_of
+from strategies.fedapen import FedAPENParams
 
 
 class Ensemble(nn.Module):
@@ -57,12 +57,11 @@ def hold_out(labels: Array, share: float, rng: np.random.Generator) -> Array:
     return held
 
 
-class FedAPENClient(AveragingClient):
+class FedAPENClient(AveragingClient[FedAPENParams]):
     """Shares one of its two models; keeps the other and lambda."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.params = params_of(setup.config)
 
     def build(self) -> dict[str, nn.Module]:
         """w_k, theta and lambda."""

@@ -8,7 +8,7 @@ from clients.averaging import AveragingClient
 from fedhet.protocol.payload import Payload
 from fedhet.training.augment import two_views
 from fedhet.training.loop import Phase
-from strategies.fedclassavg import params_of
+from strategies.fedclassavg import FedClassAvgParams
 
 LEGACY_TAU, LEGACY_BASE = 100.0, 0.07  # of the authors' code; its loss is scaled by tau / base
 
@@ -27,7 +27,7 @@ def contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:
     return ((others - scores) * positive).sum(dim=1).div(positive.sum(dim=1)).mean()
 
 
-class FedClassAvgClient(AveragingClient):
+class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
     """Shares the header of its own model."""
 
     def shared(self) -> nn.Module:
@@ -37,7 +37,6 @@ class FedClassAvgClient(AveragingClient):
     def receive(self, payload: Payload) -> None:
         """Overwrite the header and remember it for the proximal term."""
         super().receive(payload)
-        self.params = params_of(self.config)
         self.received = [p.detach().clone() for p in self.shared().parameters()]
 
     def phases(self) -> list[Phase]:

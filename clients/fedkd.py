@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.averaging import get_parameters, set_parameters
-from clients.base import MethodClient, Setup
+from clients.base import MethodClient
 from fedhet.models import SplitModel
 from fedhet.models.small import small_model
 from fedhet.protocol.low_rank import apply, compress
@@ -12,19 +12,15 @@ from fedhet.protocol.payload import LowRank, Payload
 from fedhet.schema import REPRESENTATION
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
-from strategies.fedkd import params_of
+from strategies.fedkd import FedKDParams
 
 SMALLEST = 1e-6  # of n: guards a division by 0 where both networks are certain and right
 
 
-class FedKDClient(MethodClient):
+class FedKDClient(MethodClient[FedKDParams]):
     """Trains three modules at once; answers by the mentor, ``model``."""
 
-    download = LowRank
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.params = params_of(setup.config)
+    download_type = LowRank
 
     def build(self) -> dict[str, nn.Module]:
         """Mentor, student, W_h; with ``compress-down`` the student that the server sent last."""

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
-from clients.base import Needs, Setup
+from clients.base import Needs
 from fedhet.models import SplitModel
 from fedhet.schema import REPRESENTATION
 from fedhet.training.loop import Phase
-from strategies.fedmrl import global_model, params_of
+from strategies.fedmrl import FedMRLParams, global_model
 
 
 def make_projector(kind: str, d1: int) -> nn.Module:
@@ -28,18 +28,16 @@ def make_projector(kind: str, d1: int) -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), nn.Linear(REPRESENTATION, REPRESENTATION))
 
 
-class FedMRLClient(AveragingClient):
+class FedMRLClient(AveragingClient[FedMRLParams]):
     """Shares the small model; keeps its own model and the projector."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.params = params_of(setup.config)
 
     def build(self) -> dict[str, nn.Module]:
         """F_k, G and P_k."""
         return {
             "model": self.local_model(),
-            "small": self.as_sent_first(lambda: global_model(self.config, self.classes)),
+            "small": self.as_sent_first(
+                lambda: global_model(self.config, self.params, self.classes)
+            ),
             "projector": make_projector(self.params.projector, self.params.d1),
         }
 

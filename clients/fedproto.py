@@ -9,10 +9,10 @@ from torch import Tensor
 from clients.class_vectors import ClassVectorClient
 from fedhet.protocol.payload import Payload
 from fedhet.schema import REPRESENTATION
-from strategies.fedproto import params_of
+from strategies.fedproto import FedProtoParams
 
 
-class FedProtoClient(ClassVectorClient):
+class FedProtoClient(ClassVectorClient[FedProtoParams]):
     """Sends mean representations; keeps the prototypes that it answers by."""
 
     def initial_tensors(self) -> dict[str, Tensor]:
@@ -26,17 +26,12 @@ class FedProtoClient(ClassVectorClient):
         """Representations (B, d)."""
         return self.model.features(inputs)
 
-    def receive(self, payload: Payload) -> None:
-        """The global prototypes of this round."""
-        super().receive(payload)
-        self.lam = params_of(self.config).lam
-
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """CE + lambda MSE, the latter 0 for images whose class has no global prototype."""
         features = self.model.features(inputs)
         distance = (features.float() - self.vectors[labels]).square().mean(dim=1)
         pulled = (distance * self.known[labels]).mean()
-        return F.cross_entropy(self.model.head(features), labels) + self.lam * pulled
+        return F.cross_entropy(self.model.head(features), labels) + self.params.lam * pulled
 
     def upload(self) -> Payload:
         """Own prototypes, which also stand in for global ones that do not exist yet."""

@@ -14,7 +14,7 @@ from clients.base import MethodClient, Setup
 from fedhet.errors import RunFailedError
 from fedhet.protocol.payload import HeaderRows, MaskedHeader, Payload
 from fedhet.schema import RunConfig
-from strategies.fedssa import FedSSAParams, params_of
+from strategies.fedssa import FedSSAParams
 
 
 def stabilisation(params: FedSSAParams, round_: int) -> float:
@@ -25,18 +25,17 @@ def stabilisation(params: FedSSAParams, round_: int) -> float:
     return params.mu0 * math.cos(math.pi * t / (2 * params.t_stable))
 
 
-class FedSSAClient(MethodClient):
+class FedSSAClient(MethodClient[FedSSAParams]):
     """Exchanges header rows of seen classes."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.params = params_of(setup.config)
-        self.download = MaskedHeader if self.params.hide_classes else HeaderRows
+        self.download_type = MaskedHeader if self.params.hide_classes else HeaderRows
 
     @classmethod
-    def reveals_classes(cls, config: RunConfig) -> bool:
+    def reveals_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
         """Not with ``hide-classes``."""
-        return not params_of(config).hide_classes
+        return not params.hide_classes
 
     def receive(self, payload: Payload) -> None:
         """Eq. 4 on seen rows; with ``download-rows: whole`` unseen rows are overwritten."""

@@ -9,19 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
-from clients.base import Setup
 from fedhet.models.small import small_model
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
-from strategies.fml import params_of
+from strategies.fml import FMLParams
 
 
-class FMLClient(AveragingClient):
+class FMLClient(AveragingClient[FMLParams]):
     """Shares the meme model."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.params = params_of(setup.config)
 
     def build(self) -> dict[str, nn.Module]:
         """The local model and the meme model."""

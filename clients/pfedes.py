@@ -11,18 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clients.averaging import AveragingClient
-from clients.base import Setup
 from fedhet.models.base import still_statistics
 from fedhet.training.loop import Phase
-from strategies.pfedes import extractor, params_of
+from strategies.pfedes import PFedESParams, extractor
 
 
-class PFedESClient(AveragingClient):
+class PFedESClient(AveragingClient[PFedESParams]):
     """Shares the extractor that stands before its model in training."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.params = params_of(setup.config)
 
     def build(self) -> dict[str, nn.Module]:
         """F_k and G."""

@@ -30,9 +30,13 @@ app = ClientApp()
 
 
 @lru_cache(maxsize=4)
-def _prepared(text: str) -> RunConfig:
-    """Parse the run's configuration once per process, and set what belongs to the process."""
-    config, _ = from_run_config({"config": text})
+def _parsed(text: str) -> RunConfig:
+    """The run's configuration, parsed once per process."""
+    return from_run_config({"config": text})[0]
+
+
+def _set_process(config: RunConfig) -> None:
+    """Set what belongs to the process, for every message: another run's may have come between."""
     # The same bits from cuBLAS every time. Not at import: a fork of the warm server has imported
     # this module before it got its environment.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -43,14 +47,15 @@ def _prepared(text: str) -> RunConfig:
     if torch.cuda.is_available():
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    return config
 
 
 def _config(context: Context) -> RunConfig:
     text = str(context.run_config.get("config", ""))
     if not text:  # plain `flwr run`: the scalars are the configuration
         text = envelope(from_run_config(context.run_config)[0], {})
-    return _prepared(text)
+    config = _parsed(text)
+    _set_process(config)
+    return config
 
 
 def _store(
@@ -105,7 +110,7 @@ def query(message: Message, context: Context) -> Message:
         config, simulated = _config(context), is_simulated()
         data = load_local(config, context.node_config, simulated=simulated)
         counts = data.class_counts()
-        hidden = not METHODS[config.method].client.reveals_classes(config)
+        hidden = not METHODS[config.method].client.reveals_classes(config, config.params)
         _check_own_choices(config, context.node_config, data, hidden=hidden)
         return answer(
             message,
@@ -143,7 +148,7 @@ def _check_own_choices(
             )
 
 
-def _client(message: Message, context: Context) -> tuple[MethodClient, Instruction, LocalData]:
+def _client(message: Message, context: Context) -> tuple[MethodClient[Any], Instruction, LocalData]:
     config, simulated, what = _config(context), is_simulated(), instruction(message)
     data = load_local(config, context.node_config, simulated=simulated)
     setup = Setup(

@@ -152,8 +152,8 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     assert isinstance(config, RunConfig) and isinstance(params, Params)
     config = config.model_copy(update={"params": params})
     _check_combinations(config)
-    method.strategy.check_config(config)
-    for key, reason in method.strategy.ignores(config).items():
+    method.strategy.check_config(config, params)
+    for key, reason in method.strategy.ignores(config, params).items():
         value = getattr(config, key.replace("-", "_"))
         if value != RunConfig.model_fields[key.replace("-", "_")].default:
             raise UserError(

@@ -1,98 +1,117 @@
-"""The methods, by name. A method is its two classes, its parameters and its preset."""
+"""The methods, by name. A method is its two classes, its parameters and its preset.
 
-from dataclasses import dataclass
+Nothing of a method is imported before it is asked for: a client's process loads its own method's
+client, parameters and strategy hooks, and no other method.
+"""
 
-from clients.base import MethodClient
-from clients.fd import FDClient
-from clients.fedapen import FedAPENClient
-from clients.fedclassavg import FedClassAvgClient
-from clients.fedkd import FedKDClient
-from clients.fedmrl import FedMRLClient
-from clients.fedproto import FedProtoClient
-from clients.fedssa import FedSSAClient
-from clients.fml import FMLClient
-from clients.lg_fedavg import LGFedAvgClient
-from clients.pfedes import PFedESClient
-from clients.standalone import StandaloneClient
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
 from fedhet.schema import Params
-from strategies.base import MethodStrategy
-from strategies.fd import FDParams, FDStrategy
-from strategies.fedapen import FedAPENParams, FedAPENStrategy
-from strategies.fedclassavg import FedClassAvgParams, FedClassAvgStrategy
-from strategies.fedkd import FedKDParams, FedKDStrategy
-from strategies.fedmrl import FedMRLParams, FedMRLStrategy
-from strategies.fedproto import FedProtoParams, FedProtoStrategy
-from strategies.fedssa import FedSSAParams, FedSSAStrategy
-from strategies.fml import FMLParams, FMLStrategy
-from strategies.lg_fedavg import LGFedAvgStrategy
-from strategies.pfedes import PFedESParams, PFedESStrategy
-from strategies.standalone import StandaloneStrategy
+
+if TYPE_CHECKING:
+    from clients.base import MethodClient
+    from strategies.base import MethodStrategy
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Method:
-    """One method: server class, client class, own hyper-parameters, one line of description."""
+    """One method: server class, client class, one line of description, own hyper-parameters.
 
-    strategy: type[MethodStrategy]
-    client: type[MethodClient]
-    params: type[Params]
-    about: str
+    Each class is given as such or as ``"module:Class"``, which is imported when it is used.
+    """
+
+    def __init__(
+        self,
+        strategy: "type[MethodStrategy[Any]] | str",
+        client: "type[MethodClient[Any]] | str",
+        about: str,
+        params: type[Params] | str = Params,
+    ) -> None:
+        self.about = about
+        self._strategy, self._client, self._params = strategy, client, params
+
+    @cached_property
+    def strategy(self) -> "type[MethodStrategy[Any]]":
+        """The server half."""
+        return _found(self._strategy)
+
+    @cached_property
+    def client(self) -> "type[MethodClient[Any]]":
+        """The client half."""
+        return _found(self._client)
+
+    @cached_property
+    def params(self) -> type[Params]:
+        """The hyper-parameters."""
+        return _found(self._params)
+
+
+def _found(what: type[T] | str) -> type[T]:
+    """The class, or what ``"module:Class"`` names."""
+    if not isinstance(what, str):
+        return what
+    module, _, name = what.partition(":")
+    found: type[T] = getattr(import_module(module), name)
+    return found
+
+
+def _own(name: str, about: str, spelling: str, *, params: bool = True) -> Method:
+    """A method of ours: ``spelling`` is the paper's, before Strategy, Client and Params."""
+    return Method(
+        f"strategies.{name}:{spelling}Strategy",
+        f"clients.{name}:{spelling}Client",
+        about,
+        f"strategies.{name}:{spelling}Params" if params else Params,
+    )
 
 
 METHODS: dict[str, Method] = {
-    "standalone": Method(
-        StandaloneStrategy, StandaloneClient, Params, "every client alone, nothing is sent"
+    "standalone": _own(
+        "standalone", "every client alone, nothing is sent", "Standalone", params=False
     ),
-    "lg_fedavg": Method(LGFedAvgStrategy, LGFedAvgClient, Params, "weighted mean of whole headers"),
-    "fedclassavg": Method(
-        FedClassAvgStrategy,
-        FedClassAvgClient,
-        FedClassAvgParams,
+    "lg_fedavg": _own("lg_fedavg", "weighted mean of whole headers", "LGFedAvg", params=False),
+    "fedclassavg": _own(
+        "fedclassavg",
         "weighted mean of whole headers, trained with contrastive and proximal terms",
+        "FedClassAvg",
     ),
-    "fd": Method(
-        FDStrategy, FDClient, FDParams, "mean outputs per class, leave-one-out, as soft targets"
-    ),
-    "fedproto": Method(
-        FedProtoStrategy,
-        FedProtoClient,
-        FedProtoParams,
+    "fd": _own("fd", "mean outputs per class, leave-one-out, as soft targets", "FD"),
+    "fedproto": _own(
+        "fedproto",
         "mean representations per class, towards which clients are drawn",
+        "FedProto",
     ),
-    "fml": Method(
-        FMLStrategy,
-        FMLClient,
-        FMLParams,
+    "fml": _own(
+        "fml",
         "a private and a shared model teach each other; weighted mean of the shared ones",
+        "FML",
     ),
-    "fedkd": Method(
-        FedKDStrategy,
-        FedKDClient,
-        FedKDParams,
+    "fedkd": _own(
+        "fedkd",
         "a private mentor and a shared student teach each other; compressed updates",
+        "FedKD",
     ),
-    "fedapen": Method(
-        FedAPENStrategy,
-        FedAPENClient,
-        FedAPENParams,
+    "fedapen": _own(
+        "fedapen",
         "a private and a shared model teach each other and answer together, by a learned weight",
+        "FedAPEN",
     ),
-    "fedssa": Method(
-        FedSSAStrategy,
-        FedSSAClient,
-        FedSSAParams,
+    "fedssa": _own(
+        "fedssa",
         "per-class mean of header rows, fused with the local ones by a decaying weight",
+        "FedSSA",
     ),
-    "fedmrl": Method(
-        FedMRLStrategy,
-        FedMRLClient,
-        FedMRLParams,
+    "fedmrl": _own(
+        "fedmrl",
         "a shared small model, fused with the local one into nested representations",
+        "FedMRL",
     ),
-    "pfedes": Method(
-        PFedESStrategy,
-        PFedESClient,
-        PFedESParams,
+    "pfedes": _own(
+        "pfedes",
         "a shared image extractor; extractor and local model are trained in turn",
+        "PFedES",
     ),
 }

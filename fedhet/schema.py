@@ -8,6 +8,7 @@ import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
 from fedhet.ids import CLIENT_ID
 
@@ -57,6 +58,9 @@ class Schema(BaseModel):
 
 class Params(Schema):
     """Hyper-parameters of one method; the base is a method without any of its own."""
+
+
+P = TypeVar("P", bound=Params, default=Params)  # of the method that a strategy or client is of
 
 
 class RunConfig(Schema):

@@ -23,10 +23,12 @@ from fedhet.protocol.keys import Names
 from fedhet.protocol.mail import SIMULATION_POLL, poll_interval
 from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
+from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tracker import Tracker
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
+from strategies.rounds import Rounds
 
 FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"
@@ -89,21 +91,19 @@ def open_job(run_config: Mapping[str, Any]) -> tuple[Job, int]:
 def run(grid: Grid, job: Job, roster: Roster) -> None:
     """Handshake, rounds, summary."""
     config, folder = job.config, job.folder
-    strategy_type = METHODS[config.method].strategy
     experiment = folder.experiment
-    if job.resume:
-        kept = strategy_type.kept_roster(folder)
-        if kept is not None:
-            roster.load(kept)
+    kept = load_checkpoint(folder.checkpoint) if job.resume else None
+    if kept is not None:
+        roster.load(kept.meta["roster"])
     handshake = Handshake(grid, experiment, roster, terms(config), Names(config.client_keys))
     handshake.wait(len(roster.ids) or config.clients, config.start_timeout)
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
-    strategy = strategy_type(config, roster, folder)
-    strategy.resume()
+    strategy = METHODS[config.method].strategy(config, roster)
+    strategy.rounds = Rounds(strategy, handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
-        strategy.start(grid, handshake=handshake, on_round=tracker.write)
+        strategy.start(grid, on_round=tracker.write)
     folder.write_summary(config, "completed", len(roster.ids))
     if poll_interval(grid) == SIMULATION_POLL and not config.keep_state:
         shutil.rmtree(folder.state_dir(config) / experiment, ignore_errors=True)
@@ -111,7 +111,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
 
 def terms(config: RunConfig) -> Terms:
     """What clients may declare in this run."""
-    hidden = not METHODS[config.method].client.reveals_classes(config)
+    hidden = not METHODS[config.method].client.reveals_classes(config, config.params)
     return Terms(config.max_images, config.max_classes, hidden)
 
 

@@ -98,7 +98,7 @@ def small(tmp_path: Path, **changes: Any) -> RunConfig:
     return build_config({key.replace("_", "-"): value for key, value in values.items()})
 
 
-def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) -> MethodClient:
+def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) -> MethodClient[Any]:
     """Client ``index`` of a configuration, restored to generation 0 as in message ``round_``."""
     data = load_local(
         config, {"partition-id": index, "num-partitions": config.clients}, simulated=True
@@ -119,7 +119,7 @@ def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) ->
 
 def make_strategy(
     config: RunConfig, seen: Sequence[Sequence[int]], images: Sequence[int], classes: int
-) -> MethodStrategy:
+) -> MethodStrategy[Any]:
     """A strategy whose clients "0", "1", ... declared these classes and numbers of images."""
     roster = Roster()
     roster.classes = tuple(str(label) for label in range(classes))
@@ -130,11 +130,12 @@ def make_strategy(
             str(k), roster.classes, names, counts, total, "cnn-5", "cpu", tuple(own)
         )
         roster.generations[str(k)] = 0
-    folder = RunFolder.create(config, "strategy")
-    return METHODS[config.method].strategy(config, roster, folder)
+    strategy = METHODS[config.method].strategy(config, roster)
+    strategy.initialise()
+    return strategy
 
 
-def uploads_of(strategy: MethodStrategy, payloads: Mapping[str, Payload]) -> list[Upload]:
+def uploads_of(strategy: MethodStrategy[Any], payloads: Mapping[str, Payload]) -> list[Upload]:
     """Accepted uploads with weights n_k / n."""
     infos = strategy.roster.infos
     total = sum(infos[client].train_images for client in payloads)

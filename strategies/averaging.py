@@ -5,7 +5,7 @@ theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of t
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import nn
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
+from fedhet.schema import P
 from strategies.base import MethodStrategy, Upload
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
@@ -77,7 +78,7 @@ def _row_sums(
     return sums.numpy()
 
 
-class AveragingStrategy(MethodStrategy):
+class AveragingStrategy(MethodStrategy[P]):
     """Sends all parameters of a shared module down and averages what comes back."""
 
     upload_type: type[Payload] = ModelArrays
@@ -94,9 +95,13 @@ class AveragingStrategy(MethodStrategy):
         self.names = [name for name, _ in named]
         self.tensors = tuple(p.detach().numpy().copy() for _, p in named)
 
-    def payload(self, info: ClientInfo, round_: int) -> Payload:
-        """The shared module's parameters, the same for everybody."""
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """The shared module's parameters."""
         return ModelArrays(self.tensors)
+
+    def audience(self, info: ClientInfo) -> Hashable:
+        """The same for everybody."""
+        return "all"
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """The same shapes come back."""
@@ -113,4 +118,4 @@ class AveragingStrategy(MethodStrategy):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        self.tensors = tuple(arrays[name] for name in self.names)
+        self.names, self.tensors = list(arrays), tuple(arrays.values())

@@ -8,7 +8,7 @@ import numpy as np
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.protocol.people import ClientInfo
-from fedhet.schema import RunConfig
+from fedhet.schema import P, RunConfig
 from strategies.base import MethodStrategy
 
 
@@ -21,13 +21,13 @@ def declared(info: ClientInfo) -> tuple[Array, Array]:
     )
 
 
-class ClassVectorStrategy(MethodStrategy):
+class ClassVectorStrategy(MethodStrategy[P]):
     """Accepts exactly the declared classes, each once, with the declared numbers of images."""
 
     upload_type = ClassVectors
 
     @classmethod
-    def ignores(cls, config: RunConfig) -> Mapping[str, str]:
+    def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
         """A client's number of images weighs nothing here."""
         return {"weighting": "vectors are combined class by class"}
 

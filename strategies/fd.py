@@ -28,7 +28,7 @@ from pydantic import Field
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.protocol.people import ClientInfo
-from fedhet.schema import Params, RunConfig
+from fedhet.schema import Params
 from strategies.base import Upload
 from strategies.class_vectors import ClassVectorStrategy, declared
 
@@ -44,13 +44,7 @@ class FDParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> FDParams:
-    """The method's own parameters of an FD run."""
-    assert isinstance(config.params, FDParams)
-    return config.params
-
-
-class FDStrategy(ClassVectorStrategy):
+class FDStrategy(ClassVectorStrategy[FDParams]):
     """Keeps the last vector of every (client, class); sends means over the other owners."""
 
     @property
@@ -63,7 +57,7 @@ class FDStrategy(ClassVectorStrategy):
         nothing = np.zeros((0, self.classes), dtype=np.float32)
         self._keep(np.zeros(0, dtype=f"<U{_ID}"), np.zeros(0, dtype=np.int64), nothing)
 
-    def payload(self, info: ClientInfo, round_: int) -> Payload:
+    def download(self, info: ClientInfo, round_: int) -> Payload:
         """Leave-one-out means of the client's classes that have another owner."""
         own = self.owners == info.client
         sums, others = self.sums.copy(), self.counts.copy()

@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.models.small import small_model
-from fedhet.schema import Params, RunConfig
+from fedhet.schema import Params
 from strategies.averaging import AveragingStrategy
 from strategies.base import Upload
 
@@ -44,13 +44,7 @@ class FedAPENParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> FedAPENParams:
-    """The method's own parameters of a FedAPEN run."""
-    assert isinstance(config.params, FedAPENParams)
-    return config.params
-
-
-class FedAPENStrategy(AveragingStrategy):
+class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
     """Averages shared models."""
 
     def shared_module(self) -> nn.Module:

@@ -46,22 +46,15 @@ class FedClassAvgParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> FedClassAvgParams:
-    """The method's own parameters of a FedClassAvg run."""
-    assert isinstance(config.params, FedClassAvgParams)
-    return config.params
-
-
-class FedClassAvgStrategy(AveragingStrategy):
+class FedClassAvgStrategy(AveragingStrategy[FedClassAvgParams]):
     """Averages whole headers."""
 
     @classmethod
-    def check_config(cls, config: RunConfig) -> None:
+    def check_config(cls, config: RunConfig, params: FedClassAvgParams) -> None:
         """``legacy`` fixes tau, and its loss is too steep for SGD."""
-        own = params_of(config)
-        if own.legacy and own.tau != TAU:
-            raise UserError(f"tau: {own.tau:g} is not allowed: legacy=true fixes it at 100")
-        if own.legacy and config.optimizer != "adam":
+        if params.legacy and params.tau != TAU:
+            raise UserError(f"tau: {params.tau:g} is not allowed: legacy=true fixes it at 100")
+        if params.legacy and config.optimizer != "adam":
             raise UserError(
                 "legacy: true is not allowed with optimizer=sgd: the authors' loss is 1,429 times "
                 "the usual one and diverges; take optimizer=adam lr=0.0001, as they do"

@@ -26,8 +26,9 @@ kernels are not reshaped and nothing is detached; where public ones (HtFLlib, PF
 weights instead of updates; and from the paper, whose downlink is always compressed.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -36,12 +37,27 @@ from torch import nn
 from fedhet.errors import UserError
 from fedhet.models import validate_model_name
 from fedhet.models.small import small_model
-from fedhet.protocol.low_rank import apply, check_updates, compress, dense, energy, whole
+from fedhet.protocol.checks import Rejected, check_shapes
+from fedhet.protocol.low_rank import (
+    DENSE,
+    Shape,
+    apply,
+    compress,
+    dense,
+    energy,
+    entries,
+    floats_per_rank,
+    matrix_shape,
+    whole,
+)
 from fedhet.protocol.payload import Array, LowRank, Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.schema import Params, RunConfig
 from strategies.averaging import AveragingStrategy
 from strategies.base import Upload
+
+if TYPE_CHECKING:
+    from fedhet.protocol.roster import Roster
 
 
 class FedKDParams(Params):
@@ -68,37 +84,30 @@ class FedKDParams(Params):
         return energy(self.t_start, self.t_end, round_, rounds)
 
 
-def params_of(config: RunConfig) -> FedKDParams:
-    """The method's own parameters of a FedKD run."""
-    assert isinstance(config.params, FedKDParams)
-    return config.params
-
-
-class FedKDStrategy(AveragingStrategy):
+class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
     upload_type = LowRank
 
     @classmethod
-    def check_config(cls, config: RunConfig) -> None:
+    def check_config(cls, config: RunConfig, params: FedKDParams) -> None:
         """Energies that grow, a student that exists, a compressed downlink only at C = 100 %."""
-        own = params_of(config)
-        if own.student:
-            validate_model_name(own.student)
-        if own.t_end < own.t_start:
-            raise UserError(f"t-end: {own.t_end:g} is not allowed: t-start is {own.t_start:g}")
-        if own.compress_down and own.compress == "off":
+        if params.student:
+            validate_model_name(params.student)
+        if params.t_end < params.t_start:
+            raise UserError(
+                f"t-end: {params.t_end:g} is not allowed: t-start is {params.t_start:g}"
+            )
+        if params.compress_down and params.compress == "off":
             raise UserError("compress-down: true is not allowed with compress=off")
-        if own.compress_down and config.fraction < 1:
+        if params.compress_down and config.fraction < 1:
             raise UserError(
                 f"compress-down: true is not allowed with fraction={config.fraction:g}: a client "
                 "that skips a round holds another student; it needs fraction=1"
             )
 
-    def initialise(self) -> None:
-        """Draw the student; no update has been made."""
-        self.params = params_of(self.config)
-        super().initialise()
+    def __init__(self, config: RunConfig, roster: "Roster") -> None:
+        super().__init__(config, roster)
         self.update = LowRank(np.zeros(0, dtype=np.int64), ())
         self.updated = 0  # the round of that update: who took part in it holds the student before
 
@@ -106,10 +115,13 @@ class FedKDStrategy(AveragingStrategy):
         """A student."""
         return small_model(self.config, self.params.student, self.classes)
 
-    def payload(self, info: ClientInfo, round_: int) -> Payload:
+    def download(self, info: ClientInfo, round_: int) -> Payload:
         """The student, or the last update for a client that holds the student before it."""
-        current = self.updated and self.roster.generations[info.client] == self.updated
-        return self.update if self.params.compress_down and current else whole(self.tensors)
+        return self.update if self._is_current(info) else whole(self.tensors)
+
+    def audience(self, info: ClientInfo) -> Hashable:
+        """Those who are sent the student, and those who are sent the update."""
+        return self._is_current(info)
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """Shapes follow from the ranks: see :meth:`check`."""
@@ -146,11 +158,50 @@ class FedKDStrategy(AveragingStrategy):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        super().load(arrays)
+        student = dict(arrays)
         if self.params.compress_down:
             names = sorted(name for name in arrays if name.startswith("update/"))
-            self.update = LowRank(arrays["update-ranks"], tuple(arrays[name] for name in names))
-            self.updated = int(arrays["updated"][0])
+            tensors = tuple(student.pop(name) for name in names)
+            self.update = LowRank(student.pop("update-ranks"), tensors)
+            self.updated = int(student.pop("updated")[0])
+        super().load(student)
+
+    def _is_current(self, info: ClientInfo) -> bool:
+        """Whether the last update, sent compressed, is all that a client lacks."""
+        held = self.roster.generations[info.client]
+        return self.params.compress_down and held == self.updated > 0
 
     def _shapes(self) -> list[tuple[int, ...]]:
         return [tensor.shape for tensor in self.tensors]
+
+
+def check_updates(payload: LowRank, shapes: Sequence[Shape], max_norm: float) -> None:
+    """Reject what ``compress`` would not have sent for these shapes, or too large an update.
+
+    The factors' own norms say nothing about their product's, which is what is bounded here.
+    """
+    ranks = payload.ranks
+    if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
+        raise Rejected(f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]")
+    expected: list[Shape] = []
+    for i, (rank, shape) in enumerate(zip(ranks.tolist(), shapes, strict=True)):
+        if not (
+            rank == DENSE
+            or (len(shape) > 1 and 0 <= rank * floats_per_rank(shape) < math.prod(shape))
+        ):
+            raise Rejected(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
+        m, n = matrix_shape(shape)
+        expected += [shape] if rank == DENSE else [(m, rank), (rank,), (rank, n)] * (rank > 0)
+    check_shapes(payload.tensors, [np.empty(shape, dtype=np.float32) for shape in expected])
+    norm = math.sqrt(sum(_square(rank, parts) for rank, parts in entries(payload)))
+    if not norm <= max_norm:
+        raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={max_norm:g}")
+
+
+def _square(rank: int, parts: Sequence[Array]) -> float:
+    """Squared norm of one update: |U S V|^2 = sum((U S)^T (U S) * V V^T), r x r."""
+    if rank <= 0:
+        return float(sum(np.square(part, dtype=np.float64).sum() for part in parts))
+    u, s, v = (part.astype(np.float64) for part in parts)
+    scaled = u * s
+    return max(float(((scaled.T @ scaled) * (v @ v.T)).sum()), 0.0)

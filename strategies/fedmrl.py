@@ -57,28 +57,20 @@ class FedMRLParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> FedMRLParams:
-    """The method's own parameters of a FedMRL run."""
-    assert isinstance(config.params, FedMRLParams)
-    return config.params
-
-
-def global_model(config: RunConfig, classes: int) -> SplitModel:
+def global_model(config: RunConfig, params: FedMRLParams, classes: int) -> SplitModel:
     """G with representation d1; without ``matryoshka`` it is G_ex alone."""
-    params = params_of(config)
     model = small_model(config, "", classes, params.d1)
     if not params.matryoshka:
         model.head = nn.Identity()  # type: ignore[assignment]
     return model
 
 
-class FedMRLStrategy(AveragingStrategy):
+class FedMRLStrategy(AveragingStrategy[FedMRLParams]):
     """Averages small models."""
 
     @classmethod
-    def check_config(cls, config: RunConfig) -> None:
+    def check_config(cls, config: RunConfig, params: FedMRLParams) -> None:
         """Without the global header two of the four inference models do not exist."""
-        params = params_of(config)
         if not params.matryoshka and params.inference.endswith("small"):
             raise UserError(
                 f"inference: '{params.inference}' is not allowed with matryoshka=false, which has "
@@ -87,4 +79,4 @@ class FedMRLStrategy(AveragingStrategy):
 
     def shared_module(self) -> nn.Module:
         """G, freshly drawn."""
-        return global_model(self.config, self.classes)
+        return global_model(self.config, self.params, self.classes)

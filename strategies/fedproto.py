@@ -34,7 +34,7 @@ from pydantic import Field
 
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.protocol.people import ClientInfo
-from fedhet.schema import REPRESENTATION, Params, RunConfig
+from fedhet.schema import REPRESENTATION, Params
 from strategies.averaging import class_means
 from strategies.base import Upload
 from strategies.class_vectors import ClassVectorStrategy, declared
@@ -54,13 +54,7 @@ class FedProtoParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> FedProtoParams:
-    """The method's own parameters of a FedProto run."""
-    assert isinstance(config.params, FedProtoParams)
-    return config.params
-
-
-class FedProtoStrategy(ClassVectorStrategy):
+class FedProtoStrategy(ClassVectorStrategy[FedProtoParams]):
     """Per-class mean of prototypes."""
 
     @property
@@ -70,11 +64,10 @@ class FedProtoStrategy(ClassVectorStrategy):
 
     def initialise(self) -> None:
         """No class has a prototype."""
-        self.params = params_of(self.config)
         self.prototypes: Array = np.zeros((self.classes, REPRESENTATION), dtype=np.float32)
         self.counts: Array = np.zeros(self.classes, dtype=np.int64)
 
-    def payload(self, info: ClientInfo, round_: int) -> Payload:
+    def download(self, info: ClientInfo, round_: int) -> Payload:
         """The prototypes that exist, with the images behind each."""
         every = np.arange(self.classes, dtype=np.int64)
         wanted = every if self.params.download_classes == "all" else declared(info)[0]

@@ -10,8 +10,8 @@ never trained ones included, and lets clients of one architecture share their we
 The start theta^{-1}, open in the paper, is drawn from the run's "global" generator.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,9 @@ from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params, RunConfig
 from strategies.averaging import class_means
 from strategies.base import MethodStrategy, Upload
+
+if TYPE_CHECKING:
+    from fedhet.protocol.roster import Roster
 
 Rows = Literal["seen", "whole"]
 
@@ -56,56 +59,54 @@ class FedSSAParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> FedSSAParams:
-    """The method's own parameters of a FedSSA run."""
-    assert isinstance(config.params, FedSSAParams)
-    return config.params
-
-
-class FedSSAStrategy(MethodStrategy):
+class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     """Per-class mean of header rows."""
 
+    def __init__(self, config: RunConfig, roster: "Roster") -> None:
+        super().__init__(config, roster)
+        self.upload_type = MaskedHeader if self.params.hide_classes else HeaderRows
+
     @classmethod
-    def check_config(cls, config: RunConfig) -> None:
+    def check_config(cls, config: RunConfig, params: FedSSAParams) -> None:
         """``hide-classes`` is a variant of the method itself, not of its ablations."""
-        own = params_of(config)
-        if own.hide_classes and (own.upload_rows, own.download_rows) != ("seen", "seen"):
+        rows = (params.upload_rows, params.download_rows)
+        if params.hide_classes and rows != ("seen", "seen"):
             raise UserError(
                 "hide-classes: true is not allowed with upload-rows or download-rows=whole, "
                 "which send whole headers anyway"
             )
 
     @classmethod
-    def ignores(cls, config: RunConfig) -> Mapping[str, str]:
+    def ignores(cls, config: RunConfig, params: FedSSAParams) -> Mapping[str, str]:
         """Eq. 3 has no weights."""
-        if params_of(config).upload_rows == "whole":
+        if params.upload_rows == "whole":
             return {}
         return {"weighting": "rows of seen classes are averaged without weights (eq. 3)"}
 
     def initialise(self) -> None:
         """Draw the global header; its rows are (d + 1) or d wide."""
-        self.params = params_of(self.config)
-        if self.params.hide_classes:
-            self.upload_type = MaskedHeader
-        else:
-            self.upload_type = HeaderRows
         with torch_seeded(self.config.seed, "global"):
             header = nn.Linear(REPRESENTATION, self.classes)
         self.weight: Array = header.weight.detach().numpy().copy()
         bias = header.bias.detach().numpy().copy()
         self.bias: Array = bias if self.params.header_bias else bias[:0]
 
-    def payload(self, info: ClientInfo, round_: int) -> Payload:
+    def download(self, info: ClientInfo, round_: int) -> Payload:
         """The rows of the classes that the client has seen, or all of them."""
         if self.params.hide_classes:
             mask = np.ones(self.classes, dtype=np.int8)
             return MaskedHeader(mask, self.weight, self.bias)
         return self._rows(info, self.params.download_rows)
 
+    def audience(self, info: ClientInfo) -> Hashable:
+        """Whole headers are the same for everybody, rows for clients with the same classes."""
+        whole = self.params.hide_classes or self.params.download_rows == "whole"
+        return "all" if whole else info.seen
+
     def expect(self, info: ClientInfo) -> Payload | None:
         """The rows of the same classes come back."""
         if self.params.hide_classes:
-            return self.payload(info, 0)
+            return self.download(info, 0)
         return self._rows(info, self.params.upload_rows)
 
     def check(self, info: ClientInfo, payload: Payload) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.models.small import small_model
-from fedhet.schema import Params, RunConfig
+from fedhet.schema import Params
 from strategies.averaging import AveragingStrategy
 
 
@@ -28,13 +28,7 @@ class FMLParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> FMLParams:
-    """The method's own parameters of an FML run."""
-    assert isinstance(config.params, FMLParams)
-    return config.params
-
-
-class FMLStrategy(AveragingStrategy):
+class FMLStrategy(AveragingStrategy[FMLParams]):
     """Averages meme models."""
 
     def shared_module(self) -> nn.Module:

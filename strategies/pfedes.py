@@ -48,12 +48,6 @@ class PFedESParams(Params):
     )
 
 
-def params_of(config: RunConfig) -> PFedESParams:
-    """The method's own parameters of a pFedES run."""
-    assert isinstance(config.params, PFedESParams)
-    return config.params
-
-
 def extractor(params: PFedESParams) -> nn.Module:
     """G: images (B, 3, s, s) to enhanced images (B, 3, s, s), which are non-negative."""
     widths = [3, *[params.extractor_hidden] * (params.extractor_depth - 1), 3]
@@ -63,13 +57,13 @@ def extractor(params: PFedESParams) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-class PFedESStrategy(AveragingStrategy):
+class PFedESStrategy(AveragingStrategy[PFedESParams]):
     """Averages extractors."""
 
     @classmethod
-    def check_config(cls, config: RunConfig) -> None:
+    def check_config(cls, config: RunConfig, params: PFedESParams) -> None:
         """An even kernel has no middle: the image would shift by half a pixel per layer."""
-        kernel = params_of(config).extractor_kernel
+        kernel = params.extractor_kernel
         if kernel % 2 == 0:
             raise UserError(f"extractor-kernel: {kernel} is not allowed: it must be odd")
 
@@ -86,4 +80,4 @@ class PFedESStrategy(AveragingStrategy):
 
     def shared_module(self) -> nn.Module:
         """G, freshly drawn."""
-        return extractor(params_of(self.config))
+        return extractor(self.params)

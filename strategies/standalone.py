@@ -5,7 +5,7 @@ Clients are sampled as in every other method, so that the numbers compare.
 
 from collections.abc import Mapping
 
-from fedhet.schema import RunConfig
+from fedhet.schema import Params, RunConfig
 from strategies.base import MethodStrategy
 
 
@@ -13,6 +13,6 @@ class StandaloneStrategy(MethodStrategy):
     """Sends nothing, combines nothing."""
 
     @classmethod
-    def ignores(cls, config: RunConfig) -> Mapping[str, str]:
+    def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
         """There is no mean to weight."""
         return {"weighting": "nothing is sent"}

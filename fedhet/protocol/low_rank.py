@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from fedhet.errors import RunFailedError
-from fedhet.protocol.checks import Rejected, check_shapes
 from fedhet.protocol.payload import Array, LowRank
 
 ZERO, DENSE, WHOLE = 0, -1, -2
@@ -87,31 +86,11 @@ def entries(payload: LowRank) -> Iterator[tuple[int, tuple[Array, ...]]]:
         used += count
 
 
-def check_updates(payload: LowRank, shapes: Sequence[Shape], max_norm: float) -> None:
-    """Reject what :func:`compress` would not have sent for these shapes, or too large an update.
-
-    The factors' own norms say nothing about their product's, which is what is bounded here.
-    """
-    ranks = payload.ranks
-    if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
-        raise Rejected(f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]")
-    expected: list[Shape] = []
-    for i, (rank, shape) in enumerate(zip(ranks.tolist(), shapes, strict=True)):
-        if not (rank == DENSE or (len(shape) > 1 and 0 <= rank * _per_rank(shape) < _size(shape))):
-            raise Rejected(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
-        m, n = _matrix(shape)
-        expected += [shape] if rank == DENSE else [(m, rank), (rank,), (rank, n)] * (rank > 0)
-    check_shapes(payload.tensors, [np.empty(shape, dtype=np.float32) for shape in expected])
-    norm = math.sqrt(sum(_square(rank, parts) for rank, parts in entries(payload)))
-    if not norm <= max_norm:
-        raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={max_norm:g}")
-
-
 def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
     """Rank and tensors of one update."""
     if update.ndim < 2:
         return DENSE, [update]
-    matrix = torch.from_numpy(update.reshape(_matrix(update.shape)).astype(np.float64))
+    matrix = torch.from_numpy(update.reshape(matrix_shape(update.shape)).astype(np.float64))
     try:
         with _one_thread():
             u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
@@ -121,7 +100,7 @@ def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
             "does not converge: use compress=off"
         ) from error
     rank = smallest_rank(s, share)
-    if rank * _per_rank(update.shape) >= update.size:
+    if rank * floats_per_rank(update.shape) >= update.size:
         return DENSE, [update]
     return rank, [u[:, :rank], s[:rank], v[:rank]] if rank else []
 
@@ -137,27 +116,14 @@ def _dense(rank: int, parts: Sequence[Array], shape: Shape) -> Array:
     return product.reshape(shape)
 
 
-def _square(rank: int, parts: Sequence[Array]) -> float:
-    """Squared norm of one update: |U S V|^2 = sum((U S)^T (U S) * V V^T), r x r."""
-    if rank <= 0:
-        return float(sum(np.square(part, dtype=np.float64).sum() for part in parts))
-    u, s, v = (part.astype(np.float64) for part in parts)
-    scaled = u * s
-    return max(float(((scaled.T @ scaled) * (v @ v.T)).sum()), 0.0)
-
-
-def _matrix(shape: Shape) -> tuple[int, int]:
+def matrix_shape(shape: Shape) -> tuple[int, int]:
     """(out, in * k * k)."""
     return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
 
 
-def _per_rank(shape: Shape) -> int:
+def floats_per_rank(shape: Shape) -> int:
     """Floats per unit of rank."""
-    return sum(_matrix(shape)) + 1
-
-
-def _size(shape: Shape) -> int:
-    return math.prod(shape)
+    return sum(matrix_shape(shape)) + 1
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Class ids, masks and counts travel as integers, so that floats are what the pape
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -14,17 +14,22 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+def rest() -> Any:
+    """The last field of a payload that holds however many arrays are left, as a tuple."""
+    return field(metadata={"rest": True})
+
+
 @dataclass(frozen=True)
 class Payload:
-    """Base of all payloads; fields are arrays, the last one may be a tuple of arrays."""
+    """Base of all payloads; fields are arrays, the last one may be :func:`rest`."""
 
     @property
     def flat(self) -> list[Array]:
         """Its own arrays in field order: to read, not to change or to keep."""
         arrays: list[Array] = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            arrays.extend(value if isinstance(value, tuple) else (value,))
+        for one in fields(self):
+            value = getattr(self, one.name)
+            arrays.extend(value if "rest" in one.metadata else (value,))
         return arrays
 
     def to_ndarrays(self) -> list[Array]:
@@ -34,15 +39,14 @@ class Payload:
     @classmethod
     def from_ndarrays(cls, arrays: Sequence[Array]) -> Self:
         """Inverse of :meth:`to_ndarrays`; ValueError if the number of arrays does not fit."""
-        names = [field.name for field in fields(cls)]
-        rest = bool(names) and cls.__annotations__[names[-1]] == "tuple[Array, ...]"
-        if len(arrays) < len(names) - rest or (len(arrays) > len(names) and not rest):
-            raise ValueError(f"{cls.__name__} holds {len(names)} arrays, got {len(arrays)}")
-        if rest:
-            split = len(names) - 1
-            values: list[Any] = [*arrays[:split], tuple(arrays[split:])]
-            return cls(*values)
-        return cls(*arrays)
+        own = fields(cls)
+        single = [one for one in own if "rest" not in one.metadata]
+        if len(arrays) < len(single) or (len(arrays) > len(single) and len(single) == len(own)):
+            raise ValueError(f"{cls.__name__} holds {len(single)} arrays, got {len(arrays)}")
+        if len(single) == len(own):
+            return cls(*arrays)
+        values: list[Any] = [*arrays[: len(single)], tuple(arrays[len(single) :])]
+        return cls(*values)
 
     def sealed(self) -> Self:
         """The payload after noise: what a reader relies on being zero is zero again."""
@@ -68,18 +72,18 @@ class Empty(Payload):
 class HeaderRows(Payload):
     """Header rows of some classes: ids (S,) int64, weight (S, d), bias (S,) or (0,) float32."""
 
-    classes: "Array"
-    weight: "Array"
-    bias: "Array"
+    classes: Array
+    weight: Array
+    bias: Array
 
 
 @dataclass(frozen=True)
 class MaskedHeader(Payload):
     """A whole header, zero where mask (C,) int8 is 0 (FedSSA section 4.3, Privacy)."""
 
-    mask: "Array"
-    weight: "Array"
-    bias: "Array"
+    mask: Array
+    weight: Array
+    bias: Array
 
     def sealed(self) -> Self:
         """Zero outside the mask."""
@@ -92,16 +96,16 @@ class MaskedHeader(Payload):
 class ModelArrays(Payload):
     """All parameters of a shared model, in the order of ``module.parameters()``."""
 
-    tensors: "tuple[Array, ...]"
+    tensors: tuple[Array, ...] = rest()
 
 
 @dataclass(frozen=True)
 class ClassVectors(Payload):
     """One vector per class: ids (S,) int64, images behind each (S,) int64, vectors (S, w) f32."""
 
-    classes: "Array"
-    counts: "Array"
-    vectors: "Array"
+    classes: Array
+    counts: Array
+    vectors: Array
 
 
 @dataclass(frozen=True)
@@ -112,5 +116,5 @@ class LowRank(Payload):
     update of zeros without a tensor, -1 a dense update, -2 the parameter itself.
     """
 
-    ranks: "Array"
-    tensors: "tuple[Array, ...]"
+    ranks: Array
+    tensors: tuple[Array, ...] = rest()

@@ -34,14 +34,14 @@ def three(tmp_path):
 def test_leave_one_out_by_hand_with_three_clients(tmp_path):
     strategy = three(tmp_path)
     infos = strategy.roster.infos
-    first = strategy.payload(infos["0"], 1)
+    first = strategy.download(infos["0"], 1)
     assert first.classes.shape == (0,) and first.vectors.shape == (0, 3) and first.floats == 0
     strategy.aggregate(uploads_of(strategy, {"0": A, "1": B, "2": C}), 1)
-    down = strategy.payload(infos["0"], 2)
+    down = strategy.download(infos["0"], 2)
     assert down.classes.tolist() == [0, 1] and down.counts.tolist() == [2, 1]
     # class 0: (B + C) / 2, uniform whatever n_k; class 1: B alone
     assert np.allclose(down.vectors, [[0.35, 0.45, 0.2], [0.0, 1.0, 0.0]])
-    down = strategy.payload(infos["2"], 2)
+    down = strategy.download(infos["2"], 2)
     assert down.classes.tolist() == [0]  # class 2 has no other owner
     assert np.allclose(down.vectors, [[0.65, 0.3, 0.05]])
     assert (down.vectors >= 0).all() and down.vectors.dtype == np.float32
@@ -53,8 +53,8 @@ def test_the_last_vector_of_an_absent_client_stays(tmp_path):
     newer = vectors([0, 1], [20, 20], [[0.1, 0.1, 0.8], [0.1, 0.8, 0.1]])
     strategy.aggregate(uploads_of(strategy, {"1": newer}), 2)
     infos = strategy.roster.infos
-    assert np.allclose(strategy.payload(infos["0"], 3).vectors[0], [0.15, 0.25, 0.6])
-    assert np.allclose(strategy.payload(infos["1"], 3).vectors[0], [0.5, 0.25, 0.25])
+    assert np.allclose(strategy.download(infos["0"], 3).vectors[0], [0.15, 0.25, 0.6])
+    assert np.allclose(strategy.download(infos["1"], 3).vectors[0], [0.5, 0.25, 0.25])
 
 
 def test_the_servers_arrays_come_back(tmp_path):
@@ -69,9 +69,9 @@ def test_the_servers_arrays_come_back(tmp_path):
     for name, array in other.arrays().items():
         assert (array == arrays[name]).all()
     for client in strategy.roster.infos.values():
-        assert (other.payload(client, 2).vectors == strategy.payload(client, 2).vectors).all()
+        assert (other.download(client, 2).vectors == strategy.download(client, 2).vectors).all()
     other.load(three(tmp_path / "c").arrays())
-    assert other.payload(client, 2).floats == 0
+    assert other.download(client, 2).floats == 0
 
 
 def test_order_of_arrival_does_not_change_the_bytes(tmp_path):

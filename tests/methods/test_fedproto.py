@@ -31,11 +31,11 @@ def two(tmp_path, **changes):
 def test_prototypes_are_weighted_by_images(tmp_path, weighting, middle):
     strategy = two(tmp_path, prototype_weighting=weighting)
     infos = strategy.roster.infos
-    assert strategy.payload(infos["0"], 1).floats == 0
+    assert strategy.download(infos["0"], 1).floats == 0
     payloads = {"0": prototypes({0: 1.0, 1: 2.0}, [50, 50]),
                 "1": prototypes({1: 4.0, 2: 8.0}, [150, 150])}  # fmt: skip
     strategy.aggregate(uploads_of(strategy, payloads), 1)
-    down = strategy.payload(infos["0"], 2)
+    down = strategy.download(infos["0"], 2)
     assert down.classes.tolist() == [0, 1] and down.counts.tolist() == [50, 200]
     assert (down.vectors[0] == 1.0).all()
     assert (down.vectors[1] == middle).all()  # (50 * 2 + 150 * 4) / 200, or (2 + 4) / 2
@@ -50,10 +50,10 @@ def test_an_absent_class_keeps_its_prototype(tmp_path):
     after = strategy.arrays()
     assert after["prototypes"][:, 0].tolist() == [1.0, 6.0, 8.0, 0.0]
     assert after["counts"].tolist() == [50, 150, 150, 0]
-    assert strategy.payload(strategy.roster.infos["1"], 3).classes.tolist() == [1, 2]
+    assert strategy.download(strategy.roster.infos["1"], 3).classes.tolist() == [1, 2]
     everything = two(tmp_path / "b", download_classes="all")
     everything.load(after)
-    assert everything.payload(strategy.roster.infos["1"], 3).classes.tolist() == [0, 1, 2]
+    assert everything.download(strategy.roster.infos["1"], 3).classes.tolist() == [0, 1, 2]
 
 
 def test_undeclared_classes_and_counts_are_refused(tmp_path):

@@ -105,7 +105,7 @@ def test_the_mean_is_weighted_one_to_three(tmp_path):
 def test_floats_each_way(tmp_path, classes, models, floats):
     config = fml(tmp_path, dataset=f"synthetic:{classes * 8}x{classes}", models=models)
     strategy = make_strategy(config, [[0]], [10], classes)
-    assert strategy.payload(strategy.roster.infos["0"], 1).floats == floats
+    assert strategy.download(strategy.roster.infos["0"], 1).floats == floats
     assert make_client(config, 0, tmp_path).upload().floats == floats
 
 

@@ -1,0 +1,279 @@
+"""The round loop: who is asked, what is believed, what is written down.
+
+Flower's own ``Strategy.start`` counts from 1, always runs two phases, has no stop and sleeps 3 s
+between polls; this one resumes, lets evaluation ride in the train reply and is bounded in every
+wait. It calls a method's hooks through Flower's (``configure_train``, ``aggregate_train``, ...).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from fedhet.errors import RunFailedError
+from fedhet.ids import client_order
+from fedhet.protocol.checks import (
+    Rejected,
+    check_accuracies,
+    check_arrays,
+    check_epsilon,
+    check_reply,
+    reply_limit,
+)
+from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.mail import exchange, longest_first
+from fedhet.protocol.messages import (
+    EVALUATE,
+    TRAIN,
+    Instruction,
+    Reply,
+    message_bytes,
+    read_reply,
+    request,
+    to_record,
+)
+from fedhet.protocol.payload import Payload
+from fedhet.protocol.people import ClientInfo
+from fedhet.records.checkpoint import Checkpoint, save_checkpoint
+from fedhet.records.ledger import Ledger
+from fedhet.records.run_folder import RunFolder
+from strategies.base import MethodStrategy, Upload
+
+log = logging.getLogger("fedhet")
+
+
+class Rounds:
+    """The rounds of one run that are left: all, or those after ``kept``, a checkpoint."""
+
+    def __init__(
+        self,
+        strategy: MethodStrategy[Any],
+        handshake: Handshake,
+        folder: RunFolder,
+        kept: Checkpoint | None = None,
+    ) -> None:
+        self.strategy, self.handshake, self.folder = strategy, handshake, folder
+        self.config = strategy.config
+        self.roster = strategy.roster
+        self.state_dir = str(folder.state_dir(self.config))
+        self.ledger = Ledger(self.roster)
+        self.finished = 0
+        self._requests: list[tuple[str, Message]] = []
+        self._asked: dict[str, str] = {}  # client by id of the message that it was sent
+        self._pace: dict[str, float] = {}  # seconds per training image, by model
+        if kept is None:
+            strategy.initialise()
+        else:
+            strategy.load(kept.arrays)
+            self.ledger.load(kept.meta)
+            self.finished = int(kept.meta["round"])
+        folder.truncate(self.finished)
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def run(self, grid: Grid, on_round: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        """Run the rounds that are left.
+
+        Raises RunFailedError when too many rounds in a row had too few valid replies.
+        """
+        self.strategy.summary()
+        skipped = 0
+        clock = time.perf_counter()
+        for round_ in range(self.finished + 1, self.config.rounds + 1):
+            skipped = 0 if self._round(grid, round_) else skipped + 1
+            record = self._close(round_, clock)
+            clock = time.perf_counter()
+            log.info(
+                "round %d/%d: test accuracy %.2f %%, %d of %d replied, %.1f s",
+                round_, self.config.rounds, record["test_accuracy_mean"], record["replied"],
+                record["sampled"], record["seconds"],
+            )  # fmt: skip
+            if on_round is not None:
+                on_round(record)
+            if skipped > self.config.max_skipped_rounds:
+                reasons = sorted({f["reason"] for f in self.ledger.round.failures})
+                raise RunFailedError(
+                    f"{skipped} rounds in a row had fewer than min-replies="
+                    f"{self.config.min_replies} valid replies: {'; '.join(reasons)}"
+                )
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        log.info(
+            "%s: %d clients, %d per round, rounds %d to %d, %d classes",
+            self.config.method, len(self.roster.ids), self.config.cohort(len(self.roster.ids)),
+            self.finished + 1, self.config.rounds, len(self.roster.classes),
+        )  # fmt: skip
+
+    def _round(self, grid: Grid, round_: int) -> bool:
+        """One round; False if it was skipped for lack of valid replies."""
+        nothing = (ArrayRecord(), ConfigRecord())
+        self.ledger.begin(round_)
+        self.handshake.query()
+        self.ledger.keep_out(self.roster.refusals())
+        deadline = time.monotonic() + self.config.round_timeout
+        messages = self.strategy.configure_train(round_, *nothing, grid)
+        processes = self.config.processes(len(self.roster.ids))
+        messages, window = longest_first(messages, self._seconds(), processes)
+        replies = self._collect(exchange(grid, messages, self.config.round_timeout, window))
+        _, numbers = self.strategy.aggregate_train(round_, replies)
+        left = deadline - time.monotonic()
+        if self._evaluates(round_) and left > 0:
+            messages = self.strategy.configure_evaluate(round_, *nothing, grid)
+            replies = self._collect(exchange(grid, messages, left))
+            self.strategy.aggregate_evaluate(round_, replies)
+        return numbers is not None
+
+    def _close(self, round_: int, clock: float) -> dict[str, Any]:
+        """Write the round's lines, then the checkpoint that makes them final."""
+        arrays = self.strategy.arrays()
+        self.folder.append_clients(self.ledger.client_rows())
+        record = self.ledger.record(arrays)
+        record["seconds"] = time.perf_counter() - clock
+        self.folder.append_round(record)
+        meta = {"round": round_, "roster": self.roster.dump(), **self.ledger.dump()}
+        save_checkpoint(self.folder.checkpoint, Checkpoint(arrays, meta))
+        self.finished = round_
+        return record
+
+    # --- training ----------------------------------------------------------------------------
+
+    def train_messages(self, round_: int) -> list[Message]:
+        """One train message per sampled client that is online, in client order."""
+        cohort = self.config.cohort(len(self.roster.ids))
+        books = self.ledger.round
+        made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
+        self._requests = []
+        for client in self.roster.sample(self.config.seed, round_, cohort):
+            books.sampled += 1
+            if client not in self.roster.nodes:
+                books.offline += 1
+                self.ledger.fail(client, "offline")
+                continue
+            info = self.roster.infos[client]
+            audience = self.strategy.audience(info)
+            if audience not in made:
+                payload = self.strategy.download(info, round_)
+                made[audience] = payload, to_record(payload.flat)
+            payload, record = made[audience]
+            message = self._request(TRAIN, client, round_, record)
+            books.downlink.add(payload, message_bytes(message))
+            self._requests.append((client, message))
+        return [message for _, message in self._requests]
+
+    def take_training(self, round_: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Check, sort and combine the replies; None if fewer than min-replies are valid."""
+        accepted: list[tuple[ClientInfo, Payload, Reply]] = []
+        for client, reply in self._named(replies):
+            info = self.roster.infos[client]
+            try:
+                payload = self._valid(info, reply, round_)
+            except Rejected as reason:
+                self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
+            else:
+                accepted.append((info, payload, reply))
+                self.ledger.spend(client, reply.metrics)
+        if len(accepted) < self.config.min_replies:
+            count = f"{len(accepted)} of min-replies={self.config.min_replies}"
+            for info, _, reply in accepted:
+                why = f"valid, but the round is skipped: {count} came"
+                self.ledger.refuse(info.client, why, reply.arrays, reply.message_bytes)
+            return None
+        uniform = self.config.weighting == "uniform"
+        sizes = [1 if uniform else info.train_images for info, _, _ in accepted]
+        uploads = [
+            Upload(info, payload, size / sum(sizes), reply.metrics)
+            for size, (info, payload, reply) in zip(sizes, accepted, strict=True)
+        ]
+        numbers = dict(self.strategy.aggregate(uploads, round_))
+        for info, payload, reply in accepted:
+            self.roster.generations[info.client] = round_
+            self._pace[info.model] = reply.metrics.get("seconds", 0.0) / info.train_images
+            self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
+            if "test_accuracy" in reply.metrics:
+                self.ledger.score(info.client, reply.metrics)
+        self.ledger.round.numbers = numbers
+        return MetricRecord(dict(numbers))
+
+    def _valid(self, info: ClientInfo, reply: Reply, round_: int) -> Payload:
+        """The payload of a reply; Rejected with a reason if anything about it is wrong."""
+        check_reply(info, reply, round_)
+        check_accuracies(reply)
+        check_epsilon(reply, self.config)
+        try:
+            payload = self.strategy.upload_type.from_ndarrays(reply.arrays)
+        except ValueError as error:
+            raise Rejected(str(error)) from error
+        check_arrays(payload, self.strategy.expect(info), self.config.max_update_norm)
+        self.strategy.check(info, payload)
+        return payload
+
+    def _seconds(self) -> list[float]:
+        """What each request's training may take, by the last replies of its model; 0: unknown."""
+        infos = [self.roster.infos[client] for client, _ in self._requests]
+        return [self._pace.get(info.model, 0.0) * info.train_images for info in infos]
+
+    # --- evaluation --------------------------------------------------------------------------
+
+    def evaluate_messages(self, round_: int) -> list[Message]:
+        """One evaluate message per online client whose present state has no accuracy yet."""
+        # Whoever has just failed is not asked again: a round has one time limit.
+        failed = {failure["client"] for failure in self.ledger.round.failures}
+        behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
+        behind = [client for client in behind if client not in failed]
+        self._requests = [(c, self._request(EVALUATE, c, round_)) for c in behind]
+        return [message for _, message in self._requests]
+
+    def take_accuracies(self, replies: Iterable[Message]) -> MetricRecord:
+        """Book the accuracies; returns their mean over all clients evaluated so far, percent."""
+        for client, reply in self._named(replies):
+            try:
+                if reply.error:
+                    raise Rejected(reply.error)
+                check_accuracies(reply)
+            except Rejected as reason:
+                self.ledger.fail(client, f"evaluation: {reason}")
+            else:
+                self.ledger.score(client, reply.metrics)
+        return MetricRecord({"test-accuracy-mean": self.ledger.spread("test_accuracy")["mean"]})
+
+    def _evaluates(self, round_: int) -> bool:
+        return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _request(
+        self, kind: str, client: str, round_: int, arrays: ArrayRecord | None = None
+    ) -> Message:
+        what = Instruction(
+            experiment=self.folder.experiment,
+            round=round_,
+            generation=self.roster.generations[client],
+            evaluate=self._evaluates(round_),
+            state_dir=self.state_dir,
+            classes=self.roster.classes,
+        )
+        return request(kind, self.roster.nodes[client], what, self.config.round_timeout, arrays)
+
+    def _collect(self, pairs: Iterable[tuple[Message, Message]]) -> Iterator[Message]:
+        """Replies as they come; who was asked is remembered by the id of the message."""
+        clients = {id(message): client for client, message in self._requests}
+        for sent, reply in pairs:
+            self._asked[reply.metadata.reply_to_message_id] = clients[id(sent)]
+            yield reply
+
+    def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
+        """Replies with their clients, in client order; the message that is answered tells whose.
+
+        Each is decoded when it arrives, so that no message is kept beside its arrays.
+        """
+        found: dict[str, Reply] = {}
+        for message in replies:
+            client = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if client is not None:
+                limit = reply_limit(self.strategy.expect(self.roster.infos[client]))
+                found[client] = read_reply(message, limit)
+        return sorted(found.items(), key=lambda pair: client_order(pair[0]))

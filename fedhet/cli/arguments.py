@@ -217,6 +217,38 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
 
 
 @command()
+def report(  # noqa: PLR0913  (one parameter per option)
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
+    ],
+    out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
+    baseline: Annotated[str, typer.Option(help="method that others are compared with")] = (
+        "standalone"
+    ),
+    title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
+    records: Annotated[
+        Path | None, typer.Option(help="write the runs there as packed records, to be committed")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Markdown file whose marked part becomes the tables")
+    ] = None,
+    models: Annotated[
+        bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Compare runs: tables with intervals, figures, and one self-contained page."""
+    from fedhet.cli.show import show_report
+    from fedhet.experiments.report import report as write
+
+    page = write(
+        places, out, baseline=baseline, title=title, records=records, into=into, models=models
+    )
+    show_report(page, out, as_json=as_json)
+
+
+@command()
 def certs(
     out: Annotated[Path, typer.Option(help="folder to make them in")],
     server: Annotated[

@@ -1,14 +1,19 @@
 """What the command line prints: progress of a run, and tables."""
 
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedhet.experiments.report import Report
 
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
 _RECENT = 10  # rounds that the time left is estimated from
@@ -102,3 +107,22 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
         table.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
     width = None if sys.stdout.isatty() else Console(width=10_000).measure(table).maximum
     Console(width=width).print(table)
+
+
+def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
+    """What a report holds; the page is the last line, or a key of the JSON."""
+    page = str(out / "report.html")
+    missing = {figure.name: figure.absent for figure in made.figures() if figure.absent}
+    if as_json:
+        drawn = [figure.name for figure in made.figures() if figure.svg]
+        names = [table.name for table in made.tables()]
+        content = {"page": page, "runs": len(made.runs), "tables": names, "figures": drawn}
+        left_out = {one.name: one.reason for one in made.left_out}
+        print(json.dumps(content | {"absent": missing, "left_out": left_out}, indent=2))
+        return
+    for one in made.left_out:
+        print(f"fedhet: left out: {one.name}: {one.reason}", file=sys.stderr)
+    for name, reason in missing.items():
+        print(f"fedhet: figure {name} is absent: {reason}", file=sys.stderr)
+    print(made.lead.partition(". ")[0])
+    print(page)

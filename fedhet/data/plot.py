@@ -15,6 +15,7 @@ from fedhet.errors import UserError
 _CELL_INCHES, _MIN_CELL, _MAX_SIDE = 0.34, 0.11, 22.0
 _PANEL_CLIENTS, _PANEL_CLASSES, _MAX_PANELS = 50, 20, 4
 _MAX_TICKS = 40
+_MAX_VECTORS = 150
 _GRID, _TEXT = "#e6e6e6", "#333333"
 _BUBBLE: dict[str, Any] = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
 _DPI = 150
@@ -31,13 +32,27 @@ def bubble_plot(counts: Indices, classes: Sequence[str], path: Path) -> None:
 
     """
     clients, num_classes = counts.shape
-    panels = _panels(clients, num_classes)
-    columns = -(-clients // panels)
+    columns = -(-clients // _panels(clients, num_classes))
     cell = float(np.clip(_MAX_SIDE / max(columns, num_classes), _MIN_CELL, _CELL_INCHES))
     margin = 1.8 + 0.075 * max(len(name) for name in classes)
+    panels = _panels(clients, num_classes)
     size = (max(columns * cell, 2.4) + margin, panels * (num_classes * cell + 0.5) + 0.8)
     figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
+    draw_bubbles(figure, counts, classes, cell, _TEXT, _GRID)
+    try:
+        figure.savefig(path, format="png", facecolor="white")
+    except OSError as error:
+        raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error
+
+
+def draw_bubbles(
+    figure: Figure, counts: Indices, classes: Sequence[str], cell: float, ink: str, line: str
+) -> None:
+    """Fill a figure with the bubbles of ``counts`` (N, C); a cell is ``cell`` inches wide."""
+    clients, num_classes = counts.shape
+    panels = _panels(clients, num_classes)
+    columns = -(-clients // panels)
     grid: list[Axes] = list(figure.subplots(panels, 1, squeeze=False)[:, 0])
     largest = max(int(counts.max(initial=0)), 1)
     full_area = (0.92 * cell * 72) ** 2
@@ -45,15 +60,13 @@ def bubble_plot(counts: Indices, classes: Sequence[str], path: Path) -> None:
         first = panel * columns
         client, label = np.nonzero(counts[first : first + columns])
         areas = full_area * counts[first + client, label] / largest
-        axes.scatter(first + client, label, s=areas, zorder=2, **_BUBBLE)
-        _frame(axes, range(first, first + columns), clients, classes, cell)
-    grid[0].set_title(f"{clients:,} clients, {int(counts.sum()):,} images", loc="left", color=_TEXT)
-    grid[-1].set_xlabel("client", color=_TEXT)
+        # As pixels where there are many: a vector file needs a path for every bubble.
+        many = len(client) > _MAX_VECTORS
+        axes.scatter(first + client, label, s=areas, zorder=2, rasterized=many, **_BUBBLE)
+        _frame(axes, range(first, first + columns), clients, classes, cell, (ink, line))
+    grid[0].set_title(f"{clients:,} clients, {int(counts.sum()):,} images", loc="left", color=ink)
+    grid[-1].set_xlabel("client", color=ink)
     _legend(grid[0], largest, full_area)
-    try:
-        figure.savefig(path, format="png", facecolor="white")
-    except OSError as error:
-        raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error
 
 
 def _panels(clients: int, num_classes: int) -> int:
@@ -62,7 +75,10 @@ def _panels(clients: int, num_classes: int) -> int:
     return min(_MAX_PANELS, -(-clients // _PANEL_CLIENTS))
 
 
-def _frame(axes: Axes, columns: range, clients: int, classes: Sequence[str], cell: float) -> None:
+def _frame(  # noqa: PLR0913
+    axes: Axes, columns: range, clients: int, classes: Sequence[str], cell: float,
+    colours: tuple[str, str],
+) -> None:  # fmt: skip
     """Equal cells, a quiet grid, and labels thinned until they fit."""
     axes.set_xlim(columns.start - 0.6, columns.stop - 0.4)
     axes.set_ylim(len(classes) - 0.4, -0.6)
@@ -72,8 +88,8 @@ def _frame(axes: Axes, columns: range, clients: int, classes: Sequence[str], cel
     axes.set_xticks(ticks, [str(k) for k in ticks], fontsize=8)
     rows = range(0, len(classes), 1 if cell > 0.15 else 2)
     axes.set_yticks(rows, [classes[s] for s in rows], fontsize=8 if cell > 0.2 else 6)
-    axes.grid(color=_GRID, linewidth=0.7, zorder=0)
-    axes.tick_params(length=0, colors=_TEXT)
+    axes.grid(color=colours[1], linewidth=0.7, zorder=0)
+    axes.tick_params(length=0, colors=colours[0])
     for spine in axes.spines.values():
         spine.set_visible(False)
 

@@ -1,0 +1,323 @@
+"""``fedhet report``: runs become tables, figures and one page that needs nothing else.
+
+The same runs give the same bytes: nothing here knows the date, the machine or a path.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from fedhet.errors import UserError
+from fedhet.experiments import figures, tables
+from fedhet.experiments.comparison import Comparison, compare, final
+from fedhet.experiments.drawing import Picture, inline
+from fedhet.experiments.markup import (
+    Cell,
+    Column,
+    Table,
+    number,
+    text,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+from fedhet.experiments.modelled import of_models
+from fedhet.experiments.runs import LeftOut, Run, pack, read_runs
+from fedhet.experiments.settings import arrange
+from fedhet.files import finite, write_text
+
+PAGE_LIMIT = 2_000_000  # bytes of report.html
+BEGIN, END = "<!-- fedhet report -->", "<!-- end of fedhet report -->"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page and of ``tables.md``."""
+
+    name: str
+    title: str
+    note: str = ""
+    tables: Sequence[Table] = ()
+    figures: Sequence[Picture] = ()
+    facts: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that is written down."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    data: Mapping[str, Any]
+    runs: Sequence[Run] = field(repr=False)
+    left_out: Sequence[LeftOut] = ()
+
+    def tables(self) -> list[Table]:
+        """Of all sections."""
+        return [table for section in self.sections for table in section.tables]
+
+    def figures(self) -> list[Picture]:
+        """Of all sections."""
+        return [figure for section in self.sections for figure in section.figures]
+
+
+def report(  # noqa: PLR0913
+    places: Sequence[Path],
+    out: Path,
+    *,
+    baseline: str = "standalone",
+    title: str = "fedhet report",
+    records: Path | None = None,
+    into: Path | None = None,
+    models: bool = True,
+) -> Report:
+    """Read runs, compare them, write the folder ``out``; returns what was written.
+
+    ``records`` asks for packed records of the runs in that folder; ``into`` names a Markdown file
+    whose part between :data:`BEGIN` and :data:`END` is replaced by the tables. ``models`` False
+    leaves out the figures that load the clients' models.
+    Raises UserError, in one line, before anything is written, if there is nothing to report.
+    """
+    before, after = _marked(into) if into is not None else ("", "")
+    made = build(places, baseline=baseline, title=title, models=models)
+    with _writing(out):
+        _clear(out)
+        for table in made.tables():
+            write_text(out / "tables" / f"{table.name}.csv", to_csv(table))
+            write_text(out / "tables" / f"{table.name}.tex", to_latex(table))
+        for picture in made.figures():
+            if picture.svg:
+                write_text(out / "figures" / f"{picture.name}.svg", picture.svg)
+                (out / "figures" / f"{picture.name}.png").write_bytes(picture.png)
+        markdown = to_text(made)
+        write_text(out / "tables.md", f"# {made.title}\n\n{markdown}")
+        write_text(out / "report.html", to_page(made))
+    if records is not None:
+        with _writing(records):
+            for run in made.runs:
+                pack(run, records)
+    if into is not None:
+        with _writing(into):
+            write_text(into, f"{before}{BEGIN}\n\n{markdown}\n{END}{after}")
+    return made
+
+
+def _clear(out: Path) -> None:
+    """Make the folders; the tables and figures of an earlier report go, and nothing else."""
+    earlier = (out / "report.html").exists()
+    for folder, kinds in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+        for path in (out / folder).iterdir() if earlier else ():
+            if path.suffix in kinds:
+                path.unlink()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be written: {error.strerror or error}") from error
+
+
+def _marked(path: Path) -> tuple[str, str]:
+    """What stands before and after the marked part of a Markdown file."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"into: '{path}' cannot be read: {error.strerror}") from error
+    before, begin, rest = content.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"into: '{path}' has no part between '{BEGIN}' and '{END}'")
+    return before, after
+
+
+def build(
+    places: Sequence[Path], *, baseline: str = "standalone", title: str = "fedhet report",
+    models: bool = True,
+) -> Report:  # fmt: skip
+    """Read and compare; draws everything and writes nothing."""
+    runs, left_out = read_runs(places)
+    if not runs:
+        first = "; ".join(f"{one.name}: {one.reason}" for one in left_out[:3])
+        raise UserError(f"there is no finished run to report: {first}")
+    settings = arrange(runs, left_out)
+    comparisons = compare(settings, baseline)
+    used = [run for one in comparisons for arm in one.arms for run in arm.ordered()]
+    names = dict.fromkeys(arm.name for one in comparisons for arm in one.arms)
+    colours = {name: i for i, name in enumerate(names)}
+    sections = [_overview(comparisons, colours)] if len(comparisons) > 1 else []
+    sections += [_section(one, colours) for one in comparisons]
+    sections.append(_modelled(comparisons, models=models))
+    sections.append(_about(used, left_out, baseline))
+    lead = (
+        f"{_count(used, 'run')} of {_count(names, 'method')} in {_count(comparisons, 'setting')}. "
+        "Accuracy is every client's own model on its own test images, right after its local "
+        "training, averaged over all clients."
+    )
+    kept = [section for section in sections if _full(section)]
+    return Report(title, lead, kept, _data(comparisons), used, left_out)
+
+
+def _count(things: Collection[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _full(section: Section) -> bool:
+    return bool(section.tables or section.figures or section.facts)
+
+
+def _overview(comparisons: Sequence[Comparison], colours: figures.Colours) -> Section:
+    drawn = [*figures.over_settings(comparisons, colours), figures.privacy(comparisons, colours)]
+    return Section("all", "All settings", "", tables.overview(comparisons), drawn)
+
+
+def _section(one: Comparison, colours: figures.Colours) -> Section:
+    drawn = [*figures.of_setting(one, colours), *figures.over_own_keys(one, colours)]
+    return Section(one.setting.slug, one.setting.title, "", tables.of_setting(one), drawn)
+
+
+def _modelled(comparisons: Sequence[Comparison], *, models: bool) -> Section:
+    return Section(
+        "models", "Representations and images", "", (), of_models(comparisons, wanted=models)
+    )
+
+
+def _about(runs: Sequence[Run], left_out: Sequence[LeftOut], baseline: str) -> Section:
+    columns = [
+        Column("run", "name of the run folder or record", False),
+        Column("why it is left out", "the first reason", False),
+    ]
+    rows = [[text(one.name), text(one.reason)] for one in left_out]
+    missing = [Table("left-out", "Runs that are left out", "", columns, rows)] if rows else []
+    return Section("about", "About these figures", "", [_runs(runs), *missing], (), [
+        ("baseline", baseline),
+        ("fedhet", _versions(runs, "fedhet")),
+        ("torch", _versions(runs, "torch")),
+        ("commits", _some(run.environment.get("git_commit") for run in runs)),
+        ("processors", _some(run.environment.get("processor") for run in runs)),
+        ("GPUs", _some(gpu for run in runs for gpu in run.environment.get("cuda") or ["none"])),
+    ])  # fmt: skip
+
+
+def _versions(runs: Sequence[Run], package: str) -> str:
+    return _some((run.environment.get("versions") or {}).get(package) for run in runs)
+
+
+def _some(values: Any) -> str:
+    return ", ".join(sorted({str(value) for value in values if value})) or "not recorded"
+
+
+def _runs(runs: Sequence[Run]) -> Table:
+    columns = [
+        Column("run", "name of the run folder or record", False),
+        Column("seed", "of everything, and of the partition where it has no seed of its own"),
+        Column("accuracy", "mean over all clients after the last round, percent"),
+        Column("hours", "wall time of the rounds, on whatever machine it was"),
+        Column("failures", "replies that were left out"),
+        Column("run_sha256", "last link of the hash chain", False),
+    ]
+    rows = [
+        [
+            text(run.name), Cell(str(run.config.get("seed", 0)), int(run.config.get("seed", 0))),
+            number(final(run)),
+            number((run.summary.get("wall_seconds") or 0) / 3600),
+            number(float(len(run.summary.get("failures") or [])), 0),
+            text(str(run.summary.get("run_sha256"))[:16]),
+        ]
+        for run in runs
+    ]  # fmt: skip
+    return Table("runs", "Runs", "", columns, rows)
+
+
+def _data(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """What the page embeds for programs: every setting's runs and their accuracies by round."""
+    return {
+        "settings": [
+            {
+                "name": one.setting.slug,
+                "title": one.setting.title,
+                "keys": dict(one.setting.keys),
+                "arms": [
+                    {
+                        "name": arm.name,
+                        "method": arm.method,
+                        "keys": dict(arm.keys),
+                        "blocks": [
+                            {
+                                "partition-seed": block[0],
+                                "seed": block[1],
+                                "rounds": [r["round"] for r in run.evaluated],
+                                "accuracy": [
+                                    round(r["test_accuracy_mean"], 3) for r in run.evaluated
+                                ],
+                                "clients": {s.client: _points(s.test) for s in run.clients},
+                            }
+                            for block, run in zip(arm.blocks, arm.ordered(), strict=True)
+                        ],
+                    }
+                    for arm in one.arms
+                ],
+            }
+            for one in comparisons
+        ]
+    }
+
+
+def _points(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def to_text(made: Report) -> str:
+    """The tables as Markdown with stable anchors, and where the figures are or why not."""
+    parts = [made.lead, ""]
+    for section in made.sections:
+        parts += [f'## {section.title} <a id="{section.name}"></a>', ""]
+        parts += [to_markdown(table) for table in section.tables]
+        missing = [f"- {p.title}: {p.absent}." for p in section.figures if p.absent]
+        if missing:
+            parts += ["Figures that are absent:", "", *missing, ""]
+        parts += [f"- {name}: {value}" for name, value in section.facts]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def to_page(made: Report) -> str:
+    """``report.html``; the largest drawings are left to the folder if it would be too big."""
+    drawn = {picture.name: inline(picture) for picture in made.figures() if picture.svg}
+    page = _render(made, drawn)
+    while len(page.encode()) > PAGE_LIMIT and drawn:
+        del drawn[max(drawn, key=lambda name: (len(drawn[name]), name))]
+        page = _render(made, drawn)
+    return page
+
+
+def _render(made: Report, drawn: Mapping[str, str]) -> str:
+    sections = [
+        {
+            "name": s.name, "title": s.title, "note": s.note, "tables": s.tables, "facts": s.facts,
+            "figures": [
+                {
+                    "name": p.name, "title": p.title, "caption": p.caption,
+                    "inline": drawn.get(p.name, ""),
+                    "absent": f"Absent: {p.absent}." if p.absent
+                    else f"Left to figures/{p.name}.svg, so that the page stays small.",
+                }
+                for p in s.figures
+            ],
+        }
+        for s in made.sections
+    ]  # fmt: skip
+    source = files("fedhet.experiments").joinpath("templates/report.html").read_text("utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    data = json.dumps(finite(made.data), separators=(",", ":"), allow_nan=False)
+    return environment.from_string(source).render(
+        title=made.title, lead=made.lead, sections=sections, data=data.replace("</", "<\\/")
+    )

@@ -1,0 +1,274 @@
+"""The report: what it says of runs whose answer is known, and that it says it twice the same."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedhet.cli.arguments import execute
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, build, report
+from fedhet.experiments.runs import pack, read_runs
+from fedhet.experiments.settings import arrange
+
+CLIENTS = 4
+
+
+def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
+    """A run folder written by hand: ``tests`` are the clients' accuracies after each round."""
+    own = {key: changes.pop(key) for key in list(changes) if key in ("name", "flops", "status")}
+    name = own.get("name", f"{method}-s{seed}")
+    config = build_config(
+        {
+            "method": method, "dataset": "cifar100", "clients": CLIENTS, "fraction": 0.5,
+            "seed": seed, "rounds": len(tests), "name": name, "out": "/somewhere/else",
+            **{key.replace("_", "-"): value for key, value in changes.items()},
+        }
+    )  # fmt: skip
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config.flat()))
+    rounds = [
+        {
+            "round": r, "test_accuracy_mean": sum(row) / len(row), "val_accuracy_mean": 1.0,
+            "sampled": 2, "replied": 2, "failed": 0, "uplink_floats": 100, "downlink_floats": 60,
+            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "failures": [], "sha256": "ab",
+        }
+        for r, row in enumerate(tests, start=1)
+    ]  # fmt: skip
+    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    lines = ["round,client,model,generation,test_accuracy,val_accuracy,other"]
+    for r, row in enumerate(tests, start=1):
+        lines += [f"{r},{k},cnn-1,{r if k else 0},{value},1.0," for k, value in enumerate(row)]
+    (path / "clients.csv").write_text("\n".join(lines) + "\n")
+    (path / "partition.csv").write_text("client,a,b\n" + "".join(f"{k},3,0\n" for k in range(4)))
+    summary = {
+        "method": method, "status": own.get("status", "completed"), "reason": "not finite",
+        "best_validation_test_accuracy_mean": 5.0, "wall_seconds": 7200.0, "failures": [],
+        "run_sha256": f"{method}{seed}",
+    }  # fmt: skip
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Two methods, five blocks: FedSSA is better by 1, 2, 3, 4, 5 points for every client."""
+    for seed in range(5):
+        base = [[0.0] * CLIENTS, [10.0, 20.0, 30.0, 40.0 + seed]]
+        better = [[value + 1 + seed for value in row] for row in base]
+        make_run(tmp_path / "sweep", "standalone", seed, base)
+        make_run(tmp_path / "sweep", "fedssa", seed, better, flops=2e12)
+    return tmp_path / "sweep"
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made but not saved, which takes most of a report's time."""
+    monkeypatch.setattr("fedhet.experiments.drawing.saved", lambda _figure: ("<svg></svg>", b""))
+
+
+def rows_of(out: Path, kind: str) -> dict[str, dict[str, str]]:
+    (path,) = (out / "tables").glob(f"{kind}-*.csv")
+    with path.open() as file:
+        return {row["method"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_tables_say_what_the_runs_say(sweep, tmp_path):
+    report([sweep], tmp_path / "out", models=False)
+    accuracy = rows_of(tmp_path / "out", "accuracy")["Standalone"]
+    # means 25, 25.25, ..., 26: mean 25.5, s = 0.3953, half = 2.7764 * 0.3953 / sqrt(5) = 0.4908
+    assert accuracy["accuracy [95 %], as shown"] == "25.50 [25.01, 25.99]"
+    # client 0 was never sampled: (20 + 30 + 42) / 3
+    assert float(accuracy["ever sampled"]) == pytest.approx(92 / 3)
+    assert float(accuracy["never sampled"]) == 1
+    assert float(accuracy["worst"]) == 10
+    assert float(accuracy["10th pct."]) == pytest.approx(13.0)
+    paired = rows_of(tmp_path / "out", "paired")["FedSSA"]
+    assert float(paired["difference [95 %]"]) == 3
+    assert (paired["clients better, %"], paired["clients worse, %"]) == ("100.0", "0.0")
+    assert paired["p"] == paired["p, Holm"] == "0.0625"
+    cost = rows_of(tmp_path / "out", "cost")["FedSSA"]
+    assert (cost["floats up"], cost["floats down"], cost["x Standalone"]) == ("50.0", "30.0", "2.0")
+    # Standalone spends 2e12: that is FedSSA's first round
+    assert (cost["accuracy at equal compute"], cost["after round"]) == ("3.0", "1.0")
+    target = rows_of(tmp_path / "out", "target")["FedSSA"]
+    assert float(target["rounds to 25 %"]) == 2
+    assert float(target["Mfloats to 25 %"]) == pytest.approx(320e-6)
+    assert float(target["TFLOPs to 25 %"]) == 4
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_fewer_than_five_blocks_are_described(sweep, tmp_path):
+    shutil.rmtree(sweep / "fedssa-s4")
+    report([sweep], tmp_path / "out", models=False)
+    paired = rows_of(tmp_path / "out", "paired")["FedSSA"]
+    assert paired["p, as shown"] == paired["p, Holm, as shown"] == "descriptive"
+    assert paired["p"] == ""
+
+
+def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
+    for name in ("one", "two"):
+        report([sweep], tmp_path / name, models=False)
+    files = sorted(p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*"))
+    assert len(files) > 20
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), (
+            file
+        )
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert len(page.encode()) < PAGE_LIMIT
+    assert str(tmp_path) not in page and "/somewhere" not in page
+    assert not re.search(r"(src|href)=\"(?!#|data:)", page)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_packed_records_give_the_same_report(sweep, tmp_path):
+    report([sweep], tmp_path / "one", records=tmp_path / "records", models=False)
+    assert "/somewhere" not in (tmp_path / "records" / "fedssa-s0.json").read_text()
+    report([tmp_path / "records"], tmp_path / "two", models=False)
+    for file in ("report.html", "tables.md"):
+        assert (tmp_path / "one" / file).read_text() == (tmp_path / "two" / file).read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_trimmed_folders_are_enough(sweep, tmp_path):
+    for path in sweep.rglob("*"):
+        if path.name in {"partition.csv", "environment.json"}:
+            path.unlink()
+    made = build([sweep], models=False)
+    missing = {figure.title: figure.absent for figure in made.figures() if figure.absent}
+    assert "partition.csv" in missing["Who holds what"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_left_out_is_named(sweep, tmp_path):
+    make_run(sweep, "fd", 0, [[1.0] * 4], status="failed", rounds=2)
+    (make_run(sweep, "fml", 0, [[1.0] * 4]) / "summary.json").unlink()
+    (make_run(sweep, "fedkd", 0, [[1.0] * 4]) / "summary.json").write_text("{")
+    shutil.copytree(sweep / "fedssa-s0", sweep / "fedssa-again")
+    made = build([sweep], models=False)
+    reasons = {one.name: one.reason for one in made.left_out}
+    assert reasons.pop("fedkd-s0").startswith("cannot be read")
+    again = reasons.pop("fedssa-s0" if "fedssa-s0" in reasons else "fedssa-again")
+    assert again.startswith("a second run of one cell, with the same result")
+    assert reasons == {"fd-s0": "failed: not finite", "fml-s0": "not finished: round 1 of 1"}
+    (accuracy,) = (table for table in made.tables() if table.name.startswith("accuracy"))
+    shown = {row[0].text: row[1].text for row in accuracy.rows}
+    assert shown == {"Standalone": "5", "FedSSA": "5", "FD": "0 (1 failed)"}
+
+
+def test_settings_arms_and_blocks(tmp_path):
+    tests = [[1.0, 2.0, 3.0, 4.0]]
+    make_run(tmp_path, "fedssa", 0, tests, name="a", device="cpu", tracker="none")
+    make_run(tmp_path, "fedssa", 1, tests, name="b", actors=2)
+    make_run(tmp_path, "fedssa", 1, tests, name="c", partition_seed=0)
+    make_run(tmp_path, "fedssa", 0, tests, name="d", mu0=0.3)
+    make_run(tmp_path, "fedssa", 0, tests, name="e", lr=0.1)
+    runs, left_out = read_runs([tmp_path])
+    one, two = arrange(runs, left_out)
+    assert not left_out and "lr = 0.01" in one.title and "lr = 0.1" in two.title
+    assert {arm.name: arm.blocks for arm in one.arms} == {
+        "FedSSA": [(0, 0), (0, 1), (1, 1)], "FedSSA (mu0=0.3)": [(0, 0)],
+    }  # fmt: skip
+    assert one.slug != two.slug
+    assert "each with its own partition and its own seed" in one.variability()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_curves_over_a_key_of_the_setting_and_of_the_method(tmp_path):
+    tests = [[1.0, 2.0, 3.0, 4.0]]
+    for alpha in (0.1, 0.5):
+        for method in ("standalone", "fedmrl"):
+            make_run(
+                tmp_path, method, 0, tests, name=f"{method}-{alpha}", alpha=alpha,
+                partition="dirichlet",
+            )  # fmt: skip
+    make_run(tmp_path, "fedmrl", 0, tests, name="x", alpha=0.1, partition="dirichlet", d1=300)
+    drawn = [figure.title for figure in build([tmp_path], models=False).figures() if figure.svg]
+    assert "Accuracy against alpha" in drawn and "Accuracy against d1" in drawn
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_papers_numbers_stand_beside_ours(tmp_path):
+    own = {"clients": 100, "fraction": 0.1, "classes_per_client": 10}
+    for seed in range(2):
+        make_run(tmp_path, "fedssa", seed, [[57.0 + seed, 57.0, 58.0, 57.0]], **own)
+        make_run(tmp_path, "fd", seed, [[1.0, 2.0, 3.0, 4.0]], **own)
+        make_run(tmp_path, "fedssa", seed, [[1.0] * 4], **own, stabilise=False, name=f"b{seed}")
+    report([tmp_path], tmp_path / "out", baseline="fd", models=False)
+    rows = rows_of(tmp_path / "out", "papers")
+    assert rows["FedSSA"]["paper"] == "57.29" and rows["FedSSA"]["in our interval"] == "yes"
+    assert rows["FedSSA"]["source"] == "FedSSA, arXiv 2312.09006, Table 2"
+    assert rows["FD"]["paper"] == "" and rows["FD"]["in our interval"] == "-"
+    ablation = rows["FedSSA (stabilise=false): seen classes replaced"]
+    assert (ablation["paper"], ablation["in our interval"]) == ("49.95", "no")
+    assert (rows["FedSSA"]["our order"], rows["FedSSA"]["paper's order"]) == ("1.0", "1.0")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_marked_part_of_a_file_is_replaced_and_nothing_else(sweep, tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text(f"# Ours\n\n{BEGIN}\nold\n{END}\n\nkept\n")
+    report([sweep], tmp_path / "out", into=page, models=False)
+    text = page.read_text()
+    assert text.startswith(f"# Ours\n\n{BEGIN}") and text.endswith(f"{END}\n\nkept\n")
+    assert "old" not in text and "| FedSSA | 5 | 28.50 [" in text
+    page.write_text("no marks\n")
+    with pytest.raises(UserError, match="has no part between"):
+        report([sweep], tmp_path / "other", into=page, models=False)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_latex_is_booktabs_and_escaped(sweep, tmp_path):
+    report([sweep], tmp_path / "out", models=False)
+    for path in (tmp_path / "out" / "tables").glob("*.tex"):
+        text = path.read_text()
+        assert r"\toprule" in text and r"\bottomrule" in text
+        assert not re.search(r"(?<!\\)%(?! needs)", text) and not re.search(r"(?<!\\)_", text)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_second_report_removes_what_the_first_drew_and_nothing_else(sweep, tmp_path):
+    out = tmp_path / "out"
+    make_run(sweep, "fd", 0, [[1.0] * 4], lr=0.5)
+    report([sweep], out, models=False)
+    (out / "tables" / "notes.txt").write_text("mine")
+    shutil.rmtree(sweep / "fd-s0")
+    made = report([sweep], out, models=False)
+    names = {path.stem for path in (out / "tables").glob("*.csv")}
+    assert names == {table.name for table in made.tables()}
+    assert (out / "tables" / "notes.txt").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command(sweep, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert execute(["report", str(sweep), "--out", str(out), "--no-models", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["page"] == str(out / "report.html") and said["runs"] == 10
+    assert said["absent"]["t-sne"] == "left out by --no-models"
+    for words, complaint in (
+        ([str(tmp_path / "nothing")], "no such file"),
+        ([str(out)], "no run folder, sweep or packed record"),
+        ([str(sweep), "--baseline", "fedavgg"], "baseline: no run has method 'fedavgg'"),
+    ):
+        assert execute(["report", *words, "--out", str(tmp_path / "no")]) == 2
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1
+        assert not (tmp_path / "no").exists()
+
+
+def test_a_packed_record_is_the_run(sweep, tmp_path):
+    runs, _ = read_runs([sweep])
+    path = pack(runs[0], tmp_path / "records")
+    (again,), _ = read_runs([path])
+    for name in ("name", "config", "summary", "environment", "rounds", "clients", "counts"):
+        assert getattr(again, name) == getattr(runs[0], name)

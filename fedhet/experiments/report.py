@@ -28,7 +28,7 @@ from fedhet.experiments.markup import (
     to_markdown,
 )
 from fedhet.experiments.modelled import of_models
-from fedhet.experiments.runs import LeftOut, Run, pack, read_runs
+from fedhet.experiments.runs import LeftOut, Run, pack, read_runs, sweep_notes
 from fedhet.experiments.settings import arrange
 from fedhet.files import finite, write_text
 
@@ -152,6 +152,7 @@ def build(
     settings = arrange(runs, left_out)
     comparisons = compare(settings, baseline)
     used = [run for one in comparisons for arm in one.arms for run in arm.ordered()]
+    notes = "".join(f" {note}." for note in sweep_notes(places))
     names = dict.fromkeys(arm.name for one in comparisons for arm in one.arms)
     colours = {name: i for i, name in enumerate(names)}
     sections = [_overview(comparisons, colours)] if len(comparisons) > 1 else []
@@ -161,7 +162,7 @@ def build(
     lead = (
         f"{_count(used, 'run')} of {_count(names, 'method')} in {_count(comparisons, 'setting')}. "
         "Accuracy is every client's own model on its own test images, right after its local "
-        "training, averaged over all clients."
+        f"training, averaged over all clients.{notes}"
     )
     kept = [section for section in sections if _full(section)]
     return Report(title, lead, kept, _data(comparisons), used, left_out)

@@ -101,6 +101,20 @@ def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     return runs, left_out
 
 
+def sweep_notes(places: Iterable[Path]) -> list[str]:
+    """What the sweeps of these folders say of themselves, such as that they ran a short profile."""
+    found: dict[str, None] = {}
+    for place in places:
+        for index in sorted(place.glob("sweeps/*/sweep.json")):
+            try:
+                content = json.loads(index.read_text(encoding="utf-8"))
+                if content["note"]:
+                    found[f"{content['sweep']}: {content['note']}"] = None
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # an index that is being written, or none of ours
+    return list(found)
+
+
 def _find(place: Path, depth: int) -> Iterable[Path]:
     if place.is_file():
         if place.suffix == ".json" and f'"{FORMAT}"' in place.read_text(encoding="utf-8")[:100]:
@@ -142,6 +156,8 @@ def _read_folder(path: Path) -> Run | LeftOut:
     )  # fmt: skip
     if not run.evaluated:
         return LeftOut(path.name, "no round was evaluated", config)
+    if run.rounds[-1].get("train_loss") is None and run.rounds[-1]["replied"]:
+        return LeftOut(path.name, "failed: it diverged, the last loss is not finite", config)
     return run
 
 

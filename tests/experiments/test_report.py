@@ -21,7 +21,9 @@ CLIENTS = 4
 
 def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     """A run folder written by hand: ``tests`` are the clients' accuracies after each round."""
-    own = {key: changes.pop(key) for key in list(changes) if key in ("name", "flops", "status")}
+    own = {
+        key: changes.pop(key) for key in list(changes) if key in ("name", "flops", "status", "loss")
+    }
     name = own.get("name", f"{method}-s{seed}")
     config = build_config(
         {
@@ -36,6 +38,7 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     rounds = [
         {
             "round": r, "test_accuracy_mean": sum(row) / len(row), "val_accuracy_mean": 1.0,
+            "train_loss": own.get("loss", 0.5),
             "sampled": 2, "replied": 2, "failed": 0, "uplink_floats": 100, "downlink_floats": 60,
             "train_flops": own.get("flops", 1e12), "seconds": 1.0, "failures": [], "sha256": "ab",
         }
@@ -150,6 +153,7 @@ def test_trimmed_folders_are_enough(sweep, tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_left_out_is_named(sweep, tmp_path):
     make_run(sweep, "fd", 0, [[1.0] * 4], status="failed", rounds=2)
+    make_run(sweep, "fd", 1, [[1.0] * 4], loss=None, rounds=2)
     (make_run(sweep, "fml", 0, [[1.0] * 4]) / "summary.json").unlink()
     (make_run(sweep, "fedkd", 0, [[1.0] * 4]) / "summary.json").write_text("{")
     shutil.copytree(sweep / "fedssa-s0", sweep / "fedssa-again")
@@ -158,10 +162,14 @@ def test_what_is_left_out_is_named(sweep, tmp_path):
     assert reasons.pop("fedkd-s0").startswith("cannot be read")
     again = reasons.pop("fedssa-s0" if "fedssa-s0" in reasons else "fedssa-again")
     assert again.startswith("a second run of one cell, with the same result")
-    assert reasons == {"fd-s0": "failed: not finite", "fml-s0": "not finished: round 1 of 1"}
+    assert reasons == {
+        "fd-s0": "failed: not finite",
+        "fd-s1": "failed: it diverged, the last loss is not finite",
+        "fml-s0": "not finished: round 1 of 1",
+    }
     (accuracy,) = (table for table in made.tables() if table.name.startswith("accuracy"))
     shown = {row[0].text: row[1].text for row in accuracy.rows}
-    assert shown == {"Standalone": "5", "FedSSA": "5", "FD": "0 (1 failed)"}
+    assert shown == {"Standalone": "5", "FedSSA": "5", "FD": "0 (2 failed)"}
 
 
 def test_settings_arms_and_blocks(tmp_path):
@@ -272,3 +280,11 @@ def test_a_packed_record_is_the_run(sweep, tmp_path):
     (again,), _ = read_runs([path])
     for name in ("name", "config", "summary", "environment", "rounds", "clients", "counts"):
         assert getattr(again, name) == getattr(runs[0], name)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_says_of_itself_that_it_was_short(sweep):
+    index = sweep / "sweeps" / "p" / "sweep.json"
+    index.parent.mkdir(parents=True)
+    index.write_text(json.dumps({"format": 1, "sweep": "p", "note": "quick profile", "cells": []}))
+    assert "p: quick profile." in build([sweep], models=False).lead

@@ -15,6 +15,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedhet.config import build_config
@@ -306,11 +307,11 @@ def _extractor(opened: _Opened) -> nn.Module | None:
         description = json.loads((state / DESCRIPTION).read_text(encoding="utf-8"))
         module = rebuild(description, state).modules.get("extractor")
         kept = load_checkpoint(RunFolder(opened.run.folder or Path()).checkpoint)
-    except (UserError, StateError, OSError, ValueError, KeyError, RuntimeError) as error:
+    except (UserError, StateError, SafetensorError, OSError, LookupError, RuntimeError) as error:
         raise _Missing(f"the states of '{opened.run.name}' cannot be opened: {error}") from error
     if module is None or kept is None:
         return None
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(torch.from_numpy(kept[0][name]))
+            parameter.copy_(torch.from_numpy(kept.arrays[name]))
     return module.eval()

@@ -4,7 +4,10 @@ In a deployment every message is a fresh process, in a simulation a client hops 
 actors; so nothing is kept here but per-process caches, and a failure is answered with a reason.
 """
 
+import math
 import os
+import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -22,7 +25,7 @@ from fedhet.ids import check_id
 from fedhet.models import build_model
 from fedhet.node.site import LocalData, assigned_model, choose_device, is_simulated, load_local
 from fedhet.node.state import ContextStore, FileStore, StateStore
-from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction
+from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction, message_bytes
 from fedhet.registry import METHODS
 from fedhet.schema import REPRESENTATION, RunConfig
 
@@ -97,9 +100,16 @@ def _answered(message: Message, handler: Callable[[], Message]) -> Message:
     except Exception as error:  # a client's fault must reach the server as one line
         traceback.print_exc()
         text = " ".join(str(error).split())[:500]
+        _say(lambda: f"failed: {text}")
         return answer(message, {"error": f"{type(error).__name__}: {text}"})
     finally:
         torch.set_flush_denormal(False)  # in tests this thread may be the server's as well
+
+
+def _say(text: Callable[[], str]) -> None:
+    """A line for the owner of a node, which `fedhet node` finds in what Flower prints."""
+    if os.environ.get("FEDHET_NODE"):
+        print(f"fedhet: {text()}", file=sys.stderr, flush=True)
 
 
 @app.query()
@@ -166,6 +176,7 @@ def _client(message: Message, context: Context) -> tuple[MethodClient[Any], Inst
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of local training."""
+    started = time.monotonic()
 
     def handler() -> Message:
         client, what, data = _client(message, context)
@@ -174,7 +185,15 @@ def train(message: Message, context: Context) -> Message:
             {"round": what.round, "generation": what.generation, "evaluate": what.evaluate},
         )
         numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-        return answer(message, {"client": data.client, "round": what.round}, numbers, arrays)
+        reply = answer(message, {"client": data.client, "round": what.round}, numbers, arrays)
+        seconds, accuracy = time.monotonic() - started, numbers.get("test_accuracy", math.nan)
+        _say(
+            lambda: (
+                f"round {what.round}: test accuracy {accuracy:.2f} %, {seconds:.1f} s, "
+                f"{message_bytes(message):,} bytes received, {message_bytes(reply):,} sent"
+            )
+        )
+        return reply
 
     return _answered(message, handler)
 

@@ -17,6 +17,7 @@ from typer.core import TyperArgument, TyperCommand
 from typer.models import ArgumentInfo
 
 import fedhet
+from fedhet.cli.deploy import add_commands
 from fedhet.errors import RunFailedError, UserError
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig, kebab
@@ -262,7 +263,7 @@ def certs(
     servers, clients = server or [], client or []
     if not servers and not clients:
         raise UserError("certs: give --server NAME, --client ID, or both")
-    print(advice(make(out, servers, clients), servers, clients))
+    print(advice(make(out, servers, clients), servers))
 
 
 @command()
@@ -303,6 +304,9 @@ def predict(
     if found.warning:
         print(f"fedhet: warning: {found.warning}", file=sys.stderr)
     print(f"{found.images} images: {out}")
+
+
+add_commands(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -95,7 +95,7 @@ def make(out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 
     return places
 
 
-def advice(places: Credentials, servers: Sequence[str], clients: Sequence[str]) -> str:
+def advice(places: Credentials, servers: Sequence[str]) -> str:
     """What to do with the files, as lines to print."""
     lines = []
     if servers:
@@ -104,10 +104,10 @@ def advice(places: Credentials, servers: Sequence[str], clients: Sequence[str]) 
             f"on every client: {places.ca} and its own key, over a channel that you trust",
             f"put away:        {places.ca_key} (whoever has it can pretend to be the server)",
         ]
-    lines.append("register the clients, on the server while the SuperLink runs:")
     lines += [
-        f"  flwr supernode register {places.client(name)}.pub CONNECTION --name {name}"
-        for name in clients
+        f"then, on the server:  fedhet server {places.folder}",
+        f"on a client:          fedhet node {places.folder}/clients/NAME --server HOST:8443 "
+        "--data FOLDER",
     ]
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from fedhet.config import envelope
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
+from fedhet.runtime.server_folder import connect
 from fedhet.runtime.signals import Interrupted, undisturbed
 from fedhet.runtime.superlink import (
     SLOW_START,
@@ -180,6 +181,7 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
     run. UserError if the run could not even be submitted.
     """
     launch.folder.summary.unlink(missing_ok=True)
+    connection = connect(connection)
     env = environment()
     run_config = launch.folder.path / "flwr" / "run-config.toml"
     write_run_config(run_config, launch.envelope(owner=0))

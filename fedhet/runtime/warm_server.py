@@ -114,6 +114,10 @@ class Job:
     program: str
     shim: socket.socket
 
+    def told(self) -> dict[str, Any]:
+        """For :meth:`Server.state`; ``for`` is the process that Flower started."""
+        return {"pid": self.pid, "program": self.program, "for": _peer(self.shim)[0]}
+
 
 @dataclass
 class Server:
@@ -137,7 +141,7 @@ class Server:
 
     def state(self) -> dict[str, Any]:
         """What is going on, for people and tests."""
-        jobs = [{"pid": job.pid, "program": job.program} for job in self.jobs.values()]
+        jobs = [job.told() for job in self.jobs.values()]
         return {"pid": os.getpid(), "nodes": len(self.leases), "jobs": jobs}
 
     def _hear(self, number: int) -> None:
@@ -161,9 +165,7 @@ class Server:
         kept = False
         try:
             guest.settimeout(GREETING)
-            length = struct.calcsize(CREDENTIALS)
-            known = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, length)
-            if struct.unpack(CREDENTIALS, known)[1] != os.getuid():
+            if _peer(guest)[1] != os.getuid():
                 raise ValueError("a guest of another user")
             head, files, _, _ = socket.recv_fds(guest, 4, 3)
             request = json.loads(_exactly(guest, int.from_bytes(head, "big")))
@@ -251,6 +253,14 @@ def run(module: str, function: str) -> int:
         print(result, file=sys.stderr)
         return 1
     return int(result or 0)
+
+
+def _peer(guest: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as Linux knows them."""
+    length = struct.calcsize(CREDENTIALS)
+    known = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, length)
+    pid, user, _ = struct.unpack(CREDENTIALS, known)
+    return pid, user
 
 
 def _exactly(guest: socket.socket, count: int) -> bytes:

@@ -9,19 +9,19 @@ import json
 import os
 import shlex
 import ssl
-import subprocess
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.app import Error, Message
-from network.pace import patience
 from network.programs import Process, Supervisor, wait_for
 
 from fedhet.config import build_config
 from fedhet.protocol.messages import instruction
 from fedhet.runtime.certs import Credentials, make
+from fedhet.runtime.control import Control
 from fedhet.runtime.superlink import environment, free_ports, script
+from fedhet.runtime.warm import Warm
 from fedhet.testing import simulate
 
 CONNECTION = "net"
@@ -60,6 +60,10 @@ class Federation:
              "--disable-runtime-dependency-installation"],
             folder / "superlink.log", self.env,
         )  # fmt: skip
+        # Messages are forks, as with `fedhet node`.
+        self.warm = Warm(self.env)
+        self.node_env = self.env | {"PATH": f"{self.warm.programs()}:{self.env['PATH']}"}
+        self.control = Control(f"127.0.0.1:{self.port}", self.tls.ca)
         self.nodes: dict[int, Process] = {}
         self.others: list[Process] = []
         self.supervisors: list[Supervisor] = []
@@ -67,10 +71,10 @@ class Federation:
     # --- life ----------------------------------------------------------------------------------
 
     def start(self) -> "Federation":
+        self.warm.hold()
         self.start_superlink()
         for name in self.names:
-            self.flwr("supernode", "register", f"{self.tls.client(name)}.pub", CONNECTION,
-                      "--name", name)  # fmt: skip
+            self.control.register(name, Path(f"{self.tls.client(name)}.pub"))
         for k in range(self.size):
             self.start_node(k)
         self.wait_online(self.size)
@@ -107,7 +111,7 @@ class Federation:
         if k in self.nodes:
             self.nodes[k].end()
         log = self.folder / f"node-{k}.log"
-        self.nodes[k] = Process(self.node_words(k, config), log, self.env).start()
+        self.nodes[k] = Process(self.node_words(k, config), log, self.node_env).start()
         return self.nodes[k]
 
     def extra(self, words: Sequence[str], name: str) -> Process:
@@ -153,23 +157,16 @@ class Federation:
             process.terminate()  # all at once: each takes seconds to say good-bye
         for process in (*self.others, *self.nodes.values(), self.superlink):
             process.end()
+        self.control.close()
+        self.warm.release()
 
     def state_dir(self, k: int) -> Path:
         return self.folder / "state" / self.names[k]
 
     # --- commands ------------------------------------------------------------------------------
 
-    def flwr(self, *words: str) -> dict:
-        done = subprocess.run(
-            [script("flwr"), *words, "--format", "json"], env=self.env, capture_output=True,
-            text=True, check=False, timeout=patience(), stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)
-
     def online(self) -> int:
-        answer = self.flwr("supernode", "list", CONNECTION)
-        return sum(node["status"] == "online" for node in answer["nodes"])
+        return sum(node.status == "online" for node in self.control.nodes())
 
     def wait_online(self, count: int) -> None:
         wait_for(lambda: self.online() == count, f"{count} SuperNodes are online", pause=1.0)

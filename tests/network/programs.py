@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 from network.pace import patience
 
+from fedhet.runtime.warm import state
+
 
 def wait_for(what: Callable[[], object], reason: str, pause: float = 0.2) -> None:
     """Return as soon as ``what()`` is true; AssertionError with the reason if it never is."""
@@ -53,7 +55,8 @@ class Process:
         found = []
         for child in self.children():
             with contextlib.suppress(psutil.Error):
-                if any(Path(word).name == name for word in child.cmdline()[:2]):
+                # interpreter and script, or those of the shim and what it stands for
+                if any(Path(word).name == name for word in child.cmdline()[:5]):
                     found.append(child)
         return max(found, key=lambda child: child.create_time(), default=None)
 
@@ -62,10 +65,12 @@ class Process:
 
         They are mapped after the imports and before the training, whatever the machine's speed.
         """
-        child = self.child("flwr-clientapp")
-        with contextlib.suppress(psutil.Error):
-            if child is not None and any("images" in m.path for m in child.memory_maps()):
-                return child.pid
+        mine = {child.pid for child in self.children()}
+        jobs = [job["pid"] for job in state(self.env).get("jobs", []) if job["for"] in mine]
+        for pid in (*jobs, *mine):
+            with contextlib.suppress(psutil.Error):
+                if any("images" in found.path for found in psutil.Process(pid).memory_maps()):
+                    return pid
         return 0
 
     def kill(self) -> None:

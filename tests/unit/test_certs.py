@@ -123,4 +123,4 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 
 def test_the_advice_names_every_client(tmp_path):
     places = make(tmp_path, ["x"], ["a", "b"])
-    assert "flwr supernode register" in advice(places, ["x"], ["a", "b"])
+    assert f"fedhet server {places.folder}" in advice(places, ["x"])

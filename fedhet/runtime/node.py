@@ -1,0 +1,148 @@
+"""``fedhet node``: a SuperNode that is kept running, with the warm server beside it.
+
+Flower's own output goes to a log; here is what a person wants to know, a line each.
+"""
+
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedhet.errors import RunFailedError, UserError
+from fedhet.runtime.processes import guarded
+from fedhet.runtime.superlink import environment, free_ports, script
+from fedhet.runtime.warm import Warm, available
+
+Say = Callable[[str], None]
+TASK_POLL = "0.3"  # seconds between looks for a message; each costs 5 ms of CPU
+RETRY = 5.0  # seconds before a SuperNode that ended is started again
+PATIENCE = 15.0  # seconds for an orderly end
+OWN = "fedhet: "  # how lines of our own ClientApp begin
+ADMITTED = re.compile(r"SuperNode ID: (\d+)")
+# What Flower says when it does not let a node in, and what it means.
+REFUSALS = {
+    "[code: 2004]": "not let in yet: the server still holds this key's last connection, or does "
+    "not know the key; trying again",
+    "[code: 2001]": "refused: the server does not know this key; it is registered by the `fedhet "
+    "server` that finds its .pub in tls/clients; trying again",
+    "Connection attempt failed": "the server does not answer; trying again",
+}
+FATAL = "CERTIFICATE_VERIFY_FAILED"
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What a node is and where its server is."""
+
+    key: Path
+    ca: Path
+    server: str  # host:port
+    config: Mapping[str, str | int]  # Flower's node-config
+    log: Path
+    port: int = 0  # of the SuperNode's own API on 127.0.0.1; 0: a free one
+    warm: bool = True
+
+    def words(self) -> list[str]:
+        """The SuperNode's command line."""
+        port = self.port or free_ports(1)[0]
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in self.config.items())
+        return [
+            script("flower-supernode"), "--root-certificates", str(self.ca),
+            "--superlink", self.server, "--host", "127.0.0.1", "--port", str(port),
+            "--auth-supernode-private-key", str(self.key), "--node-config", config,
+        ]  # fmt: skip
+
+
+@dataclass
+class Node:
+    """One SuperNode, started again whenever it ends."""
+
+    plan: NodePlan
+    say: Say
+    _last: str = ""
+    _warm: Warm | None = None
+    _process: subprocess.Popen[str] | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Until a signal (the caller turns it into an exception); UserError if it never can."""
+        env = environment({"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL, "FEDHET_NODE": "1"})
+        if self.plan.warm and available():
+            self._warm = Warm(env)
+            env["PATH"] = f"{self._warm.programs()}:{env['PATH']}"
+            threading.Thread(target=self._keep_warm, args=(self._warm,), daemon=True).start()
+        elif self.plan.warm:
+            self._tell("this platform cannot fork: each message starts a fresh process")
+        try:
+            while True:
+                self._once(env)
+                time.sleep(RETRY)
+        finally:
+            self._ended.set()
+            self._stop()
+            if self._warm is not None:
+                self._warm.release()
+
+    def _keep_warm(self, warm: Warm) -> None:
+        """Hold the server, and start another when it has died; messages go on without meanwhile."""
+        while not self._ended.is_set():
+            if not warm.held():
+                try:
+                    warm.hold()
+                except (RunFailedError, OSError) as error:
+                    self._tell(f"each message starts a fresh process: {error}")
+            self._ended.wait(RETRY)
+
+    def _once(self, env: Mapping[str, str]) -> None:
+        """One life of the SuperNode, told in lines; UserError if another would be no better."""
+        with self.plan.log.open("a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                guarded(self.plan.words()), env=dict(env), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                start_new_session=True,
+            )  # fmt: skip
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                log.write(line)
+                log.flush()
+                if FATAL in line:
+                    raise UserError(
+                        f"{self.plan.server}: the server's certificate is not from "
+                        f"the CA in '{self.plan.ca}'"
+                    )
+                self._translate(line)
+        code = self._process.wait()
+        if self._last.startswith("admitted"):
+            self._tell(f"the SuperNode ended with code {code}: starting it again")
+
+    def _translate(self, line: str) -> None:
+        """Say what a line of Flower's means to a person, if anything, and not twice in a row."""
+        text = ""
+        if (start := line.find(OWN)) >= 0:
+            text = line[start + len(OWN) :].strip()
+        elif found := ADMITTED.search(line):
+            text = f"admitted by {self.plan.server} (node {found.group(1)})"
+        else:
+            text = next((what for sign, what in REFUSALS.items() if sign in line), "")
+        if text:
+            self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        if text != self._last:
+            self._last = text
+            self.say(text)
+
+    def _stop(self) -> None:
+        """Ask it to say good-bye to the server; that makes a return possible at once."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

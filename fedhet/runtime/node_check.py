@@ -1,0 +1,122 @@
+"""``fedhet node --check``: what would keep this node from taking part, found without joining."""
+
+import http.client
+import shutil
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from fedhet.data.cache import open_private_folder
+from fedhet.errors import UserError
+from fedhet.models import build_model
+from fedhet.runtime.node import NodePlan
+from fedhet.schema import REPRESENTATION
+
+ENOUGH = 1 << 30  # bytes free for states and caches
+SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
+TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the check."""
+
+    what: str
+    good: bool
+    text: str
+
+
+def check(plan: NodePlan) -> Iterator[Finding]:
+    """Every finding, as soon as it is there."""
+    for what, test in (
+        ("key", _key), ("images", _images), ("model", _model), ("connection", _connection),
+        ("disk", _disk), ("device", _device),
+    ):  # fmt: skip
+        yield _tried(what, test, plan)
+
+
+def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> Finding:
+    try:
+        return Finding(what, True, test(plan))
+    except (UserError, OSError, ValueError) as error:
+        return Finding(what, False, " ".join(str(error).split()))
+
+
+def _key(plan: NodePlan) -> str:
+    if plan.key.stat().st_mode & 0o077:
+        raise UserError(f"'{plan.key}' can be read by others: chmod 600 {plan.key}")
+    key = load_ssh_private_key(plan.key.read_bytes(), None)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"'{plan.key}' is no elliptic curve key, as `fedhet certs` makes them")
+    return f"{plan.key} (whether the server knows it shows when the node joins)"
+
+
+def _images(plan: NodePlan) -> str:
+    if not plan.config.get("data-dir"):
+        return "a share of a public data set"
+    dataset = open_private_folder(str(plan.config["data-dir"]))
+    classes = len(dataset.classes)
+    return f"{len(dataset.labels)} images of {classes} classes: {', '.join(dataset.classes)}"
+
+
+def _model(plan: NodePlan) -> str:
+    name = str(plan.config.get("model", ""))
+    if not name:
+        return "what the run assigns"
+    with torch.random.fork_rng(devices=[]):
+        build_model(name, classes=2, d=REPRESENTATION, image_size=32)
+    return name
+
+
+def _connection(plan: NodePlan) -> str:
+    """TLS as the SuperNode will do it, and the server's clock out of its answer."""
+    host, _, port = plan.server.rpartition(":")
+    context = ssl.create_default_context(cafile=str(plan.ca))
+    link = http.client.HTTPSConnection(
+        host.strip("[]"), int(port), timeout=TIMEOUT, context=context
+    )
+    try:
+        link.request("POST", "/v1/fleet/check")
+        answer = link.getresponse()
+        date = answer.getheader("Date")
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(f"{plan.server}: {error.verify_message} (CA: {plan.ca})") from error
+    except (socket.gaierror, OSError, http.client.HTTPException) as error:
+        raise UserError(f"{plan.server} cannot be reached: {error}") from error
+    finally:
+        link.close()
+    if not date:
+        return f"{plan.server} over TLS; it does not tell the time"
+    there = parsedate_to_datetime(date).replace(tzinfo=UTC)
+    skew = abs((datetime.now(UTC) - there).total_seconds())
+    if skew > SKEW:
+        raise UserError(f"this clock and the server's are {skew:.0f} s apart: signatures expire")
+    return f"{plan.server} over TLS; clocks {skew:.0f} s apart"
+
+
+def _disk(plan: NodePlan) -> str:
+    path = Path(str(plan.config["state-dir"]))
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryFile(dir=path):
+        pass
+    free = shutil.disk_usage(path).free
+    if free < ENOUGH:
+        raise UserError(f"'{path}' has {free >> 20} MiB left, less than {ENOUGH >> 20}")
+    return f"'{path}' can be written, {free >> 30} GiB free"
+
+
+def _device(plan: NodePlan) -> str:
+    name = str(plan.config.get("device", ""))
+    found = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if name.startswith("cuda") and not found:
+        raise UserError(f"'{name}' is not there: no CUDA device found")
+    return name or (f"CUDA: {', '.join(found)}" if found else "no GPU: the run trains on the CPU")

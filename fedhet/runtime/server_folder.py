@@ -1,0 +1,116 @@
+"""What ``fedhet server`` keeps beside the certificates, and how other commands find it.
+
+``fedhet certs --out tls`` makes ``tls``; the server adds ``tls/server/``: its database, its logs,
+and the address at which its Control API answers, on this machine only. ``--superlink tls`` then
+names it to ``fedhet run``, ``resume`` and ``status``.
+"""
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedhet.errors import UserError
+from fedhet.files import write_json, write_text
+from fedhet.runtime.certs import Credentials
+
+CONNECTION = "fedhet-server"
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """Places below a folder made by ``fedhet certs``."""
+
+    tls: Path
+
+    @property
+    def credentials(self) -> Credentials:
+        """Certificates and keys."""
+        return Credentials(self.tls)
+
+    @property
+    def home(self) -> Path:
+        """What the server writes; mode 700."""
+        return self.tls / "server"
+
+    @property
+    def database(self) -> Path:
+        """Flower's state: registered keys, nodes, runs."""
+        return self.home / "superlink.db"
+
+    @property
+    def log(self) -> Path:
+        """What Flower prints."""
+        return self.home / "superlink.log"
+
+    @property
+    def flwr_home(self) -> Path:
+        """FLWR_HOME of the SuperLink and of the commands that talk to it."""
+        return self.home / "flwr"
+
+    @property
+    def _address(self) -> Path:
+        return self.home / "address.json"
+
+    def keys(self) -> dict[str, Path]:
+        """Public keys of the clients, by client id."""
+        return {path.stem: path for path in sorted((self.tls / "clients").glob("*.pub"))}
+
+    def prepare(self, inner: int) -> None:
+        """Make the folder, and note that the Control API answers at 127.0.0.1:``inner``."""
+        missing = [
+            path
+            for path in (self.credentials.ca, self.credentials.certificate, self.credentials.key)
+            if not path.is_file()
+        ]
+        if missing:
+            raise UserError(
+                f"'{missing[0]}' is missing: make it with `fedhet certs --out {self.tls} "
+                "--server HOST --client NAME`"
+            )
+        self.flwr_home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)
+        ca = self.credentials.ca.absolute()
+        write_text(
+            self.flwr_home / "config.toml",
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f"address = {json.dumps(f'127.0.0.1:{inner}')}\n"
+            f"root-certificates = {json.dumps(str(ca))}\n",
+        )
+        write_json(self._address, {"control": f"127.0.0.1:{inner}"})
+
+    def last_port(self) -> int:
+        """Where the Control API answered last: a restart keeps it, if it is free; 0 if not."""
+        try:
+            port = int(self.control().rpartition(":")[2])
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+        except (UserError, OSError):
+            return 0
+        return port
+
+    def control(self) -> str:
+        """Address of the Control API, ``host:port``; UserError if no server was started here."""
+        try:
+            return str(json.loads(self._address.read_text(encoding="utf-8"))["control"])
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"'{self.tls}' has no server yet: start it with `fedhet server {self.tls}`"
+            ) from error
+
+
+def connect(superlink: str) -> str:
+    """The name of a connection in Flower's configuration for what was given as ``--superlink``.
+
+    A folder of ``fedhet certs`` means the server that was started from it: Flower then reads that
+    server's own configuration.
+    """
+    path = Path(superlink).expanduser()
+    if not (path / "ca.crt").is_file():
+        return superlink
+    folder = ServerFolder(path.absolute())
+    folder.control()
+    os.environ["FLWR_HOME"] = str(folder.flwr_home)
+    return CONNECTION

@@ -1,0 +1,131 @@
+"""The commands of a deployment as a person types them: ``certs``, ``server``, ``node``, ``run``."""
+
+import json
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+from network.federation import PRESET, simulated_hash
+from network.pace import patience
+from network.programs import Process, wait_for
+
+from fedhet.runtime.superlink import environment, free_ports, script
+from fedhet.runtime.warm import state
+
+pytestmark = pytest.mark.network
+CLOSED = (
+    "/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/health", "/",
+    "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs",
+    "/v1/fleet/..%2fcontrol%2flist-runs", "/v1/fleet//v1/control/list-runs",
+)  # fmt: skip
+
+
+class Commands:
+    """``fedhet`` in one folder, with HOME in it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.env = environment({"HOME": str(folder)})
+        self.started = []
+
+    def start(self, name, *words):
+        made = Process([script("fedhet"), *words], self.folder / f"{name}.log", self.env)
+        self.started.append(made.start())
+        return made
+
+    def do(self, *words):
+        return subprocess.run(
+            [script("fedhet"), *words], env=self.env, cwd=self.folder, capture_output=True,
+            text=True, check=False, timeout=patience(),
+        )  # fmt: skip
+
+    def status(self):
+        done = self.do("status", "--superlink", "tls", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def stop(self):
+        for process in self.started:
+            process.terminate()
+        for process in self.started:
+            process.end()
+
+
+@pytest.fixture
+def commands(tmp_path):
+    made = Commands(tmp_path)
+    yield made
+    made.stop()
+
+
+def answer(tls, port, path):
+    """Status of a request, as somebody on a client's machine sends it."""
+    trust = ssl.create_default_context(cafile=str(tls / "ca.crt"))
+    address = f"https://127.0.0.1:{port}{path}"
+    try:
+        with urllib.request.urlopen(address, data=b"", context=trust, timeout=30) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_three_commands_make_a_federation(commands, tmp_path):
+    (port,) = free_ports(1)
+    where = ("--server", f"127.0.0.1:{port}")
+    assert commands.do("certs", "--out", "tls", "--server", "127.0.0.1", "--client", "0",
+                       "--client", "1").returncode == 0  # fmt: skip
+    serve = ("server", "tls", "--host", "127.0.0.1", "--port", str(port))
+    server = commands.start("server", *serve)
+    nodes = [
+        commands.start(f"node-{k}", "node", f"tls/clients/{k}", *where, "--partition", f"{k}/2")
+        for k in range(2)
+    ]
+    for node in nodes:
+        wait_for(lambda node=node: node.said("admitted by"), "a node is admitted")
+    wait_for(lambda: state(commands.env).get("nodes") == 2, "both hold the warm server")
+
+    tls = tmp_path / "tls"
+    assert {answer(tls, port, path) for path in CLOSED} == {403}
+    assert answer(tls, port, "/v1/fleet/pull-messages") not in {403, 404, 502}
+    check = commands.do("node", "tls/clients/0", *where, "--partition", "0/2", "--check")
+    assert check.returncode == 0, check.stdout
+    assert "over TLS; clocks" in check.stdout
+
+    own = {"clients": 2, "rounds": 2}
+    words = [f"{key}={value}" for key, value in (PRESET | own).items()]
+    (tmp_path / "c.yaml").write_text("")
+    run = commands.do("run", "c.yaml", *words, "name=r", "--superlink", "tls")
+    assert run.returncode == 0, run.stderr
+    summary = json.loads((tmp_path / "runs" / "r" / "summary.json").read_text())
+    assert summary["failures"] == []
+    assert summary["run_sha256"] == simulated_hash(tmp_path, **own)
+    assert all(node.said("round 2: test accuracy") == 1 for node in nodes)
+
+    for process in (nodes[1], server):  # the other client waits, keys and runs stay
+        process.terminate()
+        wait_for(lambda process=process: not process.running(), "it says good-bye")
+        assert process.popen.returncode == 0 and process.said("stopped (SIGTERM)")
+    commands.start("server", *serve)
+    wait_for(lambda: server.said("clients reach") == 2, "the server is back")
+    wait_for(lambda: commands.status()["nodes"][0]["status"] == "online", "so is a node", 1.0)
+    found = commands.status()
+    assert [node["status"] for node in found["nodes"]] == ["online", "offline"]
+    assert [node["last_round"] for node in found["nodes"]] == [2, 2]
+    assert [(run["method"], run["round"]) for run in found["runs"]] == [("fedssa", 2)]
+
+
+def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(commands, tmp_path):
+    ports = free_ports(2)
+    for folder in ("tls", "other"):
+        done = commands.do("certs", "--out", folder, "--server", "127.0.0.1", "--client", "0")
+        assert done.returncode == 0
+    commands.start("server", "server", "tls", "--host", "127.0.0.1", "--port", str(ports[0]))
+    where = ("--server", f"127.0.0.1:{ports[0]}", "--partition", "0/1", "--cold")
+    foreign = commands.start("foreign", "node", "other/clients/0", "--ca", "tls/ca.crt", *where)
+    false = commands.start("false", "node", "tls/clients/0", "--ca", "other/ca.crt", *where)
+    wait_for(lambda: not false.running(), "a false CA ends the command")
+    assert false.popen.returncode == 2 and false.said("is not from the CA in")
+    wait_for(lambda: foreign.said("does not know the key"), "it says why")
+    assert foreign.running()

@@ -49,6 +49,9 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     data: Annotated[
         Path | None, typer.Option(help="images: DATA/<class>/<image>, or a zip of it")
     ] = None,
+    split: Annotated[
+        Path | None, typer.Option(help="CSV path,client,split: which image is for what")
+    ] = None,
     partition: Annotated[
         str | None, typer.Option(help="K/N: instead of own images, a share of a public data set")
     ] = None,
@@ -75,8 +78,9 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     own = check_id(name or key.name, "--name")
     home = (state or Path.home() / ".fedhet" / own).expanduser().absolute()
     config = _images(data, partition, own)
-    extra = {"state-dir": home, "model": model, "device": device}
+    extra: dict[str, object] = {"state-dir": home, "model": model, "device": device}
     extra["limits"] = _file(limits, "--limits") if limits else None
+    extra["split-file"] = _file(split, "--split") if split else None
     config |= {option: str(value) for option, value in extra.items() if value}
     plan = NodePlan(
         key=_file(key, "KEY"), ca=_ca(key, ca), server=_address(server), config=config,

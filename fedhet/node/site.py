@@ -19,6 +19,7 @@ from fedhet.data.partition import (
     make_partition,
     split_folder,
 )
+from fedhet.data.partition_file import read_partition_file
 from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.rng import generator
@@ -30,6 +31,7 @@ DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says
 _ON_DEVICE: dict[tuple[object, ...], ImageSet] = {}  # images cross to a GPU once per process
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
+    "split-file",
 }  # fmt: skip
 
 
@@ -127,8 +129,13 @@ def _private_folder(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
     dataset = open_private_folder(
         str(node["data-dir"]), image_size=config.image_size, classes=config.classes
     )
-    split = split_folder(dataset.labels, config.split, config.data_seed, name)
-    return LocalData(name, 0, 0, dataset, split)
+    if not node.get("split-file"):
+        split = split_folder(dataset.labels, config.split, config.data_seed, name)
+        return LocalData(name, 0, 0, dataset, split)
+    ids, splits = read_partition_file(str(node["split-file"]), dataset.paths, 0)
+    if name not in ids:
+        raise UserError(f"split-file: '{node['split-file']}' has no line for client '{name}'")
+    return LocalData(name, 0, 0, dataset, splits[ids.index(name)])
 
 
 def assigned_model(config: RunConfig, node: Mapping[str, Any], data: LocalData) -> str:

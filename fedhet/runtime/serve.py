@@ -1,6 +1,8 @@
 """``fedhet server``: a SuperLink for the outside, fenced, with the keys of ``tls/clients``."""
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -77,6 +79,14 @@ class FederationServer:
         ]  # fmt: skip
         started.append(self._start(link))
         control = Control(f"127.0.0.1:{self.inner}", credentials.ca)
+        try:
+            self._follow(control, started)
+        finally:
+            control.close()  # a SuperLink does not end before its connections
+
+    def _follow(self, control: Control, started: list[subprocess.Popen[bytes]]) -> None:
+        """Wait for the SuperLink, open the fence, and say what happens."""
+        credentials = self.folder.credentials
         self._await(control, started[0])
         kind, words = Fence(self.host, self.port, self.inner, credentials).command(self.folder.home)
         started.append(self._start(words))
@@ -134,8 +144,8 @@ def _stop(started: list[subprocess.Popen[bytes]]) -> None:
     """The fence first, so that no client talks to a SuperLink that is going."""
     for process in reversed(started):
         process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):  # and what it started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

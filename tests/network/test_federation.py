@@ -107,6 +107,38 @@ def private_folder(folder: Path, classes: str) -> Path:
     return folder
 
 
+def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partition_file(
+    federation, tmp_path
+):
+    """Each site has its own photographs and its own architecture, and its own test images."""
+    models, classes = ["cnn-5", "cnn-4", "cnn-3"], ["a", "b"]
+    private_folder(tmp_path / "pool", "ab")
+    lines = []
+    for path in sorted((tmp_path / "pool").rglob("*.png")):
+        k, part = int(path.stem) % 3, ("train", "train", "test", "val")[int(path.stem) % 4]
+        name = path.relative_to(tmp_path / "pool").as_posix()
+        lines.append((k, f"{name},{k},{part}\n"))
+        (tmp_path / str(k) / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / str(k) / name)
+    everybody = tmp_path / "partition.csv"
+    everybody.write_text("path,client,split\n" + "".join(line for _, line in lines))
+    for k, model in enumerate(models):
+        own = tmp_path / f"{k}.csv"
+        own.write_text("path,client,split\n" + "".join(line for j, line in lines if j == k))
+        federation.start_node(
+            k, f'data-dir="{tmp_path}/{k}" name="{k}" model="{model}" split-file="{own}"'
+        )
+    federation.wait_online(3)
+    same = {"method": "fedmrl", "dataset": "image-folder", "classes": ",".join(classes),
+            "rounds": 2}  # fmt: skip
+    summary = federation.run("sites", **same).result()
+    assert summary["failures"] == []
+    assert summary["run_sha256"] == simulated_hash(
+        tmp_path, data_path=tmp_path / "pool", partition="file", partition_file=everybody,
+        models=models, **same,
+    )  # fmt: skip
+
+
 def test_private_images_and_own_models(federation, tmp_path):
     """Two hospitals with images of their own; a third member takes the name of the first."""
     folders = {k: private_folder(tmp_path / str(k), c) for k, c in enumerate(("012", "23", "13"))}

@@ -30,7 +30,7 @@ def get_parameters(module: nn.Module) -> tuple[Array, ...]:
 class AveragingClient(MethodClient[P]):
     """Exchanges all parameters of one module; BatchNorm buffers stay private."""
 
-    download_type = ModelArrays
+    download_type: type[Payload] = ModelArrays
 
     @abstractmethod
     def shared(self) -> nn.Module:

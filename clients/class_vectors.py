@@ -1,4 +1,4 @@
-"""What FD and FedProto share on the client: it sends a vector per class and receives others'."""
+"""What methods with a vector per class share on the client: it sends them and receives others'."""
 
 from abc import abstractmethod
 
@@ -14,7 +14,7 @@ from fedhet.training.loop import class_means
 class ClassVectorClient(MethodClient[P]):
     """Uploads the mean of :meth:`outputs` per seen class, in evaluation mode after training."""
 
-    download_type = ClassVectors
+    download_type: type[Payload] = ClassVectors
 
     @abstractmethod
     def outputs(self, inputs: Tensor) -> Tensor:

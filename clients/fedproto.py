@@ -1,54 +1,13 @@
 """FedProto on the client: representations are drawn to the global prototypes of their classes."""
 
-from collections.abc import Mapping
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from clients.class_vectors import ClassVectorClient
-from fedhet.protocol.payload import Payload
-from fedhet.schema import REPRESENTATION
+from clients.prototypes import PrototypeClient
 from strategies.fedproto import FedProtoParams
 
 
-class FedProtoClient(ClassVectorClient[FedProtoParams]):
-    """Sends mean representations; keeps the prototypes that it answers by."""
+class FedProtoClient(PrototypeClient[FedProtoParams]):
+    """Sends mean representations, is drawn to their means over the clients."""
 
-    def initial_tensors(self) -> dict[str, Tensor]:
-        """No prototype is known."""
-        return {
-            "prototypes": torch.zeros(self.classes, REPRESENTATION),
-            "known": torch.zeros(self.classes, dtype=torch.bool),
-        }
-
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """Representations (B, d)."""
-        return self.model.features(inputs)
-
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """CE + lambda MSE, the latter 0 for images whose class has no global prototype."""
-        features = self.model.features(inputs)
-        distance = (features.float() - self.vectors[labels]).square().mean(dim=1)
-        pulled = (distance * self.known[labels]).mean()
-        return F.cross_entropy(self.model.head(features), labels) + self.params.lam * pulled
-
-    def upload(self) -> Payload:
-        """Own prototypes, which also stand in for global ones that do not exist yet."""
-        payload = super().upload()
-        known = self.known.clone()
-        known[self.seen().to(self.device)] = True
-        self.tensors["prototypes"] = torch.where(self.known[:, None], self.vectors, self.means)
-        self.tensors["known"] = known
-        return payload
-
-    def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """The classifier's logits; as "prototype" minus the distance to each prototype (B, C)."""
-        features = self.model.features(inputs)
-        logits = self.model.head(features)
-        prototypes, known = self.tensors["prototypes"], self.tensors["known"]
-        distance = torch.cdist(
-            features.float(), prototypes, compute_mode="donot_use_mm_for_euclid_dist"
-        )
-        nearest = (-distance).masked_fill(~known, -torch.inf)
-        return {"": logits, "prototype": torch.where(known.any(), nearest, logits)}
+    @property
+    def lam(self) -> float:
+        """Lambda."""
+        return self.params.lam

@@ -114,4 +114,25 @@ METHODS: dict[str, Method] = {
         "a shared image extractor; extractor and local model are trained in turn",
         "PFedES",
     ),
+    "fedavg": _own(
+        "fedavg", "one common small model for all, weighted mean; the control", "FedAvg"
+    ),
+    "fedgh": _own(
+        "fedgh", "a global header, trained by the server on mean representations", "FedGH"
+    ),
+    "fedtgp": _own(
+        "fedtgp",
+        "prototypes trained by the server to stay apart, towards which clients are drawn",
+        "FedTGP",
+    ),
+    "fedgen": _own(
+        "fedgen",
+        "weighted mean of headers, and a generator of representations that they recognise",
+        "FedGen",
+    ),
+    "pfedafm": _own(
+        "pfedafm",
+        "a shared extractor, mixed with the local one entry by entry by learned weights",
+        "PFedAFM",
+    ),
 }

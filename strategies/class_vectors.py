@@ -1,15 +1,17 @@
-"""What FD and FedProto share on the server: one vector per seen class comes up from a client."""
+"""What methods share to whose server a client sends one vector per class that it has seen."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.schema import P, RunConfig
-from strategies.base import MethodStrategy
+from strategies.base import MethodStrategy, Upload
 
 
 def declared(info: ClientInfo) -> tuple[Array, Array]:
@@ -19,6 +21,18 @@ def declared(info: ClientInfo) -> tuple[Array, Array]:
         np.array(info.seen, dtype=np.int64)[order],
         np.array(info.images, dtype=np.int64)[order],
     )
+
+
+def payloads_of(uploads: Sequence[Upload]) -> list[ClassVectors]:
+    """The uploads' vectors, in the uploads' order."""
+    return [u.payload for u in uploads if isinstance(u.payload, ClassVectors)]
+
+
+def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
+    """All that came as pairs: class ids (M,) int64 and vectors (M, w) float32."""
+    payloads = payloads_of(uploads)
+    labels = torch.from_numpy(np.concatenate([p.classes for p in payloads]))
+    return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
 
 
 class ClassVectorStrategy(MethodStrategy[P]):

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedhet.errors import UserError
 from fedhet.models import SplitModel
-from fedhet.models.small import small_model
+from fedhet.models.small import small_extractor, small_model
 from fedhet.schema import REPRESENTATION, Params, RunConfig
 from strategies.averaging import AveragingStrategy
 
@@ -59,10 +59,8 @@ class FedMRLParams(Params):
 
 def global_model(config: RunConfig, params: FedMRLParams, classes: int) -> SplitModel:
     """G with representation d1; without ``matryoshka`` it is G_ex alone."""
-    model = small_model(config, "", classes, params.d1)
-    if not params.matryoshka:
-        model.head = nn.Identity()  # type: ignore[assignment]
-    return model
+    make = small_model if params.matryoshka else small_extractor
+    return make(config, "", classes, params.d1)
 
 
 class FedMRLStrategy(AveragingStrategy[FedMRLParams]):

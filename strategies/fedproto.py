@@ -9,7 +9,7 @@ over the accepted replies (``FedProtoStrategy.aggregate``); a class that nobody 
 prototype. Down: the prototypes of the client's seen classes that exist (``download-classes: all``:
 of every class). The client minimises
 
-    CE + lambda mean_i MSE(f(x_i), C^{y_i})        (``FedProtoClient.loss``)
+    CE + lambda mean_i MSE(f(x_i), C^{y_i})        (``PrototypeClient.loss``)
 
 where an image counts 0 as long as its class has no global prototype, and MSE is the mean over d:
 lambda is d times weaker than on a squared norm.
@@ -32,12 +32,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.protocol.people import ClientInfo
-from fedhet.schema import REPRESENTATION, Params
-from strategies.averaging import class_means
+from fedhet.schema import Params
 from strategies.base import Upload
-from strategies.class_vectors import ClassVectorStrategy, declared
+from strategies.class_vectors import payloads_of
+from strategies.prototypes import PrototypeStrategy
 
 
 class FedProtoParams(Params):
@@ -54,43 +52,18 @@ class FedProtoParams(Params):
     )
 
 
-class FedProtoStrategy(ClassVectorStrategy[FedProtoParams]):
+class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     """Per-class mean of prototypes."""
 
     @property
-    def width(self) -> int:
-        """The representation's d."""
-        return REPRESENTATION
-
-    def initialise(self) -> None:
-        """No class has a prototype."""
-        self.prototypes: Array = np.zeros((self.classes, REPRESENTATION), dtype=np.float32)
-        self.counts: Array = np.zeros(self.classes, dtype=np.int64)
-
-    def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The prototypes that exist, with the images behind each."""
-        every = np.arange(self.classes, dtype=np.int64)
-        wanted = every if self.params.download_classes == "all" else declared(info)[0]
-        sent = wanted[self.counts[wanted] > 0]
-        return ClassVectors(sent, self.counts[sent], self.prototypes[sent])
+    def download_classes(self) -> str:
+        """Whose prototypes are sent down."""
+        return self.params.download_classes
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Eq. 6 per class over the replies of the round; absent classes keep theirs."""
-        payloads = [u.payload for u in uploads if isinstance(u.payload, ClassVectors)]
-        classes = np.concatenate([p.classes for p in payloads])
-        counts = np.concatenate([p.counts for p in payloads])
-        weights = counts if self.params.prototype_weighting == "count" else None
-        self.prototypes = class_means(
-            classes, [p.vectors for p in payloads], weights, self.prototypes
-        )
-        behind = np.bincount(classes, counts, self.classes).astype(np.int64)
-        self.counts = np.where(behind > 0, behind, self.counts)
-        return {"known_classes": float((self.counts > 0).sum())}
-
-    def arrays(self) -> dict[str, Array]:
-        """Prototypes (C, d), zero where unknown, and images behind each (C,) int64."""
-        return {"prototypes": self.prototypes, "counts": self.counts}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`."""
-        self.prototypes, self.counts = arrays["prototypes"], arrays["counts"]
+        weights = None
+        if self.params.prototype_weighting == "count":
+            weights = np.concatenate([payload.counts for payload in payloads_of(uploads)])
+        self.prototypes = self.means_of(uploads, weights)
+        return self.count(uploads)

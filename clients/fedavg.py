@@ -1,0 +1,21 @@
+"""FedAvg on the client: the common model takes the place of the client's own, and is trained."""
+
+from torch import nn
+
+from clients.averaging import AveragingClient
+from fedhet.models.small import small_model
+from strategies.fedavg import FedAvgParams
+
+
+class FedAvgClient(AveragingClient[FedAvgParams]):
+    """Shares its whole model."""
+
+    def build(self) -> dict[str, nn.Module]:
+        """The common model, as the server's is before round 1."""
+        common = self.params.common_model
+        make = self.as_sent_first(lambda: small_model(self.config, common, self.classes))
+        return {"model": make}
+
+    def shared(self) -> nn.Module:
+        """All of it."""
+        return self.model

@@ -1,0 +1,23 @@
+"""FedGH on the client: the global header overwrites the local one; mean representations go up."""
+
+from torch import Tensor
+
+from clients.averaging import set_parameters
+from clients.class_vectors import ClassVectorClient
+from fedhet.protocol.payload import ModelArrays, Payload
+from strategies.fedgh import FedGHParams
+
+
+class FedGHClient(ClassVectorClient[FedGHParams]):
+    """Receives a header, sends mean representations."""
+
+    download_type = ModelArrays
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Representations (B, d)."""
+        return self.model.features(inputs)
+
+    def receive(self, payload: Payload) -> None:
+        """Overwrite the header."""
+        assert isinstance(payload, ModelArrays)
+        set_parameters(self.model.head, payload.tensors)

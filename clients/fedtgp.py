@@ -1,0 +1,13 @@
+"""FedTGP on the client: as FedProto; what differs is how the server makes its prototypes."""
+
+from clients.prototypes import PrototypeClient
+from strategies.fedtgp import FedTGPParams
+
+
+class FedTGPClient(PrototypeClient[FedTGPParams]):
+    """Sends mean representations, is drawn to trained prototypes."""
+
+    @property
+    def lam(self) -> float:
+        """Lambda."""
+        return self.params.lam

@@ -1,0 +1,93 @@
+"""pFedAFM on the client: two representations mixed entry by entry, trained in two steps.
+
+The mixture of R_F = F_ex(x) and R_g = g(x) is alpha R_F + (1 - alpha) R_g, alpha (d,) in [0, 1],
+1 at first. Step 1, with g frozen: F_k and alpha minimise CE(F_hd(mixture), y) for E epochs, alpha
+clamped after every step. Step 2, with F_k and alpha frozen: g minimises CE(F_hd(R_g), y). Inference
+is by the mixture, with the trained g.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clients.averaging import AveragingClient
+from clients.base import Needs
+from fedhet.models import SplitModel
+from fedhet.models.small import small_extractor
+from fedhet.schema import REPRESENTATION
+from fedhet.training.loop import Phase
+from strategies.pfedafm import PFedAFMParams
+
+
+class Mixture(nn.Module):
+    """Alpha (d,), and the mixture of two representations (B, d) by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(REPRESENTATION))
+
+    def forward(self, own: Tensor, shared: Tensor) -> Tensor:
+        """The mixture alpha R_F + (1 - alpha) R_g."""
+        return self.alpha * own + (1 - self.alpha) * shared
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Keep alpha in [0, 1]."""
+        self.alpha.clamp_(0.0, 1.0)
+
+
+class PFedAFMClient(AveragingClient[PFedAFMParams]):
+    """Shares the small extractor; keeps its own model and alpha."""
+
+    def build(self) -> dict[str, nn.Module]:
+        """F_k, g and alpha."""
+        return {
+            "model": self.local_model(),
+            "extractor": self.as_sent_first(lambda: small_extractor(self.config, "", self.classes)),
+            "mixture": Mixture(),
+        }
+
+    @property
+    def mixture(self) -> Mixture:
+        """Alpha and what it mixes."""
+        mixture: Mixture = self.modules["mixture"]  # type: ignore[assignment]
+        return mixture
+
+    def shared(self) -> SplitModel:
+        """The extractor g crosses the wire."""
+        extractor: SplitModel = self.modules["extractor"]  # type: ignore[assignment]
+        return extractor
+
+    def phases(self) -> list[Phase]:
+        """Step 1, then step 2; the base freezes what a phase does not train."""
+        lr, epochs = self.config.lr, self.config.local_epochs
+        own = [(self.model, lr), (self.mixture, self.params.lr_alpha)]
+        return [
+            Phase(self.loss, own, epochs, after_step=self.mixture.clamp),
+            Phase(self.extractor_loss, [(self.shared(), lr)], epochs, name="extractor"),
+        ]
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Step 1, for F_k and alpha."""
+        with torch.no_grad():
+            general = self.shared().features(inputs)
+        mixed = self.mixture(self.model.features(inputs), general)
+        return F.cross_entropy(self.model.head(mixed), labels)
+
+    def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Step 2, for g."""
+        return F.cross_entropy(self.model.head(self.shared().features(inputs)), labels)
+
+    def infer(self, inputs: Tensor) -> Tensor:
+        """Logits of the mixture."""
+        own, general = self.model.features(inputs), self.shared().features(inputs)
+        logits: Tensor = self.model.head(self.mixture(own, general))
+        return logits
+
+    def inference_needs(self) -> Needs:
+        """Both networks and alpha."""
+        return Needs(("model", "extractor", "mixture"))
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of alpha: how much of the client's own representation it uses."""
+        return {"alpha_mean": self.mixture.alpha.mean().item()}

@@ -1,0 +1,46 @@
+"""FedAvg (McMahan et al. 2017, arXiv 1602.05629): one common model for all, as a control.
+
+"Communication-Efficient Learning of Deep Networks from Decentralized Data".
+
+Each way all parameters of the one common model theta, float32: CNN-5 with d = 500, 670,058 floats
+at 10 classes (715,148 at 100); where all clients have the same CNN it is that one. Algorithm 1:
+theta^t = sum_k (n_k / n) theta_k^t over the accepted replies, after E epochs of cross-entropy at
+each client.
+
+The table's question to it: what do architectures of one's own cost or bring? A client's own
+architecture is therefore not used; FLOPs and floats are the common model's. Inference is by the
+client's trained copy, so that it is personalised by the last E epochs, as every other method is.
+
+Differs from the paper, which answers by the mean model. BatchNorm's running statistics stay at the
+client, as in every method here (Li et al. 2021, FedBN).
+"""
+
+from pydantic import Field
+from torch import nn
+
+from fedhet.models import validate_model_name
+from fedhet.models.small import small_model
+from fedhet.schema import Params, RunConfig
+from strategies.averaging import AveragingStrategy
+
+
+class FedAvgParams(Params):
+    """Hyper-parameters of FedAvg."""
+
+    common_model: str = Field(
+        "", description="common architecture; empty: cnn-5, or the one CNN that all clients have"
+    )
+
+
+class FedAvgStrategy(AveragingStrategy[FedAvgParams]):
+    """Averages whole models."""
+
+    @classmethod
+    def check_config(cls, config: RunConfig, params: FedAvgParams) -> None:
+        """The common model exists."""
+        if params.common_model:
+            validate_model_name(params.common_model)
+
+    def shared_module(self) -> nn.Module:
+        """The common model, freshly drawn."""
+        return small_model(self.config, self.params.common_model, self.classes)

@@ -1,0 +1,163 @@
+"""FedGen (Zhu, Hong and Zhou 2021, arXiv 2105.10056), in its form for heterogeneous models.
+
+"Data-Free Knowledge Distillation for Heterogeneous Federated Learning".
+
+Shared are the header and a generator of representations G(z, y): the noise z, 32 numbers uniform in
+[0, 1), and the one-hot label -> Linear -> 512 -> BatchNorm -> ReLU -> Linear -> d. Down: the images
+per class that the federation's clients declared (C,) int64, the mean header, weight (C, d) and bias
+(C,), and G's parameters and running statistics, float32: 5,010 + 280,564 floats at C = 10, d = 500.
+The client overwrites its header and minimises, with labels y' drawn by those images per class,
+
+    CE(header(f(x)), y) + CE(header(G(z, y')), y')        (``FedGenClient.loss``)
+
+for E epochs, G frozen in evaluation mode. Up: its header, 5,010 floats. Server: the header's
+n_k-weighted mean; then ``server-epochs`` steps of Adam for G on
+
+    CE(sum_k (n_k / n) header_k(G(z, y)), y)              (``FedGenStrategy.aggregate``)
+
+with ``batch-size`` labels each. Headers are linear, so that this sum is the mean header's answer.
+Inference is by the local model.
+
+As HtFLlib, which has the federation's labels, this loss and these steps (with 512 numbers of
+noise); the paper also shares whole models, adds a diversity term and lets the weight of the second
+loss fall.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedhet.protocol.payload import Array, Payload, rest
+from fedhet.protocol.people import ClientInfo
+from fedhet.rng import torch_seeded
+from fedhet.schema import REPRESENTATION, Params
+from fedhet.training.optimisers import Adam
+from strategies.averaging import AveragingStrategy
+from strategies.base import Upload
+from strategies.server_training import (
+    MOST_EPOCHS,
+    load_state,
+    server_generator,
+    state_arrays,
+    train_on_server,
+)
+
+PREFIX = "generator."  # of the names of G's arrays in a checkpoint
+
+
+class FedGenParams(Params):
+    """Hyper-parameters of FedGen."""
+
+    server_epochs: int = Field(
+        100, ge=1, le=MOST_EPOCHS, description="steps of the generator per round; HtFLlib: 100"
+    )
+    server_lr: float = Field(
+        0.005, gt=0, description="learning rate of the generator, Adam; HtFLlib: 0.005"
+    )
+    noise: int = Field(32, ge=1, le=4096, description="numbers of noise; HtFLlib: 512")
+    hidden: int = Field(512, ge=1, le=4096, description="width of the generator; HtFLlib: 512")
+
+
+@dataclass(frozen=True)
+class HeaderAndGenerator(Payload):
+    """Images per class (C,) int64; then header weight and bias and G's floating state, float32."""
+
+    images: Array
+    tensors: tuple[Array, ...] = rest()
+
+
+class Generator(nn.Module):
+    """G: noise (B, z) and labels (B,) to representations (B, d)."""
+
+    def __init__(self, params: FedGenParams, classes: int) -> None:
+        super().__init__()
+        self.noise, self.classes = params.noise, classes
+        self.body = nn.Sequential(
+            nn.Linear(params.noise + classes, params.hidden),
+            nn.BatchNorm1d(params.hidden),
+            nn.ReLU(),
+            nn.Linear(params.hidden, REPRESENTATION),
+        )
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """Representations of these labels."""
+        made: Tensor = self.body(torch.cat([noise, F.one_hot(labels, self.classes)], dim=1))
+        return made
+
+    def sample(
+        self, shares: Tensor, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Representations (count, d) and their labels (count,), drawn by ``shares`` (C,).
+
+        The labels are where uniform numbers fall among the sums of the shares, which a CUDA graph
+        can draw.
+        """
+        draws = torch.rand(count, generator=generator, device=shares.device)
+        edges = shares.cumsum(0)
+        labels = torch.searchsorted(edges, draws * edges[-1], right=True)
+        labels = labels.clamp(max=self.classes - 1)
+        noise = torch.rand(count, self.noise, generator=generator, device=shares.device)
+        return self(noise, labels), labels
+
+    def floating(self) -> list[Tensor]:
+        """Parameters and running statistics, in a fixed order: what crosses the wire."""
+        return [tensor for tensor in self.state_dict().values() if tensor.is_floating_point()]
+
+
+class FedGenStrategy(AveragingStrategy[FedGenParams]):
+    """Averages headers and trains a generator that their mean recognises."""
+
+    def shared_module(self) -> nn.Module:
+        """A header: d -> C."""
+        return nn.Linear(REPRESENTATION, self.classes)
+
+    def initialise(self) -> None:
+        """Draw the header and G."""
+        super().initialise()
+        self.generator = self._fresh()
+
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """Images per class, header and G."""
+        made = tuple(tensor.numpy() for tensor in self.generator.floating())
+        return HeaderAndGenerator(self._images(), (*self.tensors, *made))
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """The mean header; then G, on what that header makes of it."""
+        super().aggregate(uploads, round_)
+        weight, bias = (torch.from_numpy(tensor) for tensor in self.tensors)
+        shares = torch.from_numpy(self._images()).float()
+        draws = server_generator(self.config, round_)
+
+        def loss(count: Tensor) -> Tensor:
+            made, labels = self.generator.sample(shares, int(count), draws)
+            return F.cross_entropy(F.linear(made, weight, bias), labels)
+
+        optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])
+        steps = torch.full((self.params.server_epochs,), self.config.batch_size)
+        return train_on_server(self.generator, optimiser, loss, steps)
+
+    def arrays(self) -> dict[str, Array]:
+        """The header by name, and G's whole state."""
+        return super().arrays() | state_arrays(self.generator, PREFIX)
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        super().load({n: a for n, a in arrays.items() if not n.startswith(PREFIX)})
+        self.generator = self._fresh()
+        load_state(self.generator, arrays, PREFIX)
+
+    def _fresh(self) -> Generator:
+        with torch_seeded(self.config.seed, "generator"):
+            return Generator(self.params, self.classes).eval()
+
+    def _images(self) -> Array:
+        """Images per class (C,) int64 over the clients that are known."""
+        total = np.zeros(self.classes, dtype=np.int64)
+        for info in self.roster.infos.values():
+            np.add.at(total, list(info.seen), list(info.images))
+        return total

@@ -1,0 +1,99 @@
+"""FedGH (Yi, Wang, Liu, Shi and Yu 2023, arXiv 2303.13137).
+
+"FedGH: Heterogeneous Federated Learning with Generalized Global Header".
+
+Down: the global header, weight (C, d) and bias (C,) float32, C (d + 1) floats (5,010 at C = 10,
+d = 500). The client overwrites its own header by it and trains all layers for E epochs. Up: for
+every class s in S_k, class ids and images per class (|S_k|,) int64 and the mean representation
+(|S_k|, d) float32, after training and in evaluation mode: |S_k| d floats (1,000 at two classes).
+Server: one header, taken up where it was the round before, on the (mean representation, class)
+pairs of the round in shuffled batches of ``batch-size``, cross-entropy, SGD without momentum
+(``FedGHStrategy.aggregate``). Inference is by the local model.
+
+A class that nobody sent has no pair of its own, and its row moves only by the softmax of the
+others: as published. Clients count alike, whatever their number of images.
+
+Differs from HtFLlib, which trains the header for 100 epochs a round (``server-epochs``, here 1:
+the paper's server makes one pass over what came).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedhet.protocol.payload import Array, ModelArrays, Payload
+from fedhet.protocol.people import ClientInfo
+from fedhet.rng import torch_seeded
+from fedhet.schema import REPRESENTATION, Params
+from fedhet.training.optimisers import SGD
+from strategies.base import Upload
+from strategies.class_vectors import ClassVectorStrategy, stacked
+from strategies.server_training import (
+    MOST_EPOCHS,
+    load_state,
+    server_generator,
+    shuffled,
+    state_arrays,
+    train_on_server,
+)
+
+
+class FedGHParams(Params):
+    """Hyper-parameters of FedGH."""
+
+    server_epochs: int = Field(
+        1, ge=1, le=MOST_EPOCHS, description="epochs of the server's header per round; HtFLlib: 100"
+    )
+    server_lr: float = Field(
+        0.01, gt=0, description="learning rate of the server's header, plain SGD; HtFLlib: 0.01"
+    )
+
+
+class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
+    """Trains one header on the clients' mean representations."""
+
+    @property
+    def width(self) -> int:
+        """The representation's d."""
+        return REPRESENTATION
+
+    def initialise(self) -> None:
+        """Draw the header from the run's "global" generator."""
+        self.header = self._fresh()
+
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """The header."""
+        return ModelArrays(tuple(self.arrays().values()))
+
+    def audience(self, info: ClientInfo) -> Hashable:
+        """The same for everybody."""
+        return "all"
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """``server-epochs`` epochs of the header over the pairs of this round."""
+        labels, vectors = stacked(uploads)
+
+        def loss(chosen: Tensor) -> Tensor:
+            return F.cross_entropy(self.header(vectors[chosen]), labels[chosen])
+
+        optimiser = SGD([(list(self.header.parameters()), self.params.server_lr)])
+        draws = server_generator(self.config, round_)
+        size, epochs = self.config.batch_size, self.params.server_epochs
+        return train_on_server(
+            self.header, optimiser, loss, shuffled(len(labels), size, epochs, draws)
+        )
+
+    def arrays(self) -> dict[str, Array]:
+        """Global header: weight (C, d), bias (C,)."""
+        return state_arrays(self.header)
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        self.header = self._fresh()
+        load_state(self.header, arrays)
+
+    def _fresh(self) -> nn.Linear:
+        with torch_seeded(self.config.seed, "global"):
+            return nn.Linear(REPRESENTATION, self.classes)

@@ -1,0 +1,155 @@
+"""FedTGP (Zhang, Liu, Hua and Cao, AAAI 2024, arXiv 2401.03230).
+
+"FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and
+Model Heterogeneity in Federated Learning".
+
+Up: for every class s in S_k, class ids and images per class (|S_k|,) int64 and the prototype, the
+mean representation (|S_k|, d) float32: |S_k| d floats (1,000 at two classes, d = 500). The server
+keeps trainable prototypes P_c = fc(relu(middle(e_c))), e (C, d) an embedding, middle and fc linear,
+d -> d with bias. In every round, q_c being the unweighted mean of this round's prototypes of c,
+
+    margin = min(max_c min_{c' != c} |q_c - q_c'|, ``margin``)       over the classes that were sent
+
+and P moves for ``server-epochs`` epochs over the (prototype u, class y) pairs of the round in
+batches of ``batch-size``: cross-entropy of the logits -(|u - P_c| + margin [c = y]) over all C
+classes, SGD without momentum (``FedTGPStrategy.aggregate``). Down: P_c of all classes that anybody
+has ever sent, at most C d floats (5,000 at C = 10), with the images behind each;
+``download-classes: seen``: of the client's own. Round 1 sends none. The client minimises
+
+    CE + lambda mean_i MSE(f(x_i), P_{y_i})        (``PrototypeClient.loss``)
+
+as in FedProto; inference is by the classifier, and the accuracy of the nearest prototype is
+recorded beside it.
+
+Differs from HtFLlib (the authors' own library), whose expansion |u|^2 - 2 u P + |P|^2 goes below 0
+in float32 and then has no root, and which also sends what it makes of classes that nobody has ever
+sent.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedhet.protocol.payload import Array
+from fedhet.rng import torch_seeded
+from fedhet.schema import REPRESENTATION, Params
+from fedhet.training.optimisers import SGD
+from strategies.base import Upload
+from strategies.class_vectors import stacked
+from strategies.prototypes import PrototypeStrategy
+from strategies.server_training import (
+    MOST_EPOCHS,
+    load_state,
+    server_generator,
+    shuffled,
+    state_arrays,
+    train_on_server,
+)
+
+SMALLEST = 1e-12  # of a squared distance: its root has no slope at 0
+
+
+class FedTGPParams(Params):
+    """Hyper-parameters of FedTGP."""
+
+    lam: float = Field(
+        1.0, ge=0, description="lambda, weight of the mean-MSE to the prototypes, >= 0; code: 1"
+    )
+    margin: float = Field(
+        100.0, ge=0, description="tau, largest margin between prototypes, >= 0; code: 100"
+    )
+    server_epochs: int = Field(
+        100,
+        ge=1,
+        le=MOST_EPOCHS,
+        description="S, epochs of the server's prototypes per round; paper: 100",
+    )
+    server_lr: float = Field(
+        0.01, gt=0, description="learning rate of the server's prototypes, plain SGD; code: 0.01"
+    )
+    download_classes: Literal["seen", "all"] = Field(
+        "all", description="prototypes sent down: of the client's classes, or of every class"
+    )
+
+
+class TrainablePrototypes(nn.Module):
+    """P (C, d), made from an embedding by two layers."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, REPRESENTATION)
+        self.middle = nn.Linear(REPRESENTATION, REPRESENTATION)
+        self.fc = nn.Linear(REPRESENTATION, REPRESENTATION)
+
+    def forward(self) -> Tensor:
+        """All prototypes."""
+        made: Tensor = self.fc(self.middle(self.embedding.weight).relu())
+        return made
+
+
+def distances(vectors: Tensor, prototypes: Tensor) -> Tensor:
+    """Euclidean distances (B, C) of vectors (B, d) to prototypes (C, d)."""
+    squares = (vectors[:, None] - prototypes).square().sum(dim=2)
+    return squares.clamp(min=SMALLEST).sqrt()
+
+
+def adaptive_margin(means: Tensor, largest: float) -> float:
+    """The largest distance of a class to its nearest, of means (M, d), at most ``largest``."""
+    if len(means) < 2:
+        return largest
+    apart = distances(means, means).fill_diagonal_(torch.inf)
+    return min(float(apart.min(dim=1).values.max()), largest)
+
+
+class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
+    """Trains the prototypes that it sends."""
+
+    @property
+    def download_classes(self) -> str:
+        """Whose prototypes are sent down."""
+        return self.params.download_classes
+
+    def initialise(self) -> None:
+        """Draw embedding and layers from the run's "global" generator; no class is known."""
+        super().initialise()
+        self.trainable = self._fresh()
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """Train the prototypes on those of this round, with this round's margin."""
+        labels, vectors = stacked(uploads)
+        means = self.means_of(uploads, None)[np.unique(labels.numpy())]
+        margin = adaptive_margin(torch.from_numpy(means), self.params.margin)
+
+        def loss(chosen: Tensor) -> Tensor:
+            own = F.one_hot(labels[chosen], self.classes)
+            apart = distances(vectors[chosen], self.trainable()) + margin * own
+            return F.cross_entropy(-apart, labels[chosen])
+
+        optimiser = SGD([(list(self.trainable.parameters()), self.params.server_lr)])
+        draws = server_generator(self.config, round_)
+        size, epochs = self.config.batch_size, self.params.server_epochs
+        numbers = train_on_server(
+            self.trainable, optimiser, loss, shuffled(len(labels), size, epochs, draws)
+        )
+        with torch.inference_mode():
+            self.prototypes = self.trainable().numpy().copy()
+        return {**self.count(uploads), "margin": margin, **numbers}
+
+    def arrays(self) -> dict[str, Array]:
+        """Prototypes and counts as sent, and the embedding and layers that make them."""
+        return super().arrays() | state_arrays(self.trainable, "trainable.")
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        super().load(arrays)
+        self.trainable = self._fresh()
+        load_state(self.trainable, arrays, "trainable.")
+
+    def _fresh(self) -> TrainablePrototypes:
+        with torch_seeded(self.config.seed, "global"):
+            return TrainablePrototypes(self.classes)

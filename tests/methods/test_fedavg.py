@@ -1,0 +1,101 @@
+"""FedAvg: one round in plain torch, the weighted mean, and the one model that all have."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch.nn.functional as F
+from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+
+ROUND = {"round": 1, "generation": 0, "evaluate": True}
+
+
+def fedavg(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedavg", "models": ["cnn-4", "cnn-5"]} | changes))
+
+
+def test_one_round_by_hand(tmp_path):
+    client = make_client(fedavg(tmp_path, local_epochs=2), 0, tmp_path)
+    theta = deepcopy(client.model)
+    received = some_arrays(theta)
+    put(theta, received)
+
+    def loss(inputs, labels):
+        return F.cross_entropy(theta(inputs), labels)
+
+    batches = epochs(shuffler(client), train_images(client), 2)
+    expected = descend([loss], [[theta]], [[0.01]], batches)
+    uploaded, _, metrics = client.fit(received, ROUND)
+    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
+    for mine, sent in zip(theta.parameters(), uploaded, strict=True):
+        assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
+    answers = theta(client.images("test").batch(slice(None))[0]).argmax(dim=1)
+    hits = (answers == client.images("test").labels).float().mean()
+    assert metrics["test_accuracy"] == pytest.approx(100 * float(hits))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_two_rounds_of_the_server(tmp_path, weighting):
+    """The mean of what the clients send is what they are sent next."""
+    sent = {}
+
+    def watch(node, message, reply):
+        config = message.content.config_records["config"]
+        if message.metadata.message_type == "train":
+            sent[config["round"], node] = [
+                record.content["arrays"].to_numpy_ndarrays() for record in (message, reply)
+            ]
+        return reply
+
+    config = fedavg(tmp_path, weighting=weighting, partition="dirichlet", alpha=0.8)
+    simulate(config, tamper=watch)
+    images = [len(make_client(config, k, tmp_path).images("train")) for k in range(3)]
+    weights = np.array(images if weighting == "samples" else [1, 1, 1], dtype=float)
+    weights /= weights.sum()
+    assert len(set(images)) > 1
+    for i, received in enumerate(sent[2, 0][0]):
+        mean = sum(w * sent[1, k][1][i] for k, w in enumerate(weights))
+        assert np.allclose(received, mean, atol=1e-6)
+        assert all(np.array_equal(received, sent[2, k][0][i]) for k in (1, 2))
+
+
+def test_the_mean_is_weighted_one_to_three(tmp_path):
+    strategy = make_strategy(fedavg(tmp_path), [[0], [1]], [100, 300], 4)
+    shapes = list(strategy.arrays().values())
+    strategy.aggregate(uploads_of(strategy, {"0": filled(shapes, 1), "1": filled(shapes, 5)}), 1)
+    assert all((array == 4.0).all() for array in strategy.arrays().values())
+
+
+def test_all_clients_have_the_one_model_and_670058_floats_cross_each_way(tmp_path):
+    config = fedavg(tmp_path, dataset="synthetic:400x10", rounds=1, clients=4)
+    record = simulate(config)[0].read_rounds()[0]
+    assert record["uplink_floats"] == record["downlink_floats"] == 4 * 670_058
+    first, second = (deepcopy(make_client(config, k, tmp_path).model) for k in (0, 1))
+    strategy = make_strategy(config, [[0]], [10], 10)
+    assert same(first, second, 0)  # never sampled, both answer by what the server has
+    for mine, theirs in zip(first.parameters(), strategy.arrays().values(), strict=True):
+        assert np.array_equal(mine.detach().numpy(), theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "width"),
+    [({}, 500), ({"models": ["cnn-4"]}, 800), ({"common_model": "cnn-3"}, 1000)],
+)
+def test_which_model_that_is(tmp_path, changes, width):
+    client = make_client(fedavg(tmp_path, **changes), 0, tmp_path)
+    assert client.model.fc1.out_features == width
+
+
+def test_a_common_model_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="cnn-9"):
+        build_config({"method": "fedavg", "common-model": "cnn-9"})
+
+
+def test_resumed_it_ends_with_the_same_bytes(tmp_path):
+    config = fedavg(tmp_path, rounds=3)
+    whole, cut = simulate(config)[0], cut_and_resume(config, 2)
+    assert [r["sha256"] for r in whole.read_rounds()] == [r["sha256"] for r in cut.read_rounds()]

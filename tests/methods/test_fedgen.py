@@ -1,0 +1,171 @@
+"""FedGen: one round of client and server in plain torch, and the draws of labels."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from byhand import descend, epochs, same, shuffler, train_images
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.protocol.payload import ModelArrays
+from fedhet.rng import torch_seed
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+from strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
+
+ROUND = {"round": 1, "generation": 0, "evaluate": False}
+
+
+def fedgen(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedgen", "server_epochs": 3, "noise": 8} | changes))
+
+
+def header(seed, classes=4):
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(0, 0.1, (classes, 500)).astype(np.float32)
+    return ModelArrays((weight, rng.normal(0, 0.1, classes).astype(np.float32)))
+
+
+def make(state, noise, labels, *, training):
+    """G by its tensors: linear, BatchNorm, ReLU, linear."""
+    x = torch.cat([noise, F.one_hot(labels, 4)], dim=1) @ state["0.weight"].T + state["0.bias"]
+    if training:
+        mean, variance = x.mean(dim=0), x.var(dim=0, unbiased=False)
+    else:
+        mean, variance = state["1.running_mean"], state["1.running_var"]
+    x = (x - mean) / (variance + 1e-5).sqrt() * state["1.weight"] + state["1.bias"]
+    return x.relu() @ state["3.weight"].T + state["3.bias"]
+
+
+def draw(draws, edges, count, noise):
+    """Labels where uniform numbers fall among the edges, then noise."""
+    numbers = torch.rand(count, generator=draws)
+    labels = torch.tensor([sum(float(u) >= e for e in edges) for u in numbers])
+    return torch.rand(count, noise, generator=draws), labels
+
+
+def test_one_round_of_the_server_by_hand(tmp_path):
+    config = fedgen(tmp_path, server_lr=0.02, batch_size=6)
+    strategy = make_strategy(config, [[0, 1], [1, 3]], [100, 300], 4)
+    before = strategy.arrays()
+    state = {
+        name.removeprefix("generator.body."): torch.tensor(array)
+        for name, array in before.items()
+        if name.startswith("generator.")
+    }
+    trained = [n for n in state if n.endswith(("weight", "bias"))]
+    for name in trained:
+        state[name].requires_grad_()
+    sent = {"0": header(1), "1": header(2)}
+    numbers = strategy.aggregate(uploads_of(strategy, sent), 4)
+
+    headers = [[torch.from_numpy(t) for t in one.tensors] for one in sent.values()]
+    draws = torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=4))
+    adam = torch.optim.Adam([state[n] for n in trained], lr=0.02)
+    losses = []
+    edges = [50 / 400, 250 / 400, 250 / 400]  # 50, 50 + 150, 0 and 150 images of the classes
+    for _ in range(3):
+        noise, labels = draw(draws, edges, 6, 8)
+        made = make(state, noise, labels, training=True)
+        logits = sum(w * (made @ a.T + b) for w, (a, b) in zip((0.25, 0.75), headers, strict=True))
+        loss = F.cross_entropy(logits, labels)
+        losses.append(loss.item())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    found = strategy.arrays()
+    # BatchNorm takes the first bias out again: Adam scales up nothing but rounding there.
+    for name in set(trained) - {"0.bias"}:
+        mine = state[name].detach().numpy()
+        assert np.allclose(mine, found[f"generator.body.{name}"], atol=2e-4), name
+    assert numbers["server_loss"] == pytest.approx(np.mean(losses), rel=1e-3)
+    for i, name in enumerate(("weight", "bias")):
+        mean = 0.25 * sent["0"].tensors[i] + 0.75 * sent["1"].tensors[i]
+        assert np.allclose(found[name], mean, atol=1e-6)
+    assert int(found["generator.body.1.num_batches_tracked"]) == 3
+
+
+def test_one_round_of_a_client_by_hand(tmp_path):
+    config = fedgen(tmp_path)
+    strategy = make_strategy(config, [[0, 1], [1, 3]], [100, 300], 4)
+    client = make_client(config, 0, tmp_path)
+    own = deepcopy(client.model)
+    payload = strategy.download(strategy.roster.infos["0"], 1)
+    with torch.no_grad():
+        for parameter, array in zip(own.head.parameters(), payload.tensors, strict=False):
+            parameter.copy_(torch.from_numpy(array))
+    state = {
+        name.removeprefix("generator.body."): torch.tensor(array)
+        for name, array in strategy.arrays().items()
+    }
+    draws = torch.Generator().manual_seed(torch_seed(config.seed, "generated", "0", 1))
+    edges = [50 / 400, 250 / 400, 250 / 400]
+
+    def loss(inputs, labels):
+        noise, meant = draw(draws, edges, len(labels), 8)
+        made = make(state, noise, meant, training=False)
+        return F.cross_entropy(own(inputs), labels) + F.cross_entropy(own.head(made), meant)
+
+    batches = epochs(shuffler(client), train_images(client), 1)
+    expected = descend([loss], [[own]], [[0.01]], batches)
+    uploaded, _, metrics = client.fit(payload.to_ndarrays(), ROUND)
+    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
+    assert same(own, client.model)
+    assert [a.shape for a in uploaded] == [(4, 500), (4,)]
+    assert np.allclose(uploaded[0], own.head.weight.detach().numpy(), atol=1e-5)
+    frozen = [tensor.numpy() for tensor in client.generator.floating()]
+    assert all(np.array_equal(a, b) for a, b in zip(frozen, payload.tensors[2:], strict=True))
+
+
+def test_labels_follow_the_declared_images():
+    generator = Generator(FedGenParams(), 4)
+    shares = torch.tensor([1.0, 0.0, 3.0, 0.0])
+    _, labels = generator.eval().sample(shares, 4000, torch.Generator().manual_seed(0))
+    counts = torch.bincount(labels, minlength=4) / 4000
+    assert counts[1] == counts[3] == 0 and counts[2] == pytest.approx(0.75, abs=0.03)
+
+
+def test_285574_floats_down_and_5010_up(tmp_path):
+    config = fedgen(tmp_path, dataset="synthetic:400x10", clients=3, rounds=1, noise=32)
+    record = simulate(config)[0].read_rounds()[0]
+    assert record["downlink_floats"] == 3 * (5_010 + 280_564)
+    assert record["uplink_floats"] == 3 * 5_010
+
+
+def test_what_is_received_decides_what_a_client_learns(tmp_path):
+    """Standalone would learn the same twice."""
+    client = make_client(fedgen(tmp_path), 0, tmp_path)
+    strategy = make_strategy(fedgen(tmp_path), [[0, 1]], [100], 4)
+    learned = []
+    for scale in (1.0, 3.0):
+        sent = strategy.download(strategy.roster.infos["0"], 1)
+        louder = tuple(scale * tensor for tensor in sent.tensors)
+        arrays = HeaderAndGenerator(sent.images, sent.tensors[:2] + louder[2:]).to_ndarrays()
+        client.fit(arrays, ROUND)
+        learned.append(deepcopy(client.model.head))
+    assert not same(*learned)
+
+
+def test_a_server_that_diverges_keeps_its_generator(tmp_path):
+    strategy = make_strategy(fedgen(tmp_path, server_lr=1e38), [[0, 1]], [50], 4)
+    before = strategy.arrays()
+    numbers = strategy.aggregate(uploads_of(strategy, {"0": header(1)}), 1)
+    assert numbers == {"server_discarded": 1.0}
+    for name, array in strategy.arrays().items():
+        assert not name.startswith("generator") or np.array_equal(array, before[name]), name
+
+
+def test_resumed_it_ends_with_the_same_bytes(tmp_path):
+    config = fedgen(tmp_path, rounds=3)
+    whole, cut = simulate(config)[0], cut_and_resume(config, 2)
+    assert [r["sha256"] for r in whole.read_rounds()] == [r["sha256"] for r in cut.read_rounds()]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("server-epochs", 0), ("server-lr", 0), ("noise", 0), ("hidden", 0)]
+)
+def test_values_out_of_range(key, value):
+    with pytest.raises(UserError, match=f"^{key}: '{value}' is not allowed"):
+        build_config({"method": "fedgen", key: value})

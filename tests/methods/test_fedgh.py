@@ -1,0 +1,130 @@
+"""FedGH: one round of client and server in plain torch, and what may come up."""
+
+from copy import deepcopy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import ClassVectors
+from fedhet.rng import torch_seed
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+
+ROUND = {"round": 1, "generation": 0, "evaluate": False}
+
+
+def fedgh(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedgh"} | changes))
+
+
+def vectors(classes, seed=0, images=25):
+    rows = np.abs(np.random.default_rng(seed).normal(0, 1, (len(classes), 500)))
+    counts = np.full(len(classes), images, dtype=np.int64)
+    return ClassVectors(np.array(classes, dtype=np.int64), counts, rows.astype(np.float32))
+
+
+def test_one_round_of_a_client_by_hand(tmp_path):
+    client = make_client(fedgh(tmp_path, local_epochs=2), 0, tmp_path)
+    own = deepcopy(client.model)
+    received = some_arrays(own.head)
+    put(own.head, received)
+
+    def loss(inputs, labels):
+        return F.cross_entropy(own(inputs), labels)
+
+    images, labels = train_images(client)
+    descend([loss], [[own]], [[0.01]], epochs(shuffler(client), (images, labels), 2))
+    (classes, counts, means), _, _ = client.fit(received, ROUND)
+    assert same(own, client.model)
+    seen = sorted(set(labels.tolist()))
+    assert classes.tolist() == seen and counts.sum() == len(labels)
+    with torch.no_grad():
+        features = own.features(images)
+    for row, label in enumerate(seen):
+        assert np.allclose(means[row], features[labels == label].mean(dim=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_one_round_of_the_server_by_hand(tmp_path, passes):
+    config = fedgh(tmp_path, server_epochs=passes, server_lr=0.1, batch_size=2)
+    strategy = make_strategy(config, [[0, 1], [1, 3]], [50, 500], 4)
+    weight, bias = (torch.tensor(a, requires_grad=True) for a in strategy.arrays().values())
+    uploads = {"0": vectors([0, 1]), "1": vectors([1, 3], 1, 250)}
+    numbers = strategy.aggregate(uploads_of(strategy, uploads), 5)
+    x = torch.from_numpy(np.concatenate([u.vectors for u in uploads.values()]))
+    y = torch.tensor([0, 1, 1, 3])
+    draws = torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=5))
+    losses = []
+    for _ in range(passes):
+        order = torch.randperm(4, generator=draws)
+        for chosen in (order[:2], order[2:]):
+            loss = F.cross_entropy(x[chosen] @ weight.T + bias, y[chosen])
+            losses.append(loss.item())
+            for parameter, slope in zip(
+                (weight, bias), torch.autograd.grad(loss, (weight, bias)), strict=True
+            ):
+                parameter.data -= 0.1 * slope
+    for mine, theirs in zip((weight, bias), strategy.arrays().values(), strict=True):
+        assert np.allclose(mine.detach().numpy(), theirs, atol=1e-5)
+    assert numbers["server_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_the_header_goes_on_from_the_round_before(tmp_path):
+    strategy = make_strategy(fedgh(tmp_path), [[0, 1]], [50], 4)
+    states = [strategy.arrays()]
+    for round_ in (1, 2):
+        strategy.aggregate(uploads_of(strategy, {"0": vectors([0, 1])}), round_)
+        states.append(strategy.arrays())
+    moves = [np.abs(b["weight"] - a["weight"]).max() for a, b in pairwise(states)]
+    assert 0 < moves[1] < 2 * moves[0]
+
+
+def test_a_server_that_diverges_keeps_its_header(tmp_path):
+    strategy = make_strategy(fedgh(tmp_path, server_lr=1e38, server_epochs=9), [[0, 1]], [50], 4)
+    before = strategy.arrays()
+    numbers = strategy.aggregate(uploads_of(strategy, {"0": vectors([0, 1])}), 1)
+    assert numbers == {"server_discarded": 1.0}
+    assert all(np.array_equal(a, before[name]) for name, a in strategy.arrays().items())
+
+
+def test_the_header_decides_what_a_client_learns(tmp_path):
+    """Standalone would learn the same twice."""
+    client = make_client(fedgh(tmp_path), 0, tmp_path)
+    learned = []
+    for seed in (1, 2):
+        client.fit(some_arrays(client.model.head, seed), ROUND)
+        learned.append(deepcopy(client.model))
+    assert not same(*learned)
+
+
+def test_5010_floats_down_and_1000_up(tmp_path):
+    config = fedgh(tmp_path, dataset="synthetic:400x10", clients=5, rounds=1)
+    record = simulate(config)[0].read_rounds()[0]
+    assert record["downlink_floats"] == 5 * 5_010 and record["uplink_floats"] == 5 * 1_000
+
+
+def test_only_what_was_declared_may_come(tmp_path):
+    strategy = make_strategy(fedgh(tmp_path), [[0, 1]], [50], 4)
+    info = strategy.roster.infos["0"]
+    strategy.check(info, vectors([0, 1]))
+    for wrong in (vectors([0, 2]), vectors([1, 0]), vectors([0, 0]), vectors([0, 1], images=24)):
+        with pytest.raises(Rejected, match="declared"):
+            strategy.check(info, wrong)
+
+
+def test_resumed_it_ends_with_the_same_bytes(tmp_path):
+    config = fedgh(tmp_path, rounds=3)
+    whole, cut = simulate(config)[0], cut_and_resume(config, 2)
+    assert [r["sha256"] for r in whole.read_rounds()] == [r["sha256"] for r in cut.read_rounds()]
+
+
+@pytest.mark.parametrize(("key", "value"), [("server-epochs", 0), ("server-lr", 0)])
+def test_values_out_of_range(key, value):
+    with pytest.raises(UserError, match=f"^{key}: '{value}' is not allowed"):
+        build_config({"method": "fedgh", key: value})

@@ -1,0 +1,166 @@
+"""FedTGP: the server's round in plain torch, the margin, the roots, and what is sent down."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from byhand import descend, epochs, same, shuffler, train_images
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import ClassVectors
+from fedhet.rng import torch_seed
+from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+from strategies.fedtgp import adaptive_margin, distances
+
+ROUND = {"round": 1, "generation": 0, "evaluate": True}
+
+
+def fedtgp(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedtgp", "server_epochs": 3} | changes))
+
+
+def vectors(classes, seed=0, images=25):
+    rows = np.random.default_rng(seed).normal(0, 1, (len(classes), 500)).astype(np.float32)
+    counts = np.full(len(classes), images, dtype=np.int64)
+    return ClassVectors(np.array(classes, dtype=np.int64), counts, rows)
+
+
+@pytest.mark.parametrize("largest", [100.0, 2.5])
+def test_one_round_of_the_server_by_hand(tmp_path, largest):
+    config = fedtgp(tmp_path, batch_size=2, server_lr=0.05, margin=largest)
+    strategy = make_strategy(config, [[0, 1], [1, 3]], [50, 500], 4)
+    names = [f"trainable.{n}" for n in ("embedding.weight", "middle.weight", "middle.bias")]
+    names += [f"trainable.{n}" for n in ("fc.weight", "fc.bias")]
+    parameters = [torch.tensor(strategy.arrays()[n], requires_grad=True) for n in names]
+    embedding, w1, b1, w2, b2 = parameters
+    uploads = {"0": vectors([0, 1]), "1": vectors([1, 3], 1, 250)}
+    numbers = strategy.aggregate(uploads_of(strategy, uploads), 2)
+
+    x = torch.from_numpy(np.concatenate([u.vectors for u in uploads.values()]))
+    y = torch.tensor([0, 1, 1, 3])
+    q = [x[0], (x[1] + x[2]) / 2, x[3]]  # clients count alike, whatever their images
+    nearest = [min((a - b).norm() for b in q if b is not a) for a in q]
+    margin = min(float(max(nearest)), largest)
+    assert numbers["margin"] == pytest.approx(margin, rel=1e-5)
+    draws = torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=2))
+    for _ in range(3):
+        order = torch.randperm(4, generator=draws)
+        for chosen in (order[:2], order[2:]):
+            made = (embedding @ w1.T + b1).relu() @ w2.T + b2
+            rows = []
+            for u, label in zip(x[chosen], y[chosen], strict=True):
+                apart = torch.stack([(u - p).norm() for p in made])
+                rows.append(-(apart + margin * (torch.arange(4) == label)))
+            loss = F.cross_entropy(torch.stack(rows), y[chosen])
+            slopes = torch.autograd.grad(loss, parameters)
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                parameter.data -= 0.05 * slope
+    found = strategy.arrays()
+    for name, mine in zip(names, parameters, strict=True):
+        assert np.allclose(mine.detach().numpy(), found[name], atol=1e-4), name
+    made = (embedding @ w1.T + b1).relu() @ w2.T + b2
+    assert np.allclose(found["prototypes"], made.detach().numpy(), atol=1e-4)
+    assert found["counts"].tolist() == [25, 275, 0, 250]
+
+
+def test_one_round_of_a_client_by_hand(tmp_path):
+    client = make_client(fedtgp(tmp_path, lam=0.7), 0, tmp_path)
+    own = deepcopy(client.model)
+    images, labels = train_images(client)
+    seen = sorted(set(labels.tolist()))
+    sent = vectors(seen[:1])  # the other class has no prototype yet
+
+    def loss(inputs, answers):
+        features = own.features(inputs)
+        away = (features - torch.from_numpy(sent.vectors[0])).square().mean(dim=1)
+        pulled = (away * (answers == seen[0])).mean()
+        return F.cross_entropy(own.head(features), answers) + 0.7 * pulled
+
+    expected = descend([loss], [[own]], [[0.01]], epochs(shuffler(client), (images, labels), 1))
+    (classes, _, means), _, metrics = client.fit(sent.to_ndarrays(), ROUND)
+    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
+    assert same(own, client.model) and classes.tolist() == seen
+    with torch.no_grad():
+        features = own.features(images)
+    for row, label in enumerate(seen):
+        assert np.allclose(means[row], features[labels == label].mean(dim=0), atol=1e-4)
+    assert 0 <= metrics["test_accuracy_prototype"] <= 100
+
+
+def test_no_root_of_a_negative_number_and_no_slope_at_zero():
+    """Of equal vectors; |u|^2 - 2 u P + |P|^2 may fall below 0 in float32."""
+    far = torch.full((2, 500), 1e3) + torch.linspace(0, 1, 500)
+    points = far.clone().requires_grad_()
+    found = distances(far, points)
+    found.sum().backward()
+    assert found.detach().numpy() == pytest.approx(1e-6) and (points.grad == 0).all()
+
+
+def test_the_margin_of_one_class_and_of_none_closer():
+    assert adaptive_margin(torch.ones(1, 5), 7.0) == 7.0
+    means = torch.tensor([[0.0], [1.0], [5.0]])
+    assert adaptive_margin(means, 100.0) == pytest.approx(4.0)
+
+
+def test_only_known_classes_are_sent_down(tmp_path):
+    strategy = make_strategy(fedtgp(tmp_path), [[0, 1], [1, 3]], [50, 50], 4)
+    info = strategy.roster.infos["0"]
+    assert strategy.download(info, 1).floats == 0
+    strategy.aggregate(uploads_of(strategy, {"1": vectors([1, 3])}), 1)
+    assert strategy.download(info, 2).classes.tolist() == [1, 3]
+    seen = make_strategy(fedtgp(tmp_path, download_classes="seen"), [[0, 1]], [50], 4)
+    seen.aggregate(uploads_of(seen, {"0": vectors([0, 1])}), 1)
+    assert seen.download(seen.roster.infos["0"], 2).classes.tolist() == [0, 1]
+
+
+def test_5000_floats_down_from_round_2_and_1000_up(tmp_path):
+    config = fedtgp(tmp_path, dataset="synthetic:400x10", clients=5, server_epochs=1)
+    first, second = simulate(config)[0].read_rounds()
+    assert first["downlink_floats"] == 0 and second["downlink_floats"] == 5 * 5_000
+    assert first["uplink_floats"] == second["uplink_floats"] == 5 * 1_000
+
+
+def test_the_prototypes_decide_what_a_client_learns(tmp_path):
+    """Standalone would learn the same twice."""
+    client = make_client(fedtgp(tmp_path), 0, tmp_path)
+    seen = client.seen().tolist()
+    learned = []
+    for seed in (1, 2):
+        client.fit(vectors(seen, seed).to_ndarrays(), ROUND)
+        learned.append(deepcopy(client.model))
+    assert not same(*learned)
+
+
+def test_only_what_was_declared_may_come(tmp_path):
+    strategy = make_strategy(fedtgp(tmp_path), [[0, 1]], [50], 4)
+    info = strategy.roster.infos["0"]
+    for wrong in (vectors([0, 2]), vectors([1, 0]), vectors([0, 1], images=24)):
+        with pytest.raises(Rejected, match="declared"):
+            strategy.check(info, wrong)
+
+
+def test_a_server_that_diverges_keeps_its_prototypes(tmp_path):
+    strategy = make_strategy(fedtgp(tmp_path, server_lr=1e38), [[0, 1]], [50], 4)
+    before = strategy.arrays()
+    numbers = strategy.aggregate(uploads_of(strategy, {"0": vectors([0, 1])}), 1)
+    assert numbers["server_discarded"] == 1.0 and np.isfinite(strategy.prototypes).all()
+    for name, array in strategy.arrays().items():
+        assert not name.startswith("trainable") or np.array_equal(array, before[name])
+
+
+def test_resumed_it_ends_with_the_same_bytes(tmp_path):
+    config = fedtgp(tmp_path, rounds=3)
+    whole, cut = simulate(config)[0], cut_and_resume(config, 2)
+    assert [r["sha256"] for r in whole.read_rounds()] == [r["sha256"] for r in cut.read_rounds()]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lam", -1), ("margin", -1), ("server-epochs", 0), ("download-classes", "x")]
+)
+def test_values_out_of_range(key, value):
+    with pytest.raises(UserError, match=f"^{key}: '{value}' is not allowed"):
+        build_config({"method": "fedtgp", key: value})

@@ -1,0 +1,67 @@
+"""What a sweep costs beside its training: overhead of a cell, and how busy the cores are.
+
+Overhead of a cell is the time from its process's start to its end, less the seconds of its rounds;
+busy is the share of all workers' time that was spent in rounds.
+
+    python -m benchmarks.sweep [--cells 40] [--rounds 60] [--workers 2]
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+from benchmarks.common import emit, median
+from fedhet.experiments.grid import read_cells
+from fedhet.experiments.sweep import RUNNING, Sweep, default_workers
+from fedhet.files import read_jsonl
+
+PRESET = {
+    "method": "standalone", "dataset": "synthetic:6000x10", "clients": 10, "models": ["cnn-5"],
+    "local-epochs": 1, "batch-size": 64, "evaluate-every": 10,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=default_workers(1))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "preset.yaml"
+        grid = {"seed": list(range(given.cells)), "partition-seed": [0]}
+        path.write_text(yaml.safe_dump(PRESET | {"rounds": given.rounds, "grid": grid}))
+        cells = read_cells(path, [])
+        found = Sweep.open("benchmark", Path(folder) / "out", cells)
+        ends: dict[str, float] = {}
+
+        def note(now: Sweep) -> None:
+            for job in now.jobs:
+                if job.started and job.state != RUNNING:
+                    ends.setdefault(job.cell.name, time.monotonic() - job.started)
+
+        started = time.monotonic()
+        found.run(given.workers, note)
+        wall = time.monotonic() - started
+        trained = {
+            job.cell.name: sum(r["seconds"] for r in read_jsonl(job.folder / "rounds.jsonl"))
+            for job in found.jobs
+        }
+    emit(
+        "sweep",
+        cells=given.cells,
+        workers=given.workers,
+        cell_seconds=median(list(trained.values())),
+        overhead_seconds=median([ends[name] - seconds for name, seconds in trained.items()]),
+        overhead_target=4,
+        busy=round(sum(trained.values()) / (given.workers * wall), 3),
+        busy_target=0.95,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""``fedhet sweep`` with real cells: killed in the middle, it ends in the bytes of an undisturbed one."""
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from network.pace import patience
+from network.programs import wait_for
+
+from fedhet.runtime.superlink import script
+
+pytestmark = pytest.mark.network
+PRESET = {
+    "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
+    "local-epochs": 1, "batch-size": 16, "rounds": 12, "grid": {"seed": [0, 1]},
+}  # fmt: skip
+
+
+def start(folder: Path, name: str) -> subprocess.Popen[str]:
+    words = [script("fedhet"), "sweep", str(folder / "tiny.yaml"), "--out", str(folder / name)]
+    return subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """kill -9 of the command and of everything below it."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    for one in (psutil.Process(process.pid), *below):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.communicate()
+    psutil.wait_procs(below, patience())
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        path.parent.name: json.loads(path.read_text())["run_sha256"]
+        for path in folder.glob("*/summary.json")
+    }
+
+
+def test_a_killed_sweep_ends_in_the_same_bytes(tmp_path) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PRESET))
+    whole = start(tmp_path, "whole")
+    index = json.loads(whole.communicate(timeout=patience())[0])
+    assert whole.returncode == 0
+    assert [cell["state"] for cell in index["cells"]] == ["finished", "finished"]
+
+    killed, lines = start(tmp_path, "killed"), tmp_path / "killed"
+    wait_for(lambda: any(len(p.read_text().splitlines()) > 2 for p in lines.glob("*/rounds.jsonl")),
+             "a cell is in its rounds", pause=0.02)  # fmt: skip
+    kill(killed)
+    assert not hashes(lines)
+    again = start(tmp_path, "killed")
+    again.communicate(timeout=patience())
+    assert again.returncode == 0
+    assert hashes(lines) == hashes(tmp_path / "whole") and len(hashes(lines)) == 2

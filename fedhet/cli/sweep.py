@@ -148,7 +148,7 @@ class _Progress:
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED}
         self.live: Live | None = None
         if not quiet and self.console.is_terminal:
-            self.live = Live(_table(found), console=self.console, refresh_per_second=2)
+            self.live = Live(_table(found), console=self.console, auto_refresh=False)
 
     def __enter__(self) -> "_Progress":
         if self.live is not None:
@@ -162,7 +162,7 @@ class _Progress:
     def update(self, found: Sweep) -> None:
         """Show how it stands."""
         if self.live is not None:
-            self.live.update(_table(found))
+            self.live.update(_table(found), refresh=True)
             return
         for job in found.jobs:
             if job.state in ENDED and job.cell.name not in self.told and not self.quiet:

@@ -1,17 +1,17 @@
 """Runs the cells of a sweep side by side, each as a ``fedhet run`` or ``fedhet resume``.
 
-A cell is a process of its own: with ``engine: inline`` one core trains, no barrier is waited for,
-and nothing is started but Python and its imports; with ``engine: ray`` a cell has the machine.
+A cell is a process of its own, forked from one that has imported everything: with ``engine:
+inline`` one core trains and no barrier is waited for, with ``engine: ray`` a cell has the machine.
 What a cell's folder says decides: a finished one is skipped, also if another sweep ran it, a broken
 one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset>/``: ``sweep.json``
 (the index) and each cell's configuration.
 """
 
 import json
+import multiprocessing
 import os
 import re
-import signal
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +25,15 @@ from fedhet.errors import UserError
 from fedhet.experiments.grid import Cell
 from fedhet.files import read_jsonl, write_json, write_text
 from fedhet.records.environment import source_digest, versions
-from fedhet.runtime.processes import guarded
-from fedhet.runtime.superlink import environment, script
+from fedhet.runtime.processes import end_with_parent
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
 DIVERGED, FAILED = "diverged", "failed"
 ENDED = {FINISHED, DIVERGED, FAILED}
 POLL = 0.2  # seconds between looks at the cells
 FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
+Work = Callable[[list[str]], int]  # runs a command line of fedhet, returns its exit code
+_FORKS = multiprocessing.get_context("forkserver")
 # How a run says that its numbers left the range in which there is anything to learn.
 _DIVERGENCE = re.compile(r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-norm")
 
@@ -47,7 +48,7 @@ class Job:
     reason: str = ""
     started: float = 0.0
     begun_at: int = 0  # rounds that were there when it was started
-    process: "subprocess.Popen[bytes] | None" = None
+    process: multiprocessing.process.BaseProcess | None = None
     rounds: int = 0
     accuracy: float | None = None
 
@@ -81,6 +82,7 @@ class Sweep:
     out: Path
     jobs: list[Job]
     note: str = ""
+    work: Work | None = None  # None: :func:`fedhet_command`
     _lock: FileLock | None = field(default=None, repr=False)
 
     @classmethod
@@ -117,6 +119,7 @@ class Sweep:
         Raises UserError if another command runs this sweep.
         """
         self._prepare()
+        _FORKS.set_forkserver_preload(["fedhet.cli.commands", "fedhet.runtime.inline"])
         try:
             waiting = [job for job in self.jobs if job.state in {PENDING, FAILED}]
             while waiting or self.running():
@@ -127,7 +130,7 @@ class Sweep:
                 for job in self.running():
                     job.look()
                     assert job.process is not None
-                    if job.process.poll() is not None:
+                    if not job.process.is_alive():
                         self._end(job)
                 tell(self)
         finally:
@@ -187,12 +190,11 @@ class Sweep:
     def _start(self, job: Job) -> None:
         job.look()
         job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
-        words = command(job, self.folder)
-        with (self.folder / f"{job.cell.name}.log").open("ab") as log:
-            job.process = subprocess.Popen(
-                guarded(words), env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+        log = self.folder / f"{job.cell.name}.log"
+        job.process = _FORKS.Process(
+            target=_in_cell, args=(self.work or fedhet_command, command(job, self.folder), log)
+        )
+        job.process.start()
 
     def _end(self, job: Job) -> None:
         job.conclude()
@@ -203,31 +205,45 @@ class Sweep:
     def _last_line(self, job: Job) -> str:
         path = self.folder / f"{job.cell.name}.log"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        code = job.process.returncode if job.process is not None else None
+        code = job.process.exitcode if job.process is not None else None
         return lines[-1] if lines else f"it ended with code {code}"
 
     def _interrupt(self) -> None:
         for job in self.running():
             assert job.process is not None
-            job.process.send_signal(signal.SIGTERM)
+            job.process.terminate()
         for job in self.running():
             assert job.process is not None
-            try:
-                job.process.wait(FAREWELL)
-            except subprocess.TimeoutExpired:
-                job.process.kill()
-                job.process.wait()
+            job.process.join(FAREWELL)
+            job.process.kill()
+            job.process.join()
             job.conclude()
         write_json(self.folder / "sweep.json", self.index())
 
 
 def command(job: Job, folder: Path) -> list[str]:
-    """The command that runs a cell, or continues it where its folder has begun."""
-    head = [script("fedhet")]
+    """What ``fedhet`` is to do to run a cell, or to continue it where its folder has begun."""
     if (job.folder / "checkpoint" / "run.json").exists():
-        return [*head, "resume", str(job.folder)]
+        return ["resume", str(job.folder)]
     preset = str(folder / f"{job.cell.name}.yaml")
-    return [*head, "run", preset, "--out", str(job.folder.parent), "--name", job.cell.name]
+    return ["run", preset, "--out", str(job.folder.parent), "--name", job.cell.name]
+
+
+def fedhet_command(words: list[str]) -> int:
+    """Run ``fedhet WORDS`` in this process; returns its exit code."""
+    from fedhet.cli.arguments import execute  # noqa: PLC0415  (the sweep is one of its commands)
+
+    return execute(words)
+
+
+def _in_cell(work: Work, words: list[str], log: Path) -> None:
+    """What a cell's process does: it writes to its log and ends when the sweep is gone."""
+    end_with_parent()
+    os.setsid()  # Ctrl-C is for the sweep, which tells its cells
+    with log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
+        for number, stream in enumerate((nothing, file, file)):
+            os.dup2(stream.fileno(), number)
+    sys.exit(work(words))
 
 
 def read_summary(folder: Path) -> Mapping[str, Any]:

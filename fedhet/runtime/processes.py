@@ -6,6 +6,7 @@ its parent; a marker in the environment finds those that were never seen.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -34,6 +35,12 @@ def guarded(command: list[str]) -> list[str]:
     if sys.platform != "linux":
         return command
     return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
+
+
+def end_with_parent() -> None:
+    """Get SIGTERM when the parent of this process is gone, even by kill -9 (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def alive(process: psutil.Process) -> bool:

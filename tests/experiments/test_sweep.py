@@ -1,10 +1,10 @@
 """What a sweep takes a cell's folder for, and how it runs cells."""
 
 import json
-import sys
 
 import pytest
 import yaml
+from experiments import work
 
 from fedhet.errors import UserError
 from fedhet.experiments import sweep
@@ -60,8 +60,8 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
     leave(tmp_path / cells[0].name, status="", rounds=1)
     old, new = Sweep.open("s", tmp_path, cells[:2]).jobs
     assert old.state == "pending" and old.rounds == 1
-    assert sweep.command(old, tmp_path)[1:] == ["resume", str(tmp_path / cells[0].name)]
-    assert sweep.command(new, tmp_path)[1:] == [
+    assert sweep.command(old, tmp_path) == ["resume", str(tmp_path / cells[0].name)]
+    assert sweep.command(new, tmp_path) == [
         "run", str(tmp_path / f"{cells[1].name}.yaml"), "--out", str(tmp_path), "--name",
         cells[1].name,
     ]  # fmt: skip
@@ -74,23 +74,11 @@ def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
     assert "torch 0.1" in Sweep.open("s", tmp_path, cells).mixed()
 
 
-def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(
-    cells, tmp_path, monkeypatch
-) -> None:
-    """The cells' processes are small programs here; tests/network runs real ones."""
+def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_path) -> None:
+    """The cells' work is a small function here; tests/network runs real ones."""
     out, running = tmp_path / "out", []
-    program = (
-        "import json, pathlib, sys, time\n"
-        "folder = pathlib.Path(sys.argv[1]); time.sleep(0.5)\n"
-        "if 'lg_fedavg' in folder.name: sys.exit('no such thing')\n"
-        "folder.mkdir(); (folder / 'rounds.jsonl').write_text(json.dumps("
-        "{'round': 1, 'test_accuracy_mean': 1.0, 'train_loss': 1.0}) + chr(10))\n"
-        "(folder / 'summary.json').write_text(json.dumps({'status': 'completed', 'reason': ''}))\n"
-    )
-    monkeypatch.setattr(
-        sweep, "command", lambda job, folder: [sys.executable, "-c", program, str(job.folder)]
-    )
     found = Sweep.open("s", out, cells)
+    found.work = work.pretend
     found.run(3, lambda now: running.append(len(now.running())))
     assert max(running) == 3
     assert [job.state for job in found.jobs] == ["finished", "finished", "failed", "failed"]
@@ -101,11 +89,9 @@ def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(
     assert [job.state for job in again.jobs[:2]] == ["finished", "finished"]
 
 
-def test_what_interrupts_a_sweep_ends_its_cells(cells, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(
-        sweep, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"]
-    )
+def test_what_interrupts_a_sweep_ends_its_cells(cells, tmp_path) -> None:
     found = Sweep.open("s", tmp_path, cells)
+    found.work = work.sleep
 
     def stop(now: Sweep) -> None:
         if len(now.running()) == 2:
@@ -115,11 +101,11 @@ def test_what_interrupts_a_sweep_ends_its_cells(cells, tmp_path, monkeypatch) ->
     processes: list = []
     with pytest.raises(KeyboardInterrupt):
         found.run(2, stop)
-    assert all(process.poll() is not None for process in processes)
+    assert len(processes) == 2 and not any(process.is_alive() for process in processes)
     assert not found.running()
 
 
-def test_one_command_at_a_time(cells, tmp_path, monkeypatch) -> None:
+def test_one_command_at_a_time(cells, tmp_path) -> None:
     first, second = (Sweep.open("s", tmp_path, cells) for _ in range(2))
 
     def meanwhile(_now: Sweep) -> None:
@@ -127,7 +113,7 @@ def test_one_command_at_a_time(cells, tmp_path, monkeypatch) -> None:
             second.run(1, lambda _: None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "command", lambda *_: [sys.executable, "-c", ""])
+    first.work = work.sleep
     with pytest.raises(KeyboardInterrupt):
         first.run(1, meanwhile)
 

@@ -1,4 +1,4 @@
-"""``fedhet sweep`` with real cells: killed in the middle, it ends in the bytes of an undisturbed one."""
+"""``fedhet sweep`` with real cells: killed in the middle, it ends in the same bytes."""
 
 import contextlib
 import json

@@ -21,6 +21,7 @@ from benchmarks.common import config_of, emit, median, settings
 from fedhet.models import build_model
 from fedhet.node.site import load_partition
 from fedhet.schema import RunConfig
+from fedhet.training.denormals import without_denormals
 
 Client = tuple[nn.Module, dict[str, tuple[Tensor, Tensor]]]
 
@@ -77,17 +78,17 @@ def worker(
 ) -> None:
     """One process: its share of the clients, ``rounds`` times, all processes in step."""
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # as clients do
     config = config_of(overrides)
     cohort = list(range(config.cohort(config.clients)))
     clients = load(config, cohort[number::workers])
     for _ in range(rounds):
         gate.wait()
         started = time.perf_counter()
-        for model, parts in clients:
-            train(model, *parts["train"], config)
-            evaluate(model, *parts["test"], config)
-            evaluate(model, *parts["val"], config)
+        with without_denormals():  # as clients do
+            for model, parts in clients:
+                train(model, *parts["train"], config)
+                evaluate(model, *parts["test"], config)
+                evaluate(model, *parts["val"], config)
         gate.wait()
         if number == 0:
             times.append(time.perf_counter() - started)

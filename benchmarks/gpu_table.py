@@ -27,6 +27,7 @@ from fedhet.protocol.people import ClientInfo
 from fedhet.protocol.roster import Roster
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
+from fedhet.training.denormals import without_denormals
 from strategies.base import Upload
 
 SETTINGS = {"n10": (10, 1.0, 100), "n50": (50, 0.2, 500), "n100": (100, 0.1, 500)}
@@ -133,10 +134,12 @@ def main() -> None:
                     }
                 )  # fmt: skip
                 engine = Engine(config, device, Path(out) / "state")
-                seconds = [engine.round(r) for r in range(1, chosen.repeats + 2)][1:]
+                with without_denormals():
+                    seconds = [engine.round(r) for r in range(1, chosen.repeats + 2)][1:]
                 cohort = engine.roster.sample(config.seed, 1, config.cohort(clients))
                 data = [engine.data[client] for client in cohort]
-                bare = [bare_round(config, device, data) for _ in range(chosen.repeats + 1)][1:]
+                with without_denormals():
+                    bare = [bare_round(config, device, data) for _ in range(chosen.repeats + 1)][1:]
             table += median(seconds) * rounds
             emit(
                 "gpu_table", device=name, setting=setting, method=method,

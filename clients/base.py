@@ -64,6 +64,7 @@ class MethodClient(NumPyClient, Generic[P]):
     """
 
     download_type: type[Payload] = Empty
+    shares_model = True  # a whole model, however small; a site may refuse this, so say False if not
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

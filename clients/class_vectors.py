@@ -15,6 +15,7 @@ class ClassVectorClient(MethodClient[P]):
     """Uploads the mean of :meth:`outputs` per seen class, in evaluation mode after training."""
 
     download_type: type[Payload] = ClassVectors
+    shares_model = False
 
     @abstractmethod
     def outputs(self, inputs: Tensor) -> Tensor:

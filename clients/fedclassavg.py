@@ -30,6 +30,8 @@ def contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:
 class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
     """Shares the header of its own model."""
 
+    shares_model = False
+
     def shared(self) -> nn.Module:
         """The last fully connected layer."""
         return self.model.head

@@ -28,6 +28,8 @@ def stabilisation(params: FedSSAParams, round_: int) -> float:
 class FedSSAClient(MethodClient[FedSSAParams]):
     """Exchanges header rows of seen classes."""
 
+    shares_model = False
+
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.download_type = MaskedHeader if self.params.hide_classes else HeaderRows

@@ -8,6 +8,8 @@ from clients.averaging import AveragingClient
 class LGFedAvgClient(AveragingClient):
     """Shares the header of its own model."""
 
+    shares_model = False
+
     def shared(self) -> nn.Module:
         """The last fully connected layer."""
         return self.model.head

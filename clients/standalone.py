@@ -5,3 +5,5 @@ from clients.base import MethodClient
 
 class StandaloneClient(MethodClient):
     """The base class as it is."""
+
+    shares_model = False

@@ -23,11 +23,13 @@ from fedhet.config import envelope, from_run_config
 from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.models import build_model
+from fedhet.node.limits import Asked, Limits, check_run, check_upload, read_limits
 from fedhet.node.site import LocalData, assigned_model, choose_device, is_simulated, load_local
 from fedhet.node.state import ContextStore, FileStore, StateStore
 from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction, message_bytes
 from fedhet.registry import METHODS
 from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.training.denormals import without_denormals
 
 app = ClientApp()
 
@@ -86,14 +88,10 @@ def _out_of_memory() -> str:
 
 
 def _answered(message: Message, handler: Callable[[], Message]) -> Message:
-    """Run ``handler``; whatever it raises becomes a reply that names the reason.
-
-    Numbers below 1e-38 count as zero meanwhile: once a client's loss is close to zero its gradients
-    are full of them, and a CPU multiplies them many times slower than others.
-    """
-    torch.set_flush_denormal(True)
+    """Run ``handler``; whatever it raises becomes a reply that names the reason."""
     try:
-        return handler()
+        with without_denormals():
+            return handler()
     except torch.OutOfMemoryError:
         traceback.print_exc()
         return answer(message, {"error": _out_of_memory()})
@@ -102,8 +100,6 @@ def _answered(message: Message, handler: Callable[[], Message]) -> Message:
         text = " ".join(str(error).split())[:500]
         _say(lambda: f"failed: {text}")
         return answer(message, {"error": f"{type(error).__name__}: {text}"})
-    finally:
-        torch.set_flush_denormal(False)  # in tests this thread may be the server's as well
 
 
 def _say(text: Callable[[], str]) -> None:
@@ -118,6 +114,7 @@ def query(message: Message, context: Context) -> Message:
 
     def handler() -> Message:
         config, simulated = _config(context), is_simulated()
+        _allowed(config, context.node_config)
         data = load_local(config, context.node_config, simulated=simulated)
         counts = data.class_counts()
         hidden = not METHODS[config.method].client.reveals_classes(config, config.params)
@@ -137,6 +134,14 @@ def query(message: Message, context: Context) -> Message:
         )
 
     return _answered(message, handler)
+
+
+def _allowed(config: RunConfig, node: Mapping[str, Any], round_: int = 0) -> Limits:
+    """The site's limits; LimitError if this run, or this round of it, breaks one."""
+    limits, method = read_limits(node), METHODS[config.method].client
+    asked = Asked(method.shares_model, method.reveals_classes(config, config.params))
+    check_run(limits, config, asked, round_)
+    return limits
 
 
 def _check_own_choices(
@@ -179,11 +184,13 @@ def train(message: Message, context: Context) -> Message:
     started = time.monotonic()
 
     def handler() -> Message:
+        limits = _allowed(_config(context), context.node_config, instruction(message).round)
         client, what, data = _client(message, context)
         arrays, images, metrics = client.fit(
             arrays_of(message),
             {"round": what.round, "generation": what.generation, "evaluate": what.evaluate},
         )
+        check_upload(limits, sum(array.nbytes for array in arrays))
         numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
         reply = answer(message, {"client": data.client, "round": what.round}, numbers, arrays)
         seconds, accuracy = time.monotonic() - started, numbers.get("test_accuracy", math.nan)

@@ -13,6 +13,7 @@ from fedhet.errors import UserError
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
 from fedhet.files import private_files
+from fedhet.training.denormals import without_denormals
 from fedhet.training.loop import autocast, normalise
 
 
@@ -67,6 +68,7 @@ def _write(model: Personalised, files: ImageFiles, path: Path) -> int:
 def classify(model: Personalised, images: Tensor) -> tuple[list[int], Tensor]:
     """Labels and probabilities (B, C) float64 of uint8 images (B, s, s, 3)."""
     inputs = normalise(images)
-    with autocast(model.config, inputs.device):  # the arithmetic that the accuracies are of
+    # The arithmetic that the accuracies are of.
+    with without_denormals(), autocast(model.config, inputs.device):
         logits = model(inputs)
     return logits.argmax(dim=1).tolist(), logits.double().softmax(dim=1)

@@ -31,7 +31,7 @@ DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says
 _ON_DEVICE: dict[tuple[object, ...], ImageSet] = {}  # images cross to a GPU once per process
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
-    "split-file",
+    "split-file", "limits",
 }  # fmt: skip
 
 

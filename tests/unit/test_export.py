@@ -223,6 +223,20 @@ def test_other_kinds_of_image_are_converted_as_in_training(model, tmp_path):
     )
 
 
+def test_predictions_are_made_without_denormal_numbers(model):
+    """As the accuracies of the run were."""
+    loaded, _ = load_model(model)
+    tiny, found = torch.tensor([1e-39]), []
+
+    def infer(inputs):
+        found.append(float(tiny * 0.5))
+        return torch.zeros(len(inputs), len(loaded.classes))
+
+    loaded.forward = infer
+    classify(loaded, torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
+    assert found == [0.0] and float(tiny * 0.5) > 0
+
+
 def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
     folder = tmp_path / "mixed"
     (folder / "deep").mkdir(parents=True)

@@ -14,6 +14,7 @@ from fedhet.ids import client_order
 from fedhet.protocol.messages import instruction, to_record
 from fedhet.protocol.roster import Roster
 from fedhet.testing import simulate, small
+from fedhet.training.denormals import without_denormals
 
 
 def sha(folder) -> str:
@@ -251,6 +252,15 @@ def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
     monkeypatch.setattr(MethodClient, "fit", fit)
     simulate(small(tmp_path, rounds=1))
     assert found == [0.0, 0.0, 0.0]
+    assert float(tiny * 0.5) > 0
+
+
+def test_denormal_numbers_come_back_only_when_the_outermost_is_left():
+    tiny = torch.tensor([1e-39])
+    with without_denormals():
+        with without_denormals():
+            assert float(tiny * 0.5) == 0
+        assert float(tiny * 0.5) == 0
     assert float(tiny * 0.5) > 0
 
 

@@ -1,0 +1,94 @@
+"""What a site allows: a small file of its administrator that wins over any run.
+
+``limits="/etc/fedhet/limits.yaml"`` in a node configuration. The client alone reads it, in the
+handshake and again before every training, and refuses what breaks it, with the limit's name. It
+binds runs of this code; what other code may do that a server sends is for the operating system
+to say (SECURITY.md).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from fedhet.errors import UserError
+from fedhet.files import read_yaml
+from fedhet.node.privacy import noise_multiplier
+from fedhet.schema import RunConfig, Schema, Words
+
+
+class LimitError(UserError):
+    """A run that this site does not allow; one line that names the limit."""
+
+
+class Limits(Schema):
+    """The keys of the file; one that is left out limits nothing."""
+
+    max_epochs: int | None = Field(None, ge=1, description="most epochs of any kind in one round")
+    max_rounds: int | None = Field(None, ge=1, description="most rounds of one run")
+    methods: Words | None = Field(None, description="methods that may run here")
+    shared_models: bool = Field(True, description="whether a method may share a model")
+    min_noise: float | None = Field(None, gt=0, description="least noise, sigma / dp-clip")
+    max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")
+    class_counts: bool = Field(True, description="whether images per class may be told")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run asks of a site beyond its configuration: what its method does."""
+
+    shares_model: bool
+    tells_class_counts: bool
+
+
+def read_limits(node: Mapping[str, Any]) -> Limits:
+    """The limits of this node; none where its configuration names no file.
+
+    Raises LimitError if the file cannot be read or understood: then nothing is allowed. The reason
+    goes to the server, so it says nothing of the file's place or content; this node's own log does.
+    """
+    if not node.get("limits"):
+        return Limits()
+    try:
+        values = read_yaml(Path(str(node["limits"])))
+    except UserError as error:
+        raise LimitError("limits: the file of this site cannot be read") from error
+    try:
+        return Limits.model_validate(values)
+    except ValidationError as error:
+        key = error.errors(include_url=False)[0]["loc"][0]
+        raise LimitError(f"limits: the file of this site is wrong at '{key}'") from error
+
+
+def check_run(limits: Limits, config: RunConfig, asked: Asked, round_: int = 0) -> None:
+    """Raise LimitError for the first limit that a run, or the round asked for, breaks."""
+    own = {k: v for k, v in config.params.model_dump().items() if k.endswith("epochs")}
+    epochs = {"local_epochs": config.local_epochs} | own
+    longest = max(epochs, key=lambda key: epochs[key])
+    if limits.max_epochs is not None and epochs[longest] > limits.max_epochs:
+        name = longest.replace("_", "-")
+        raise _broken("max-epochs", limits.max_epochs, f"{name} is {epochs[longest]}")
+    rounds = max(config.rounds, round_)
+    if limits.max_rounds is not None and rounds > limits.max_rounds:
+        raise _broken("max-rounds", limits.max_rounds, f"rounds is {rounds}")
+    if limits.methods is not None and config.method not in limits.methods:
+        raise _broken("methods", ", ".join(limits.methods), f"method is {config.method}")
+    if not limits.shared_models and asked.shares_model:
+        raise _broken("shared-models", "none", f"method {config.method} shares a model")
+    noise = noise_multiplier(config)
+    if limits.min_noise is not None and noise < limits.min_noise:
+        raise _broken("min-noise", f"no less than {limits.min_noise:g}", f"the run has {noise:.4g}")
+    if not limits.class_counts and asked.tells_class_counts:
+        raise _broken("class-counts", "nobody to be told", f"method {config.method} tells them")
+
+
+def check_upload(limits: Limits, size: int) -> None:
+    """Raise LimitError for an upload of so many bytes, before it leaves."""
+    if limits.max_upload_bytes is not None and size > limits.max_upload_bytes:
+        raise _broken("max-upload-bytes", limits.max_upload_bytes, f"this upload has {size}")
+
+
+def _broken(limit: str, allowed: object, found: str) -> LimitError:
+    return LimitError(f"limit {limit}: this site allows {allowed}, and {found}")

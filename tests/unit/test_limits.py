@@ -57,7 +57,7 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path, text, c
 @pytest.mark.parametrize(
     ("text", "changes"),
     [
-        ("", {}),
+        ("max-rounds: 9", {}),
         ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
          "min-noise: 0.05\nmax-upload-bytes: 100000\nclass-counts: false",
          NOISE | {"hide_classes": True}),
@@ -95,7 +95,7 @@ def test_limits_that_are_made_stricter_hold_from_the_next_round(tmp_path):
     assert all("limit methods: this site allows standalone" in f["reason"] for f in failures)
 
 
-@pytest.mark.parametrize("text", [None, "max-epoch: 3", "max-epochs: many", "[1, 2]", "a: b: c"])
+@pytest.mark.parametrize("text", [None, "max-epoch: 3", "max-epochs: many", "[1, 2]", "a: b: c", ""])
 def test_a_file_that_cannot_be_understood_allows_nothing(tmp_path, text):
     path = tmp_path / "secret-place.yaml"
     if text is not None:

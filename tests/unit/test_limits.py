@@ -95,7 +95,9 @@ def test_limits_that_are_made_stricter_hold_from_the_next_round(tmp_path):
     assert all("limit methods: this site allows standalone" in f["reason"] for f in failures)
 
 
-@pytest.mark.parametrize("text", [None, "max-epoch: 3", "max-epochs: many", "[1, 2]", "a: b: c", ""])
+@pytest.mark.parametrize(
+    "text", [None, "max-epoch: 3", "max-epochs: many", "[1, 2]", "a: b: c", ""]
+)
 def test_a_file_that_cannot_be_understood_allows_nothing(tmp_path, text):
     path = tmp_path / "secret-place.yaml"
     if text is not None:

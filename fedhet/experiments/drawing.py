@@ -5,6 +5,7 @@ white; inside the page they are CSS variables, so that one drawing suits light a
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from matplotlib.figure import Figure
 
 INK, LINE, GRID, PAGE = "#1b1f24", "#868e99", "#dde1e7", "#fefefe"
 _ON_PAGE = {INK: "currentColor", LINE: "var(--line)", GRID: "var(--grid)", PAGE: "none"}
-# Each has a contrast of at least 3 to white and to the page's dark.
+# Each has a contrast of at least 3 to white and to the page's dark. The first is the baseline's.
 SERIES = (
-    "#2f7fd6", "#d9730d", "#2c9a5b", "#d6453d", "#8e63ce", "#a0694b", "#d1589f", "#7d858f",
-    "#958a14", "#1698ad",
+    "#7d858f", "#2f7fd6", "#d9730d", "#2c9a5b", "#d6453d", "#8e63ce", "#a0694b", "#d1589f",
+    "#958a14", "#1698ad", "#6a961f",
 )  # fmt: skip
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
 _MARKS = "osD^vPX*"
@@ -126,18 +127,22 @@ def thin(count: int, most: int = 160) -> list[int]:
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
-def label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Names beside points, moved up where they would lie on each other; limits must be final."""
+def label_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -> None:
+    """Names beside circles, moved up where they would lie on each other; limits must be final.
+
+    ``points`` are x, y, the circle's area in square points, and the name.
+    """
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()  # only now is it known where the points are
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     frame = axes.get_window_extent(renderer)
     taken: list[Any] = []
-    for x, y, name in sorted(points, key=lambda point: (point[1], point[0], point[2])):
+    for y, x, area, name in sorted((y, x, area, name) for x, y, area, name in points):
+        away = 3 + math.sqrt(area / math.pi)
         right = axes.transData.transform((x, y))[0] > frame.x0 + 0.7 * frame.width
         label = axes.annotate(
-            name, (x, y), xytext=(-7 if right else 7, 3), textcoords="offset points",
+            name, (x, y), xytext=(-away if right else away, 3), textcoords="offset points",
             ha="right" if right else "left", fontsize=8, bbox={"pad": 0.4, "visible": False},
         )  # fmt: skip
         for _ in range(40):

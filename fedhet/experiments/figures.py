@@ -30,6 +30,7 @@ from fedhet.experiments.statistics import course
 
 Colours = Mapping[str, int]  # arm's name to the number of its look, the same in all figures
 ACCURACY = "test accuracy, %"
+_FEW_BANDS = 5  # more than that must be paler, since they lie on each other
 
 
 def of_setting(one: Comparison, colours: Colours) -> list[Picture]:
@@ -42,6 +43,7 @@ def of_setting(one: Comparison, colours: Colours) -> list[Picture]:
 def _rounds(one: Comparison, colours: Colours) -> Picture:
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
+        alpha = 0.14 if len(one.arms) <= _FEW_BANDS else 0.07
         ends = []
         for arm in one.arms:
             curves = [{r["round"]: r["test_accuracy_mean"] for r in run.evaluated}
@@ -53,7 +55,7 @@ def _rounds(one: Comparison, colours: Colours) -> Picture:
             axes.plot(shared, values.mean(axis=0), label=arm.name, **style)
             if len(curves) > 1:
                 band = (values.min(axis=0), values.max(axis=0))
-                axes.fill_between(shared, *band, color=style["color"], alpha=0.13, linewidth=0)
+                axes.fill_between(shared, *band, color=style["color"], alpha=alpha, linewidth=0)
             ends.append(values[:, -1].mean())
         axes.set(xlabel="round", ylabel=ACCURACY)
         axes.set_ylim(bottom=0)
@@ -112,10 +114,10 @@ def _trade_off(one: Comparison, colours: Colours) -> Picture:
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        largest = max(flops for _, _, flops in points)
+        scale = 420 / max(flops for _, _, flops in points)
         for arm, (floats, accuracy, flops) in zip(one.arms, points, strict=True):
             axes.scatter(
-                floats, accuracy, s=420 * flops / largest, alpha=0.55, label=arm.name,
+                floats, accuracy, s=scale * flops, alpha=0.55, label=arm.name,
                 color=look(colours[arm.name])["color"], linewidths=0,
             )  # fmt: skip
             axes.scatter(floats, accuracy, s=6, color=INK, linewidths=0, zorder=3)
@@ -126,7 +128,7 @@ def _trade_off(one: Comparison, colours: Colours) -> Picture:
         axes.margins(x=0.12, y=0.2)
         axes.set(xlabel="floats sent, both ways, all clients and rounds", ylabel=ACCURACY)
         named = zip(one.arms, points, strict=True)
-        label_points(axes, [(x, y, arm.name) for arm, (x, y, _) in named])
+        label_points(axes, [(x, y, scale * flops, arm.name) for arm, (x, y, flops) in named])
 
     low, high = (f(flops for _, _, flops in points) / 1e12 for f in (min, max))
     caption = (

@@ -155,8 +155,8 @@ def build(
     notes = "".join(f" {note}." for note in sweep_notes(places))
     names = dict.fromkeys(arm.name for one in comparisons for arm in one.arms)
     colours = {name: i for i, name in enumerate(names)}
-    sections = [_overview(comparisons, colours)] if len(comparisons) > 1 else []
-    sections += [_section(one, colours) for one in comparisons]
+    sections = [_section(one, colours) for one in comparisons]
+    sections.insert(0 if len(comparisons) > 1 else 1, _overview(comparisons, colours))
     sections.append(_modelled(comparisons, models=models))
     sections.append(_about(used, left_out, baseline))
     lead = (

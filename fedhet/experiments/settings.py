@@ -259,8 +259,10 @@ def _models(names: Sequence[str]) -> list[str]:
 
 
 def method_name(method: str) -> str:
-    """The paper's spelling, or the method's own name."""
-    return papers.method_names().get(method, method)
+    """The papers' spelling, that of the method's classes, or the method's own name."""
+    known = METHODS.get(method)
+    own = known.strategy.__name__.removesuffix("Strategy") if known else method
+    return papers.method_names().get(method, own)
 
 
 def _natural(setting: Setting) -> tuple[Any, ...]:

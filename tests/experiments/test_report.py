@@ -7,56 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
+from written_runs import CLIENTS, make_run
 
 from fedhet.cli.arguments import execute
-from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, build, report
 from fedhet.experiments.runs import pack, read_runs
 from fedhet.experiments.settings import arrange
-
-CLIENTS = 4
-
-
-def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
-    """A run folder written by hand: ``tests`` are the clients' accuracies after each round."""
-    own = {
-        key: changes.pop(key) for key in list(changes) if key in ("name", "flops", "status", "loss")
-    }
-    name = own.get("name", f"{method}-s{seed}")
-    config = build_config(
-        {
-            "method": method, "dataset": "cifar100", "clients": CLIENTS, "fraction": 0.5,
-            "seed": seed, "rounds": len(tests), "name": name, "out": "/somewhere/else",
-            **{key.replace("_", "-"): value for key, value in changes.items()},
-        }
-    )  # fmt: skip
-    path = folder / name
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config.flat()))
-    rounds = [
-        {
-            "round": r, "test_accuracy_mean": sum(row) / len(row), "val_accuracy_mean": 1.0,
-            "train_loss": own.get("loss", 0.5),
-            "sampled": 2, "replied": 2, "failed": 0, "uplink_floats": 100, "downlink_floats": 60,
-            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "failures": [], "sha256": "ab",
-        }
-        for r, row in enumerate(tests, start=1)
-    ]  # fmt: skip
-    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
-    lines = ["round,client,model,generation,test_accuracy,val_accuracy,other"]
-    for r, row in enumerate(tests, start=1):
-        lines += [f"{r},{k},cnn-1,{r if k else 0},{value},1.0," for k, value in enumerate(row)]
-    (path / "clients.csv").write_text("\n".join(lines) + "\n")
-    (path / "partition.csv").write_text("client,a,b\n" + "".join(f"{k},3,0\n" for k in range(4)))
-    summary = {
-        "method": method, "status": own.get("status", "completed"), "reason": "not finite",
-        "best_validation_test_accuracy_mean": 5.0, "wall_seconds": 7200.0, "failures": [],
-        "run_sha256": f"{method}{seed}",
-    }  # fmt: skip
-    (path / "summary.json").write_text(json.dumps(summary))
-    return path
 
 
 @pytest.fixture
@@ -288,3 +245,19 @@ def test_a_sweep_says_of_itself_that_it_was_short(sweep):
     index.parent.mkdir(parents=True)
     index.write_text(json.dumps({"format": 1, "sweep": "p", "note": "quick profile", "cells": []}))
     assert "p: quick profile." in build([sweep], models=False).lead
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_accuracy_stands_against_what_was_spent_on_privacy(tmp_path):
+    noise = {"dp_clip": 1, "dp_delta": 1e-5}
+    for epsilon in (1.0, 10.0):
+        path = make_run(
+            tmp_path, "fedssa", 0, [[epsilon] * 4], dp_epsilon=epsilon, name=f"e{epsilon}", **noise
+        )
+        summary = json.loads((path / "summary.json").read_text())
+        summary["privacy"] = {"epsilon_spent_max": epsilon / 2}
+        (path / "summary.json").write_text(json.dumps(summary))
+    make_run(tmp_path, "standalone", 0, [[5.0] * 4])
+    figures = {figure.name: figure for figure in build([tmp_path], models=False).figures()}
+    assert not figures["privacy"].absent
+    assert figures["curves"].absent  # the budget is not a key like any other

@@ -1,0 +1,50 @@
+"""Run folders written by hand, so that every number of a report is known beforehand."""
+
+import json
+from pathlib import Path
+
+import yaml
+
+from fedhet.config import build_config
+
+CLIENTS = 4
+
+
+def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
+    """A run folder written by hand: ``tests`` are the clients' accuracies after each round."""
+    own = {
+        key: changes.pop(key) for key in list(changes) if key in ("name", "flops", "status", "loss")
+    }
+    name = own.get("name", f"{method}-s{seed}")
+    config = build_config(
+        {
+            "method": method, "dataset": "cifar100", "clients": CLIENTS, "fraction": 0.5,
+            "seed": seed, "rounds": len(tests), "name": name, "out": "/somewhere/else",
+            **{key.replace("_", "-"): value for key, value in changes.items()},
+        }
+    )  # fmt: skip
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config.flat()))
+    rounds = [
+        {
+            "round": r, "test_accuracy_mean": sum(row) / len(row), "val_accuracy_mean": 1.0,
+            "train_loss": own.get("loss", 0.5),
+            "sampled": 2, "replied": 2, "failed": 0, "uplink_floats": 100, "downlink_floats": 60,
+            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "failures": [], "sha256": "ab",
+        }
+        for r, row in enumerate(tests, start=1)
+    ]  # fmt: skip
+    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    lines = ["round,client,model,generation,test_accuracy,val_accuracy,other"]
+    for r, row in enumerate(tests, start=1):
+        lines += [f"{r},{k},cnn-1,{r if k else 0},{value},1.0," for k, value in enumerate(row)]
+    (path / "clients.csv").write_text("\n".join(lines) + "\n")
+    (path / "partition.csv").write_text("client,a,b\n" + "".join(f"{k},3,0\n" for k in range(4)))
+    summary = {
+        "method": method, "status": own.get("status", "completed"), "reason": "not finite",
+        "best_validation_test_accuracy_mean": 5.0, "wall_seconds": 7200.0, "failures": [],
+        "run_sha256": f"{method}{seed}",
+    }  # fmt: skip
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path

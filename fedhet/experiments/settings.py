@@ -13,9 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedhet.config import find_method
+from fedhet.errors import UserError
 from fedhet.experiments import papers
 from fedhet.experiments.runs import LeftOut, Run
-from fedhet.registry import METHODS
+from fedhet.registry import Method
 from fedhet.schema import RunConfig, kebab
 
 Block = tuple[int, int]  # partition seed, seed
@@ -207,8 +209,9 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
         shared[key] = Path(str(shared[key])).name
     method = str(config.get("method", "fedssa"))
     defaults = {}
-    if method in METHODS:
-        fields = METHODS[method].params.model_fields
+    known = _method(method)
+    if known is not None:
+        fields = known.params.model_fields
         defaults = {kebab(name): _plain(field.default) for name, field in fields.items()}
     own = {
         key: value
@@ -228,7 +231,8 @@ def _block(config: Mapping[str, Any]) -> Block:
 
 def known_keys(key: str, method: str) -> bool:
     """Whether to pass a key on: one that this version has dropped must have been harmless."""
-    own = METHODS[method].params.model_fields if method in METHODS else {}
+    known = _method(method)
+    own = known.params.model_fields if known is not None else {}
     return key in _COMMON or key in {kebab(name) for name in own} or key not in _CARRIED_OUT
 
 
@@ -258,9 +262,17 @@ def _models(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
+def _method(name: str) -> Method | None:
+    """The method, or None if this installation does not know it: its runs can still be read."""
+    try:
+        return find_method(name)
+    except UserError:
+        return None
+
+
 def method_name(method: str) -> str:
     """The papers' spelling, that of the method's classes, or the method's own name."""
-    known = METHODS.get(method)
+    known = _method(method)
     own = known.strategy.__name__.removesuffix("Strategy") if known else method
     return papers.method_names().get(method, own)
 

@@ -2,7 +2,8 @@
 
 Flower and Ray start theirs detached, in sessions of their own, so a process group does not hold
 them together. They are found by parentage while they run and remembered, because an orphan loses
-its parent; a marker in the environment finds those that were never seen.
+its parent; a marker in the environment finds those that were never seen. What a file in the run
+folder says is never believed: somebody else may have made it, with any pid.
 """
 
 import contextlib
@@ -63,11 +64,6 @@ class Herd:
         """One pid a line, for people and their scripts."""
         return self.folder / "pids"
 
-    @property
-    def _births(self) -> Path:
-        """Pid and creation time a line: tells a process from a later one with its number."""
-        return self.folder / ".processes"
-
     def add(self, pid: int) -> None:
         """Take up a process that the caller has just started."""
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -75,7 +71,12 @@ class Herd:
             self.refresh()
 
     def refresh(self) -> None:
-        """Take up all descendants and rewrite the lists."""
+        """Take up all descendants and rewrite the list."""
+        self._look()
+        if self.seen:
+            write_text(self.pids, "".join(f"{process.pid}\n" for process in self.living()))
+
+    def _look(self) -> None:
         children: dict[int, list[psutil.Process]] = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -86,63 +87,38 @@ class Herd:
                 if child.pid not in self.seen or not alive(self.seen[child.pid]):
                     self.seen[child.pid] = child
                     ahead.append(child)
-        if self.seen:
-            self._write()
 
     def living(self) -> list[psutil.Process]:
         """Those seen that still run."""
         return [process for process in self.seen.values() if alive(process)]
 
     def adopt_leftovers(self) -> None:
-        """Take up what a killed ``fedhet`` left behind: by the lists, and by the marker."""
-        for pid, born in self._listed():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                if abs(process.create_time() - born) < 1.0:
-                    self.seen[pid] = process
-        self._adopt_marked()
-
-    def stop(self, grace: float) -> None:
-        """SIGTERM, up to ``grace`` seconds of patience, SIGKILL; no process is left after it."""
-        self.refresh()
-        _signal(self.living(), signal.SIGTERM)
-        deadline = time.monotonic() + grace
-        while self.living() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for _ in range(20):  # what is killed may have started something in the meantime
-            self.refresh()
-            self._adopt_marked()
-            remaining = self.living()
-            if not remaining:
-                break
-            _signal(remaining, signal.SIGKILL)
-            time.sleep(0.05)
-        self.pids.unlink(missing_ok=True)
-        self._births.unlink(missing_ok=True)
-
-    def _adopt_marked(self) -> None:
+        """Take up what a killed ``fedhet`` left behind: what carries the marker of this folder."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 marked = process.environ().get(MARKER) == str(self.folder)
                 if marked and process.pid != os.getpid():
                     self.seen[process.pid] = process
 
-    def _write(self) -> None:
-        processes = self.living()
-        births = []
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                births.append(f"{process.pid} {process.create_time():.3f}\n")
-        write_text(self._births, "".join(births))
-        write_text(self.pids, "".join(f"{process.pid}\n" for process in processes))
+    def stop(self, grace: float) -> None:
+        """SIGTERM, up to ``grace`` seconds of patience, SIGKILL; no process is left after it.
 
-    def _listed(self) -> list[tuple[int, float]]:
-        try:
-            lines = self._births.read_text(encoding="utf-8").split("\n")
-        except OSError:
-            return []
-        pairs = [line.split() for line in lines if len(line.split()) == 2]
-        return [(int(pid), float(born)) for pid, born in pairs]
+        Nothing is written: a full disk keeps nobody alive.
+        """
+        self._look()
+        _signal(self.living(), signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while self.living() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for _ in range(20):  # what is killed may have started something in the meantime
+            self._look()
+            self.adopt_leftovers()
+            remaining = self.living()
+            if not remaining:
+                break
+            _signal(remaining, signal.SIGKILL)
+            time.sleep(0.05)
+        self.pids.unlink(missing_ok=True)
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

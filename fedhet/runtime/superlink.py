@@ -7,7 +7,6 @@ every run has its own: free port, FLWR_HOME inside the run folder, stopped with 
 import contextlib
 import http.client
 import json
-import math
 import os
 import re
 import shlex
@@ -16,7 +15,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 import tomllib
 from collections.abc import Mapping
@@ -24,11 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 import fedhet
 from fedhet.errors import RunFailedError, UserError
 from fedhet.runtime.processes import MARKER, Herd, alive, guarded
+from fedhet.runtime.ray_session import (
+    federation_config,
+    make_session_folder,
+    private_ray,
+    remove_session_folders,
+)
 from fedhet.schema import RunConfig
 
 CONNECTION = "fedhet"  # name of the connection to our own SuperLink
@@ -126,26 +129,6 @@ def write_run_config(path: Path, envelope: str) -> None:
     path.write_text(f"config = {json.dumps(envelope, ensure_ascii=False)}\n", encoding="utf-8")
 
 
-def federation_config(config: RunConfig) -> str:
-    """Size of the federation and of Ray, for ``flwr run --federation-config``."""
-    actors = config.processes(config.clients)
-    words = {
-        "num-supernodes": config.clients,
-        "client-resources-num-cpus": 1,
-        "init-args-num-cpus": actors,
-        "init-args-log-to-driver": "true",
-    }
-    gpus = torch.cuda.device_count() if config.device in {"auto", "cuda"} else 0
-    if gpus:
-        # Ray never splits one actor over devices: share what the fullest device must hold,
-        # rounded down so that the shares of a device do not add up to more than 1.
-        words["init-args-num-gpus"] = gpus
-        words["client-resources-num-gpus"] = math.floor(1e4 / math.ceil(actors / gpus)) / 1e4
-    if os.environ.get("RAY_ADDRESS"):  # an existing cluster is joined; Ray then takes no sizes
-        words = {key: value for key, value in words.items() if "init-args-num" not in key}
-    return " ".join(f"{key}={value}" for key, value in words.items())
-
-
 class SuperLink:
     """``flower-superlink --simulation`` on a free port, with everything that it starts."""
 
@@ -162,6 +145,7 @@ class SuperLink:
         self._process: subprocess.Popen[bytes] | None = None
         extra = {"FLWR_HOME": str(self.home), MARKER: str(folder)}
         extra["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # each poll costs 5 ms
+        extra |= private_ray()
         if python_path:
             old = os.environ.get("PYTHONPATH")
             extra["PYTHONPATH"] = os.pathsep.join(python_path + ([old] if old else []))
@@ -173,11 +157,8 @@ class SuperLink:
         """Start it and wait until it answers; RunFailedError if it does not."""
         self.clear()
         self.home.mkdir(mode=0o700)
-        # A Unix socket's path is limited to 107 bytes, and Ray adds about 70 of its own.
-        ray = tempfile.mkdtemp(prefix="fh", dir="/tmp")
-        (self.home / "ray").symlink_to(ray)
-        self.env["RAY_TMPDIR"] = ray
-        self._keep_output()
+        self.env["RAY_TMPDIR"] = make_session_folder(self.folder)
+        self._replace_program()
         (port,) = free_ports(1)
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
@@ -202,21 +183,17 @@ class SuperLink:
                 raise RunFailedError(f"the SuperLink gave no answer in {START_TIMEOUT:.0f} s")
             time.sleep(0.1)
 
-    def _keep_output(self) -> None:
-        """Put a ``flwr-simulation`` ahead in PATH that writes to ``log.txt``.
-
-        The SuperExec throws its output away, and with it the ServerApp's log and every client's
-        traceback.
-        """
+    def _replace_program(self) -> None:
+        """Put a ``flwr-simulation`` of ours ahead in PATH; :mod:`fedhet.runtime.simulation`."""
         programs = self.home / "bin"
-        programs.mkdir()
-        wrapper = programs / "flwr-simulation"
-        real, log = (
-            shlex.quote(script("flwr-simulation")),
-            shlex.quote(str(self.folder / "log.txt")),
-        )
-        wrapper.write_text(f'#!/bin/sh\nexec {real} "$@" >>{log} 2>&1\n', encoding="utf-8")
-        wrapper.chmod(0o755)
+        (programs / "python").mkdir(parents=True)
+        program = programs / "python" / "flwr-simulation"  # the name is what we look for in `ps`
+        program.write_text("from fedhet.runtime.simulation import main\n\nmain()\n", "utf-8")
+        words = [shlex.quote(str(word)) for word in (sys.executable, program)]
+        log = shlex.quote(str(self.folder / "log.txt"))
+        shell = programs / "flwr-simulation"
+        shell.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@" >>{log} 2>&1\n', "utf-8")
+        shell.chmod(0o755)
         self.env["PATH"] = os.pathsep.join([str(programs), self.env["PATH"]])
 
     def submit(self, envelope: str) -> None:
@@ -258,11 +235,11 @@ class SuperLink:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the FLWR_HOME of this or of an earlier start, and Ray's session with it."""
-        link = self.home / "ray"
-        if link.is_symlink():
-            shutil.rmtree(link.readlink(), ignore_errors=True)
-        shutil.rmtree(self.home, ignore_errors=True)
+        """Remove the FLWR_HOME of this or of an earlier start, and Ray's sessions with it."""
+        remove_session_folders(self.folder)
+        if self.home.is_symlink():  # not ours: we make a folder
+            self.home.unlink()
+        shutil.rmtree(self.home, ignore_errors=True)  # follows no link
 
     def _present(self) -> set[str]:
         return {kind for process in self.herd.living() for kind in _kinds(process)}

@@ -17,8 +17,9 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import session
 from fedhet.runtime.launch import Launch
+from fedhet.runtime.ray_session import federation_config
 from fedhet.runtime.signals import Interrupted
-from fedhet.runtime.superlink import SuperLink, federation_config, script, write_run_config
+from fedhet.runtime.superlink import SuperLink, script, write_run_config
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 

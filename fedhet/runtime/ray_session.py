@@ -1,0 +1,77 @@
+"""Ray as one run uses it: for nobody else, and in a folder that goes with the run."""
+
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import torch
+
+from fedhet.schema import RunConfig
+
+SESSIONS, PREFIX, OWNER = Path("/tmp"), "fh", "run-folder"
+
+
+def private_ray() -> dict[str, str]:
+    """Environment of a Ray that nobody else can use: on 127.0.0.1, with a token of its own.
+
+    Ray binds every port of a node to the node's address, and takes 127.0.0.1 for that only where
+    it expects no cluster. Every call carries the token; a process without it is turned away. A
+    cluster of the user's (``RAY_ADDRESS``) is the user's to protect: docs/scale.md.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return {}
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+
+
+def make_session_folder(folder: Path) -> str:
+    """A new folder for Ray's session of the run in ``folder``.
+
+    A Unix socket's path is limited to 107 bytes, and Ray adds about 70 of its own: it cannot lie
+    in the run folder.
+    """
+    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SESSIONS))
+    (made / OWNER).write_text(str(folder), encoding="utf-8")
+    return str(made)
+
+
+def remove_session_folders(folder: Path) -> None:
+    """Remove what :func:`make_session_folder` made for this run, also if it was killed since.
+
+    Found by what the folders themselves say: nothing in the run folder points to something that
+    is then deleted, because somebody else may have made it.
+    """
+    for found in SESSIONS.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            status = found.lstat()
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if ours and (found / OWNER).read_text(encoding="utf-8") == str(folder):
+                shutil.rmtree(found, ignore_errors=True)
+
+
+def federation_config(config: RunConfig) -> str:
+    """Size of the federation and of Ray, for ``flwr run --federation-config``."""
+    actors = config.processes(config.clients)
+    words = {
+        "num-supernodes": config.clients,
+        "client-resources-num-cpus": 1,
+        "init-args-num-cpus": actors,
+        "init-args-log-to-driver": "true",
+    }
+    gpus = torch.cuda.device_count() if config.device in {"auto", "cuda"} else 0
+    if gpus:
+        # Ray never splits one actor over devices: share what the fullest device must hold,
+        # rounded down so that the shares of a device do not add up to more than 1.
+        words["init-args-num-gpus"] = gpus
+        words["client-resources-num-gpus"] = math.floor(1e4 / math.ceil(actors / gpus)) / 1e4
+    if os.environ.get("RAY_ADDRESS"):  # an existing cluster is joined; Ray then takes no sizes
+        words = {key: value for key, value in words.items() if "init-args-num" not in key}
+    return " ".join(f"{key}={value}" for key, value in words.items())

@@ -73,6 +73,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.device = setup.device
         self.classes = len(setup.classes)
         self.round = 0
+        self.saved = ""  # digest of the state after this round
         self.evaluating = False  # whether this round's reply carries accuracies
         self.modules: dict[str, nn.Module] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -174,7 +175,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.evaluating = bool(config["evaluate"])
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
-        self.restore(source)
+        self.restore(source, str(config.get("state", "")))
         self.receive(self.download_type.from_ndarrays(parameters))
         if self.config.evaluate_before:
             self.score_received()
@@ -209,7 +210,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self, parameters: list[Array], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Accuracy of the state that the server names, without training."""
-        self.restore(int(config["generation"]))
+        self.restore(int(config["generation"]), str(config.get("state", "")))
         for module in self.modules.values():
             module.eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
@@ -249,8 +250,11 @@ class MethodClient(NumPyClient, Generic[P]):
             return data
         return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
 
-    def restore(self, generation: int) -> None:
-        """Put the modules and tensors of ``generation`` in place; 0 is the initialisation."""
+    def restore(self, generation: int, state: str = "") -> None:
+        """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
+
+        ``state`` is the digest that the server names; StateLostError if there is no such state.
+        """
         key = (
             self.config.method, self.setup.model, self.classes, self.config.image_size,
             self.config.params, self.config.models, str(self.device),
@@ -269,7 +273,7 @@ class MethodClient(NumPyClient, Generic[P]):
                     module.load_state_dict(fresh[name].state_dict())
         self.modules = _MODULES[key]
         if generation > 0:
-            self._load(self.setup.store.load(generation))
+            self._load(self.setup.store.load(generation, state))
 
     def _load(self, bundle: Bundle) -> None:
         parts: dict[str, Bundle] = {}
@@ -295,7 +299,7 @@ class MethodClient(NumPyClient, Generic[P]):
             if "accuracy" in name
         }
         self.setup.store.describe(self.description())
-        self.setup.store.save(generation, source, bundle)
+        self.saved = self.setup.store.save(generation, source, bundle)
 
     def description(self) -> dict[str, Any]:
         """What it takes to rebuild this client without the run's configuration and its images."""

@@ -25,7 +25,7 @@ from fedhet.ids import check_id
 from fedhet.models import build_model
 from fedhet.node.limits import Asked, Limits, check_run, check_upload, read_limits
 from fedhet.node.site import LocalData, assigned_model, choose_device, is_simulated, load_local
-from fedhet.node.state import ContextStore, FileStore, StateStore
+from fedhet.node.state import ContextStore, FileStore, StateLostError, StateStore
 from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction, message_bytes
 from fedhet.registry import METHODS
 from fedhet.schema import REPRESENTATION, RunConfig
@@ -67,7 +67,7 @@ def _store(
     config: RunConfig, context: Context, what: Instruction, client: str, *, simulated: bool
 ) -> StateStore:
     if config.state_backend == "context":
-        return ContextStore(context.state)
+        return ContextStore(context.state, client)
     for name in (what.experiment, client):
         check_id(name)
     home = Path.home() / ".fedhet" / "state"
@@ -99,7 +99,8 @@ def _answered(message: Message, handler: Callable[[], Message]) -> Message:
         traceback.print_exc()
         text = " ".join(str(error).split())[:500]
         _say(lambda: f"failed: {text}")
-        return answer(message, {"error": f"{type(error).__name__}: {text}"})
+        lost = isinstance(error, StateLostError)
+        return answer(message, {"error": f"{type(error).__name__}: {text}", "state-lost": lost})
 
 
 def _say(text: Callable[[], str]) -> None:
@@ -188,11 +189,17 @@ def train(message: Message, context: Context) -> Message:
         client, what, data = _client(message, context)
         arrays, images, metrics = client.fit(
             arrays_of(message),
-            {"round": what.round, "generation": what.generation, "evaluate": what.evaluate},
+            {
+                "round": what.round,
+                "generation": what.generation,
+                "state": what.state,
+                "evaluate": what.evaluate,
+            },
         )
         check_upload(limits, sum(array.nbytes for array in arrays))
         numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-        reply = answer(message, {"client": data.client, "round": what.round}, numbers, arrays)
+        info = {"client": data.client, "round": what.round, "state": client.saved}
+        reply = answer(message, info, numbers, arrays)
         seconds, accuracy = time.monotonic() - started, numbers.get("test_accuracy", math.nan)
         _say(
             lambda: (
@@ -211,7 +218,9 @@ def evaluate(message: Message, context: Context) -> Message:
 
     def handler() -> Message:
         client, what, data = _client(message, context)
-        _, images, metrics = client.evaluate([], {"generation": what.generation})
+        _, images, metrics = client.evaluate(
+            [], {"generation": what.generation, "state": what.state}
+        )
         numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
         return answer(message, {"client": data.client, "round": what.round}, numbers)
 

@@ -14,3 +14,7 @@ class RunFailedError(Exception):
     """A run that started but did not complete; the command line exits with code 3."""
 
     exit_code = 3
+
+
+class VerifyError(RunFailedError):
+    """What a run left behind is damaged or does not fit together; names the file. Exit code 3."""

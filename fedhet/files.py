@@ -1,5 +1,6 @@
 """Small files: read and replaced whole, in one step."""
 
+import contextlib
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fedhet.errors import UserError
+from fedhet.errors import UserError, VerifyError
 
 _umask = threading.Lock()
 _inside: list[int] = []  # the process's own umask while somebody makes private files
@@ -83,18 +84,52 @@ def finite(value: Any) -> Any:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; none if it is not there."""
+    """The complete lines of a JSON-lines file; none if it is not there.
+
+    Raises VerifyError naming the file and the line that is no JSON object.
+    """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return parse_jsonl(path, path.read_bytes())
+
+
+def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
+    """The complete lines in ``data``, which was read from ``path``."""
+    records = []
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise VerifyError(f"'{path}': line {number} is damaged: {error}") from error
+        if not isinstance(record, dict):
+            raise VerifyError(f"'{path}': line {number} is damaged: not a JSON object")
+        records.append(record)
+    return records
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; VerifyError if the file holds anything else, OSError if there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise VerifyError(f"'{path}' is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise VerifyError(f"'{path}' is damaged: not a JSON object")
+    return value
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step."""
+    """Replace a file in one step; a full disk leaves the old one as it was."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -103,6 +138,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync(path: Path) -> None:
-    """Return when the file has reached the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    """Return when the file, or the entries of a folder, have reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shutil
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.states import claim_states, remove_states
 from fedhet.records.tracker import Tracker
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
@@ -62,7 +62,8 @@ def main(grid: Grid, context: Context) -> None:
         if isinstance(error, RunFailedError | UserError):
             reason = str(error)
         log.error("run failed: %s", reason)
-        job.folder.write_summary(job.config, "failed", len(roster.ids), reason)
+        with contextlib.suppress(OSError):  # on a full disk the log is all there is
+            job.folder.write_summary(job.config, "failed", len(roster.ids), reason)
         raise
     finally:
         lock.release()
@@ -95,6 +96,9 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     kept = load_checkpoint(folder.checkpoint) if job.resume else None
     if kept is not None:
         roster.load(kept.meta["roster"])
+    simulated = poll_interval(grid) == SIMULATION_POLL
+    if simulated:
+        claim_states(folder, config)
     handshake = Handshake(grid, experiment, roster, terms(config), Names(config.client_keys))
     handshake.wait(len(roster.ids) or config.clients, config.start_timeout)
     if not roster.classes:
@@ -105,8 +109,8 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
     folder.write_summary(config, "completed", len(roster.ids))
-    if poll_interval(grid) == SIMULATION_POLL and not config.keep_state:
-        shutil.rmtree(folder.state_dir(config) / experiment, ignore_errors=True)
+    if simulated and not config.keep_state:
+        remove_states(folder, config)
 
 
 def terms(config: RunConfig) -> Terms:

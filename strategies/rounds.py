@@ -24,7 +24,7 @@ from fedhet.protocol.checks import (
     reply_limit,
 )
 from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.mail import exchange, longest_first
+from fedhet.protocol.mail import SIMULATION_POLL, exchange, longest_first, poll_interval
 from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
@@ -46,7 +46,10 @@ log = logging.getLogger("fedhet")
 
 
 class Rounds:
-    """The rounds of one run that are left: all, or those after ``kept``, a checkpoint."""
+    """The rounds of one run that are left: all, or those after ``kept``, a checkpoint.
+
+    Raises VerifyError if the lines before the checkpoint are not those that were written.
+    """
 
     def __init__(
         self,
@@ -61,16 +64,18 @@ class Rounds:
         self.state_dir = str(folder.state_dir(self.config))
         self.ledger = Ledger(self.roster)
         self.finished = 0
+        self.simulated = True  # whether the clients' states are where the server is
         self._requests: list[tuple[str, Message]] = []
         self._asked: dict[str, str] = {}  # client by id of the message that it was sent
         self._pace: dict[str, float] = {}  # seconds per training image, by model
         if kept is None:
+            folder.check_unbegun()
             strategy.initialise()
         else:
+            folder.take_up(kept.meta)
             strategy.load(kept.arrays)
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
-        folder.truncate(self.finished)
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -80,6 +85,9 @@ class Rounds:
         Raises RunFailedError when too many rounds in a row had too few valid replies.
         """
         self.strategy.summary()
+        self.simulated = poll_interval(grid) == SIMULATION_POLL
+        if not self.folder.checkpoint.exists():  # so that lines without one are a loss, no start
+            self._checkpoint(0)
         skipped = 0
         clock = time.perf_counter()
         for round_ in range(self.finished + 1, self.config.rounds + 1):
@@ -134,10 +142,19 @@ class Rounds:
         record = self.ledger.record(arrays)
         record["seconds"] = time.perf_counter() - clock
         self.folder.append_round(record)
-        meta = {"round": round_, "roster": self.roster.dump(), **self.ledger.dump()}
-        save_checkpoint(self.folder.checkpoint, Checkpoint(arrays, meta))
+        self._checkpoint(round_)
         self.finished = round_
         return record
+
+    def _checkpoint(self, round_: int) -> None:
+        meta = {
+            "round": round_,
+            "simulated": self.simulated,
+            "roster": self.roster.dump(),
+            **self.ledger.dump(),
+            **self.folder.marks(),
+        }
+        save_checkpoint(self.folder.checkpoint, Checkpoint(self.strategy.arrays(), meta))
 
     # --- training ----------------------------------------------------------------------------
 
@@ -190,7 +207,7 @@ class Rounds:
         ]
         numbers = dict(self.strategy.aggregate(uploads, round_))
         for info, payload, reply in accepted:
-            self.roster.generations[info.client] = round_
+            self.roster.accept(info.client, round_, reply.state)
             self._pace[info.model] = reply.metrics.get("seconds", 0.0) / info.train_images
             self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
             if "test_accuracy" in reply.metrics:
@@ -252,6 +269,7 @@ class Rounds:
             experiment=self.folder.experiment,
             round=round_,
             generation=self.roster.generations[client],
+            state=self.roster.states.get(client, ""),
             evaluate=self._evaluates(round_),
             state_dir=self.state_dir,
             classes=self.roster.classes,
@@ -275,5 +293,7 @@ class Rounds:
             client = self._asked.pop(message.metadata.reply_to_message_id, None)
             if client is not None:
                 limit = reply_limit(self.strategy.expect(self.roster.infos[client]))
-                found[client] = read_reply(message, limit)
+                found[client] = reply = read_reply(message, limit)
+                if reply.lost:
+                    self.roster.lose(client, self.ledger.round.number, reply.error)
         return sorted(found.items(), key=lambda pair: client_order(pair[0]))

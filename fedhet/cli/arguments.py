@@ -112,12 +112,32 @@ def resume(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
     overrides: Changes = None,
     superlink: Connection = None,
+    accept_lost: Annotated[
+        bool, typer.Option(help="go on without the clients whose states are gone or damaged")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Continue a run after its last finished round; rounds=N extends a finished one."""
     from fedhet.cli import commands
 
-    commands.resume(run_folder, overrides or [], connection=superlink, as_json=as_json)
+    commands.resume(
+        run_folder,
+        overrides or [],
+        connection=superlink,
+        as_json=as_json,
+        accept_lost=accept_lost,
+    )
+
+
+@app.command()
+def verify(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    as_json: Json = False,
+) -> None:
+    """Check a run folder: lines, checkpoint, summary and states against each other."""
+    from fedhet.cli import commands
+
+    commands.verify(run_folder, as_json=as_json)
 
 
 @command()

@@ -63,13 +63,36 @@ def _print_result(folder: RunFolder, *, as_json: bool) -> None:
             f"{summary['rounds']} rounds in {show.duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"
         )
+        for lost in summary["clients_lost"]:
+            print(f"client {lost['client']} is lost since round {lost['round']}: {lost['reason']}")
     print(folder.path)
 
 
-def resume(path: Path, overrides: Sequence[str], *, connection: str | None, as_json: bool) -> None:
+def resume(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    connection: str | None,
+    as_json: bool,
+    accept_lost: bool,
+) -> None:
     """``fedhet resume``: go on after the last finished round."""
-    folder = session.resume(path, overrides, console(quiet=as_json), connection)
+    shown = console(quiet=as_json)
+    folder = session.resume(path, overrides, shown, connection, accept_lost=accept_lost)
     _print_result(folder, as_json=as_json)
+
+
+def verify(path: Path, *, as_json: bool) -> None:
+    """``fedhet verify``: hold what a run left behind against itself."""
+    folder, found = session.verify(path)
+    if as_json:
+        damage = [{"what": one.text, "client": one.client} for one in found.findings]
+        document = {"folder": str(folder.path), "rounds": found.rounds, "states": found.states}
+        print(json.dumps(document | {"damage": damage}, indent=2))
+    found.raise_for()
+    if not as_json:
+        print(f"{found.rounds} rounds and {found.states} states fit together")
+        print(folder.path)
 
 
 def demo(out: str) -> None:

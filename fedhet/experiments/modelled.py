@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedhet.config import build_config
-from fedhet.errors import UserError
+from fedhet.errors import UserError, VerifyError
 from fedhet.experiments.comparison import Comparison, final
 from fedhet.experiments.drawing import SERIES, WIDTH, Picture, absent, picture
 from fedhet.experiments.runs import Run
@@ -307,7 +307,15 @@ def _extractor(opened: _Opened) -> nn.Module | None:
         description = json.loads((state / DESCRIPTION).read_text(encoding="utf-8"))
         module = rebuild(description, state).modules.get("extractor")
         kept = load_checkpoint(RunFolder(opened.run.folder or Path()).checkpoint)
-    except (UserError, StateError, SafetensorError, OSError, LookupError, RuntimeError) as error:
+    except (
+        UserError,
+        VerifyError,
+        StateError,
+        SafetensorError,
+        OSError,
+        LookupError,
+        RuntimeError,
+    ) as error:
         raise _Missing(f"the states of '{opened.run.name}' cannot be opened: {error}") from error
     if module is None or kept is None:
         return None

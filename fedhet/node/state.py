@@ -6,9 +6,14 @@ what the tensors belong to (file store only), ``privacy`` what uploads have cost
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
 message changes nothing. Saving r deletes what is newer and keeps r and the one it came from.
+
+A state's digest covers whose it is, its generation and its tensors. It lies in the file, and goes
+to the server, which names it when it asks for the generation: damage, another client's state or an
+older one under this name is an error, never another result.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -17,8 +22,8 @@ from typing import Any, Protocol
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fedhet.files import private_files, sync
@@ -29,17 +34,27 @@ DESCRIPTION = "client.json"  # the note that says what the generations belong to
 
 
 class StateError(Exception):
-    """A state that cannot be read or written; names the client's folder and the generation."""
+    """A state that cannot be written; names the client's folder and the generation."""
+
+
+class StateLostError(StateError):
+    """A state that is not there, is damaged, or is not the one that is meant."""
 
 
 class StateStore(Protocol):
     """Where the generations of one client live."""
 
-    def load(self, generation: int) -> Bundle:
-        """Tensors (CPU) of that generation; StateError if it is missing or damaged."""
+    def load(self, generation: int, digest: str = "") -> Bundle:
+        """Tensors (CPU) of that generation; ``digest`` is the server's, where one asks.
 
-    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
-        """Store ``bundle``; keep only it and ``source``, the generation it came from."""
+        StateLostError if it is missing, damaged or another one.
+        """
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
+        """Store ``bundle``; keep only it and ``source``, the generation it came from.
+
+        Returns its digest; StateError if it cannot be written.
+        """
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Say what the generations belong to, for who finds them without the run."""
@@ -51,8 +66,21 @@ class StateStore(Protocol):
         """Keep ``note`` (what JSON can say) beside the generations, whichever of them are kept."""
 
 
+def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of a state: its owner, its generation, and every tensor with its name."""
+    found = hashlib.sha256(f"{client}|{generation}".encode())
+    for name in sorted(bundle):
+        tensor = bundle[name].detach().cpu().contiguous()
+        found.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
 class FileStore:
-    """``<folder>/<generation>.safetensors``: temporary name, synced, renamed."""
+    """``<folder>/<generation>.safetensors``: temporary name, synced, renamed.
+
+    The folder is the client's, and named like it.
+    """
 
     def __init__(self, folder: Path, *, sync: bool) -> None:
         self.folder = folder
@@ -62,27 +90,46 @@ class FileStore:
         """File of one generation."""
         return self.folder / f"{generation:08d}.safetensors"
 
-    def load(self, generation: int) -> Bundle:
+    def load(self, generation: int, digest: str = "") -> Bundle:
         """See :class:`StateStore`; the file is memory-mapped."""
+        path = self.path(generation)
         try:
-            return load_file(self.path(generation))
+            with safe_open(path, framework="pt") as file:
+                said = file.metadata() or {}
+                bundle = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            client = said.get("client", "")
+            own = digest_of(client, generation, bundle)
         except (OSError, SafetensorError) as error:
-            raise StateError(
-                f"state '{self.folder}': generation {generation} cannot be read: {error}"
+            raise StateLostError(
+                f"state '{path}': generation {generation} cannot be read: {error}"
             ) from error
+        if said.get("digest") != own:
+            raise StateLostError(
+                f"state '{path}': generation {generation} is damaged: not what was written"
+            )
+        if digest and digest != own:
+            raise StateLostError(
+                f"state '{path}': of client '{client}', but not the generation {generation} that "
+                "the server means: another client's, an older one, or of another run"
+            )
+        return bundle
 
     def generations(self) -> list[int]:
         """The generations that are stored, ascending."""
         return sorted(int(p.stem) for p in self.folder.glob("*.safetensors") if p.stem.isdigit())
 
-    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
         """See :class:`StateStore`; the good generations stay if the disk is full."""
-        path = self.path(generation)
-        self._write(path, lambda file: save_file(dict(bundle), file), f"generation {generation}")
+        path, client = self.path(generation), self.folder.name
+        digest = digest_of(client, generation, bundle)
+        said = {"client": client, "generation": str(generation), "digest": digest}
+        what = f"generation {generation}"
+        self._write(path, lambda file: save_file(dict(bundle), file, metadata=said), what)
         keep = {path, self.path(source)}
         for old in self.folder.iterdir():
             if old not in keep and old.suffix in {".safetensors", ".tmp"}:
                 old.unlink(missing_ok=True)
+        return digest
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """``client.json``, with the run's experiment id."""
@@ -119,12 +166,16 @@ class FileStore:
     def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
+            made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
             with private_files():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write(temporary)
             if self.sync:
                 sync(temporary)
             temporary.replace(path)
+            if self.sync:  # a file whose name is not on the disk is lost as well
+                for folder in (self.folder, *(place.parent for place in made)):
+                    sync(folder)
         except (OSError, SafetensorError) as error:
             # Clearing up may fail as well (a read-only folder); the first reason counts.
             with contextlib.suppress(OSError):
@@ -138,17 +189,23 @@ class FileStore:
 class ContextStore:
     """Generations as records of Flower's ``context.state``: no shared disk, no resume."""
 
-    def __init__(self, records: RecordDict) -> None:
+    def __init__(self, records: RecordDict, client: str) -> None:
         self.records = records
+        self.client = client
 
-    def load(self, generation: int) -> Bundle:
+    def load(self, generation: int, digest: str = "") -> Bundle:
         """See :class:`StateStore`."""
         record = self.records.array_records.get(str(generation))
         if record is None:
-            raise StateError(f"state in context: generation {generation} is not there")
-        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+            raise StateLostError(f"state in context: generation {generation} is not there")
+        bundle = {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+        if digest and digest != digest_of(self.client, generation, bundle):
+            raise StateLostError(
+                f"state in context: generation {generation} is not the one that the server means"
+            )
+        return bundle
 
-    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> None:
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
         """See :class:`StateStore`."""
         self.records[str(generation)] = ArrayRecord(
             {name: tensor.contiguous() for name, tensor in bundle.items()}
@@ -156,6 +213,7 @@ class ContextStore:
         for name in list(self.records.array_records):
             if name not in {str(generation), str(source)}:
                 del self.records[name]
+        return digest_of(self.client, generation, bundle)
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Nothing: this state lives and ends with Flower's run."""

@@ -34,6 +34,8 @@ def check_reply(info: ClientInfo, reply: Reply, round_: int) -> None:
     images = reply.metrics.get("num-examples")
     if images != info.train_images:
         raise Rejected(f"num-examples {images}, but it declared {info.train_images}")
+    if not re.fullmatch(r"[0-9a-f]{64}", reply.state):
+        raise Rejected("reply without a digest of the client's state")
     for name, value in reply.metrics.items():
         if not math.isfinite(value):
             raise Rejected(f"metric '{name}' is {value}")

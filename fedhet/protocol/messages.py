@@ -28,6 +28,7 @@ class Instruction:
     experiment: str
     round: int = 0
     generation: int = 0
+    state: str = ""  # digest of that generation; empty for generation 0
     evaluate: bool = True
     state_dir: str = ""  # used by simulated clients only
     classes: tuple[str, ...] = ()
@@ -47,6 +48,16 @@ class Reply:
         """Reason of a failure, one line, or empty."""
         return str(self.info.get("error", ""))
 
+    @property
+    def lost(self) -> bool:
+        """Whether the client says that the state which the server means is gone."""
+        return self.info.get("state-lost") is True
+
+    @property
+    def state(self) -> str:
+        """Digest of the state that the client has saved."""
+        return str(self.info.get("state", ""))
+
 
 def request(
     kind: str, node: int, what: Instruction, ttl: float, arrays: ArrayRecord | None = None
@@ -63,6 +74,7 @@ def request(
                     "experiment": what.experiment,
                     "round": what.round,
                     "generation": what.generation,
+                    "state": what.state,
                     "evaluate": what.evaluate,
                     "state-dir": what.state_dir,
                     "classes": list(what.classes),
@@ -86,6 +98,7 @@ def instruction(message: Message) -> Instruction:
         experiment=str(config["experiment"]),
         round=int(config["round"]),  # type: ignore[arg-type]
         generation=int(config["generation"]),  # type: ignore[arg-type]
+        state=str(config["state"]),
         evaluate=bool(config["evaluate"]),
         state_dir=str(config["state-dir"]),
         classes=tuple(str(name) for name in classes),
@@ -154,7 +167,8 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         info = dict(content.config_records["info"].items())
         if "error" in info:
             reason = one_line(info["error"]) or "failed without a reason"
-            return Reply({"error": reason}, message_bytes=size)
+            lost = info.get("state-lost") is True
+            return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
         metrics = {
             key: float(value)  # type: ignore[arg-type]
             for record in content.metric_records.values()

@@ -25,6 +25,8 @@ class Roster:
         self.infos: dict[str, ClientInfo] = {}
         self.nodes: dict[str, int] = {}
         self.generations: dict[str, int] = {}
+        self.states: dict[str, str] = {}  # digest of that generation, once there is one
+        self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
         self.classes: tuple[str, ...] = ()
         self.refused: dict[int, str] = {}  # reason by node
         self._unbooked: list[tuple[str, str]] = []  # refusals that stand in no round yet
@@ -62,6 +64,20 @@ class Roster:
             raise ValueError(f"client '{info.client}' declares other data or another model now")
         self.infos[info.client] = info
         self.generations.setdefault(info.client, 0)
+
+    def accept(self, client: str, round_: int, state: str) -> None:
+        """A client's reply counts: its state of this round is the one to go on from."""
+        self.generations[client] = round_
+        self.states[client] = state
+        self.lost.pop(client, None)
+
+    def lose(self, client: str, round_: int, reason: str) -> None:
+        """A client says that its state is gone; it is asked again, since a copy may come back."""
+        self.lost.setdefault(client, {"round": round_, "reason": reason})
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Clients whose state is gone, in client order."""
+        return [{"client": c, **self.lost[c]} for c in sorted(self.lost, key=client_order)]
 
     def fix_classes(self, configured: Sequence[str], most: int = sys.maxsize) -> None:
         """Settle the global class list: configured, or what all clients agree on, or their union.
@@ -127,6 +143,8 @@ class Roster:
             "classes": list(self.classes),
             "infos": {client: vars(info) for client, info in self.infos.items()},
             "generations": self.generations,
+            "states": self.states,
+            "lost": self.lost,
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
@@ -134,6 +152,7 @@ class Roster:
         self.classes = tuple(kept["classes"])
         self.infos = {client: ClientInfo(**_tuples(info)) for client, info in kept["infos"].items()}
         self.generations = dict(kept["generations"])
+        self.states, self.lost = dict(kept["states"]), dict(kept["lost"])
 
 
 def _tuples(info: Mapping[str, Any]) -> dict[str, Any]:

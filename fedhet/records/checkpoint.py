@@ -1,5 +1,6 @@
 """The server's checkpoint: one safetensors file, replaced in one step after every round."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from fedhet.errors import VerifyError
 from fedhet.files import private_files, sync
 from fedhet.protocol.payload import Array
+from fedhet.records.hash_chain import hash_array
 
 
 @dataclass(frozen=True)
@@ -23,20 +26,42 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """One safetensors file with the arrays and, as metadata, everything else."""
+    """One safetensors file with the arrays and, as metadata, everything else.
+
+    A digest of both lies beside them.
+    """
     temporary = path.with_name(path.name + ".tmp")
     data = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
     text = json.dumps({"names": list(data), **checkpoint.meta})  # a file has an order of its own
     with private_files():
-        save_file(data, temporary, metadata={"json": text})
+        save_file(data, temporary, metadata={"json": text, "sha256": _digest(text, data)})
     sync(temporary)
     temporary.replace(path)
+    sync(path.parent)
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:
-    """The state after the last finished round; None if there was none."""
+    """The state after the last finished round; None if no round was ever begun.
+
+    Raises VerifyError if the file is damaged.
+    """
     if not path.exists():
         return None
-    with safe_open(path, framework="numpy") as file:
-        meta = json.loads(file.metadata()["json"])
-        return Checkpoint({name: file.get_tensor(name) for name in meta.pop("names")}, meta)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            said = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise VerifyError(f"'{path}' cannot be read: {error}") from error
+    text = said.get("json", "")
+    if said.get("sha256") != _digest(text, found):
+        raise VerifyError(f"'{path}' is damaged, or an older fedhet wrote it")
+    meta = json.loads(text)
+    return Checkpoint({name: found[name] for name in meta.pop("names")}, meta)
+
+
+def _digest(text: str, arrays: Mapping[str, Array]) -> str:
+    found = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        hash_array(found, name, arrays[name])
+    return found.hexdigest()

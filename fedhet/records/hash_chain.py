@@ -36,16 +36,17 @@ class Chain:
             uploaded, metrics = self._parts[kind, client]
             link.update(f"|{kind}|{client}".encode())
             for i, array in enumerate(uploaded):
-                _update(link, str(i), array)
+                hash_array(link, str(i), array)
             for name in sorted(set(metrics) - DURATIONS):
                 link.update(f"|{name}".encode() + np.float64(metrics[name]).tobytes())
         for name in sorted(arrays):
-            _update(link, name, arrays[name])
+            hash_array(link, name, arrays[name])
         self._parts.clear()
         self.digest = link.hexdigest()
         return self.digest
 
 
-def _update(link: "hashlib._Hash", name: str, array: Array) -> None:
+def hash_array(link: "hashlib._Hash", name: str, array: Array) -> None:
+    """Feed an array with its name, dtype and shape into a hash."""
     link.update(f"|{name}|{array.dtype.str}|{array.shape}".encode())
     link.update(np.ascontiguousarray(array).tobytes())

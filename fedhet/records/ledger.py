@@ -154,6 +154,7 @@ class Ledger:
         record |= {"train_flops": now.flops, **now.numbers}
         if now.epsilon_spent:
             record["epsilon_spent"] = now.epsilon_spent
+        record["lost"] = self.roster.losses()
         record["failures"] = sorted(now.failures, key=lambda f: client_order(f["client"]))
         record["sha256"] = self.chain.close(now.number, arrays)
         return record

@@ -1,9 +1,12 @@
 """The run folder: everything a run leaves behind, readable while it runs."""
 
 import csv
+import hashlib
+import io
 import json
 import math
 import secrets
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +16,20 @@ import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet.errors import UserError
-from fedhet.files import finite, private_files, read_jsonl, read_yaml, write_json, write_text
+from fedhet.errors import UserError, VerifyError
+from fedhet.files import (
+    finite,
+    private_files,
+    read_json,
+    read_jsonl,
+    read_yaml,
+    sync,
+    write_json,
+    write_text,
+)
+from fedhet.ids import is_id
 from fedhet.records.environment import environment
+from fedhet.records.lines import Lines
 from fedhet.records.spending import partition_clients, privacy_summary
 from fedhet.schema import RunConfig
 
@@ -30,9 +44,12 @@ class RunFolder:
         self.rounds = path / "rounds.jsonl"
         self.clients = path / "clients.csv"
         self.summary = path / "summary.json"
+        self.environment = path / "environment.json"
+        self.partition = path / "partition.csv"
         self.log = path / "log.txt"
         self.checkpoint = path / "checkpoint" / "server.safetensors"
-        self._identity = path / "checkpoint" / "run.json"
+        self.identity = path / "checkpoint" / "run.json"
+        self._rounds, self._clients = Lines(self.rounds), Lines(self.clients)
 
     @classmethod
     def create(cls, config: RunConfig, default_name: str) -> "RunFolder":
@@ -47,11 +64,6 @@ class RunFolder:
         try:
             base.mkdir(parents=True, exist_ok=True)
             path.mkdir()
-            folder = cls(path)
-            with private_files():
-                folder.checkpoint.parent.mkdir()
-            write_json(path / "environment.json", environment(config))
-            folder._write_config(config, secrets.token_hex(8))
         except FileExistsError as error:
             raise UserError(
                 f"run folder '{path}' already exists: choose another name, or continue it with "
@@ -59,17 +71,29 @@ class RunFolder:
             ) from error
         except OSError as error:
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
+        folder = cls(path)
+        try:
+            folder._fill(config)
+        except BaseException as error:
+            shutil.rmtree(path, ignore_errors=True)  # half a folder would block its name
+            if not isinstance(error, OSError):
+                raise
+            raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         return folder
+
+    def _fill(self, config: RunConfig) -> None:
+        """What a run folder holds before the run begins."""
+        with private_files():
+            self.checkpoint.parent.mkdir()
+        write_json(self.environment, environment(config))
+        self._write_config(config, secrets.token_hex(8))
 
     def started_config(self) -> dict[str, Any]:
         """The configuration that the run was started with.
 
         Raises UserError if this is no run, or if ``config.yaml`` was edited since.
         """
-        try:
-            started = json.loads(self._identity.read_text(encoding="utf-8"))["config"]
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"'{self.path}' is not a run folder: no checkpoint/run.json") from error
+        started = self._started()["config"]
         now = read_yaml(self.path / "config.yaml")
         for key in sorted(set(now) | set(started)):
             if now.get(key) != started.get(key):
@@ -85,14 +109,27 @@ class RunFolder:
 
     def _write_config(self, config: RunConfig, experiment: str) -> None:
         with private_files():
-            write_json(self._identity, {"experiment": experiment, "config": config.flat()})
+            write_json(self.identity, {"experiment": experiment, "config": config.flat()})
         text = yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True)
         write_text(self.path / "config.yaml", text)
 
     @property
     def experiment(self) -> str:
         """Random id of the run: names the clients' states, reused only by resume."""
-        return str(json.loads(self._identity.read_text(encoding="utf-8"))["experiment"])
+        return str(self._started()["experiment"])
+
+    def _started(self) -> dict[str, Any]:
+        """What ``checkpoint/run.json`` says; VerifyError if it is damaged."""
+        try:
+            identity = read_json(self.identity)
+        except OSError as error:
+            if self.rounds.exists() or self.checkpoint.exists():
+                raise VerifyError(f"'{self.identity}' cannot be read: {error.strerror}") from error
+            raise UserError(f"'{self.path}' is not a run folder: no checkpoint/run.json") from error
+        named = isinstance(identity.get("experiment"), str) and is_id(identity["experiment"])
+        if not named or not isinstance(identity.get("config"), dict):
+            raise VerifyError(f"'{self.identity}' is damaged: it does not say which run this is")
+        return identity
 
     def lock(self) -> FileLock:
         """Acquire the writer's lock; UserError if another process writes this run."""
@@ -118,50 +155,91 @@ class RunFolder:
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""
-        with self.rounds.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+        self._rounds.append(json.dumps(finite(record), allow_nan=False) + "\n")
 
     def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add one line per evaluated client to ``clients.csv``; further numbers go to ``other``."""
-        new = not self.clients.exists()
-        with self.clients.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if new:
-                writer.writerow([*CLIENT_COLUMNS, "other"])
-            for row in rows:
-                other = {k: v for k, v in row.items() if k not in CLIENT_COLUMNS}
-                text = json.dumps(finite(other)) if other else ""
-                writer.writerow([*(row.get(column, "") for column in CLIENT_COLUMNS), text])
+        lines: list[list[Any]] = [] if self._clients.size else [[*CLIENT_COLUMNS, "other"]]
+        for row in rows:
+            other = {k: v for k, v in row.items() if k not in CLIENT_COLUMNS}
+            text = json.dumps(finite(other)) if other else ""
+            lines.append([*(row.get(column, "") for column in CLIENT_COLUMNS), text])
+        self._clients.append(csv_text(lines))
 
     def read_rounds(self) -> list[dict[str, Any]]:
         """All finished rounds; a line cut short by a crash is left out."""
         return read_jsonl(self.rounds)
 
-    def truncate(self, last: int) -> None:
-        """Drop what was written after round ``last`` (a crash between line and checkpoint)."""
-        kept = [record for record in self.read_rounds() if record["round"] <= last]
-        write_text(self.rounds, "".join(json.dumps(record) + "\n" for record in kept))
-        if self.clients.exists():
-            head, *lines = self.clients.read_text(encoding="utf-8").splitlines()
-            lines = [x for x in lines if x.split(",")[0].isdigit() and int(x.split(",")[0]) <= last]
-            write_text(self.clients, "\n".join([head, *lines]) + "\n")
+    def marks(self) -> dict[str, Any]:
+        """What a checkpoint says about the other files: what is before it is final."""
+        return {
+            "rounds": self._rounds.mark(),
+            "clients": self._clients.mark(),
+            "experiment": self.experiment,
+            "environment": digest(self.environment),
+        }
+
+    def check_unbegun(self) -> None:
+        """VerifyError if there are lines; called where there is no checkpoint."""
+        for path in (self.rounds, self.clients):
+            if path.exists():
+                raise VerifyError(f"'{self.checkpoint}' is missing, but '{path.name}' has lines")
+
+    def take_up(self, marks: Mapping[str, Any]) -> None:
+        """Go on after a checkpoint: later lines are dropped; VerifyError if earlier ones changed.
+
+        What is later was written between a crash and the checkpoint that would have made it final.
+        """
+        self._rounds.take_up(marks["rounds"])
+        self._clients.take_up(marks["clients"])
 
     def write_partition(
         self, counts: Sequence[tuple[str, list[int]]], classes: Sequence[str]
     ) -> None:
         """``partition.csv``: training images per client (rows) and class (columns)."""
-        path = self.path / "partition.csv"
-        with private_files(), path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["client", *classes])
-            writer.writerows([client, *row] for client, row in counts)
+        rows: list[list[Any]] = [["client", *classes], *([client, *row] for client, row in counts)]
+        with private_files():
+            write_text(self.partition, csv_text(rows))
+
+    def read_summary(self) -> dict[str, Any]:
+        """``summary.json``; empty while there is none, VerifyError if it is damaged."""
+        try:
+            summary = read_json(self.summary)
+        except OSError:
+            return {}
+        if not {"status", "reason", "rounds"} <= summary.keys():
+            raise VerifyError(f"'{self.summary}' is damaged: it does not say how the run ended")
+        return summary
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
-        rounds = self.read_rounds()
+        write_json(self.summary, self.figures(config, self.read_rounds(), status, clients, reason))
+        sync(self.summary)
+
+    def figures(
+        self,
+        config: RunConfig,
+        rounds: Sequence[Mapping[str, Any]],
+        status: str,
+        clients: int,
+        reason: str,
+    ) -> dict[str, Any]:
+        """What ``summary.json`` says after these rounds."""
         summary = summarise(config, rounds, status, clients, reason)
-        ids = partition_clients(self.path / "partition.csv")
-        write_json(self.summary, summary | {"privacy": privacy_summary(config, rounds, ids)})
+        ids = partition_clients(self.partition)
+        return summary | {"privacy": privacy_summary(config, rounds, ids)}
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV with Unix line ends."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, hex; empty if it is not there."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
 def summarise(
@@ -207,6 +285,7 @@ def summarise(
             for r in rounds
             for f in r["failures"]
         ],
+        "clients_lost": rounds[-1]["lost"] if rounds else [],
         "run_sha256": rounds[-1]["sha256"] if rounds else None,
     }
 

@@ -1,7 +1,6 @@
 """Launches a run, follows it to its end, and leaves no process behind."""
 
 import contextlib
-import json
 import os
 import subprocess
 import time
@@ -58,11 +57,8 @@ class Launch:
 
     def status(self) -> tuple[str, str]:
         """Status and reason in ``summary.json``; empty while there is none."""
-        try:
-            summary = json.loads(self.folder.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return "", ""
-        return str(summary["status"]), str(summary["reason"])
+        summary = self.folder.read_summary()
+        return str(summary.get("status", "")), str(summary.get("reason", ""))
 
     def clients(self) -> int:
         """N, as far as it is known here."""
@@ -164,14 +160,16 @@ def conclude(launch: Launch, ending: tuple[str, str]) -> None:
     """Write ``summary.json`` unless the ServerApp did; what stopped it may have made it fail."""
     status, _ = launch.status()
     if not status or (ending[0] == "stopped" and status == "failed"):
-        launch.folder.write_summary(launch.config, ending[0], launch.clients(), ending[1])
+        with contextlib.suppress(OSError):  # on a full disk nothing more can be written
+            launch.folder.write_summary(launch.config, ending[0], launch.clients(), ending[1])
 
 
 def raise_unless_completed(launch: Launch, where: str, cause: BaseException | None = None) -> None:
     """RunFailedError with the reason in ``summary.json``, because of ``cause``."""
     status, reason = launch.status()
     if status != "completed":
-        raise RunFailedError(f"run {status}: {reason} ({where})") from cause
+        why = f"{status}: {reason}" if status else "failed, and summary.json could not be written"
+        raise RunFailedError(f"run {why} ({where})") from cause
 
 
 def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:

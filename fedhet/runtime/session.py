@@ -1,7 +1,7 @@
 """One run from a configuration to its end: for the command line and for Python alike."""
 
 import contextlib
-import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedhet.config import nearest, resumed_config
+from fedhet.config import build_config, nearest, resumed_config
 from fedhet.errors import UserError
+from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import Verification
 from fedhet.runtime import preflight
 from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over
 from fedhet.runtime.signals import Interrupted, interruptible
@@ -83,10 +85,19 @@ def start(
 
 
 def resume(
-    path: Path, overrides: Sequence[str], console: Console, connection: str | None = None
+    path: Path,
+    overrides: Sequence[str],
+    console: Console,
+    connection: str | None = None,
+    *,
+    accept_lost: bool = False,
 ) -> RunFolder:
-    """Go on after the last finished round; raises as :func:`start` does."""
-    folder = RunFolder(path.expanduser().absolute())
+    """Go on after the last finished round; raises as :func:`start` does.
+
+    Raises VerifyError if something in the folder is damaged; ``accept_lost`` goes on without the
+    clients whose states are.
+    """
+    folder = _existing(path)
     config = resumed_config(folder.started_config(), overrides)
     _check_resumable(folder, config)
     python_path = check(config, console, connection)
@@ -94,16 +105,34 @@ def resume(
         config = preflight.resolve_clients(config)
         preflight.check_simulation(config)
     with interruptible():
-        _run(Launch(config, folder, resume=True, python_path=python_path), console, connection)
+        launch = Launch(config, folder, resume=True, python_path=python_path)
+        _run(launch, console, connection, accept_lost=accept_lost)
+    return folder
+
+
+def verify(path: Path) -> tuple[RunFolder, Verification]:
+    """Hold what a run left behind against itself; UserError if it goes on, or if it is no run."""
+    folder = _existing(path)
+    with contextlib.ExitStack() as stack:
+        if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
+            stack.enter_context(folder.lock())
+        return folder, verification.verify(folder, build_config(folder.started_config()))
+
+
+def _existing(path: Path) -> RunFolder:
+    """A run folder in which nothing leads elsewhere."""
+    folder = RunFolder(path.expanduser().absolute())
+    if folder.path.is_dir():
+        verification.check_entries(folder.path)
     return folder
 
 
 def read_summary(folder: RunFolder) -> dict[str, Any]:
-    """``summary.json``; empty where there is none yet, or a remote server keeps it."""
-    try:
-        return dict(json.loads(folder.summary.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
+    """``summary.json``; empty where there is none yet, or a remote server keeps it.
+
+    Raises VerifyError if it is damaged.
+    """
+    return folder.read_summary()
 
 
 def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:
@@ -158,11 +187,16 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
         )
 
 
-def _run(launch: Launch, console: Console, connection: str | None) -> None:
+def _run(
+    launch: Launch, console: Console, connection: str | None, *, accept_lost: bool = False
+) -> None:
     """Run to the end, with a progress display; the caller has made signals interrupt."""
     lock = take_over(launch.folder)
     config = launch.config
     try:
+        if launch.resume:
+            started = build_config(launch.folder.started_config())
+            verification.verify(launch.folder, started).raise_for(accept_lost=accept_lost)
         if launch.resume and launch.folder.started_config() != config.flat():
             launch.folder.change_config(config)
         with console.progress(config.method, config.rounds) as progress:

@@ -21,7 +21,7 @@ def bundle(value: float) -> dict[str, torch.Tensor]:
 def store(request, tmp_path):
     if request.param == "file":
         return FileStore(tmp_path / "x" / "0", sync=False)
-    return ContextStore(RecordDict())
+    return ContextStore(RecordDict(), "0")
 
 
 def same(a, b):

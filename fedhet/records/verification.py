@@ -1,0 +1,220 @@
+"""Holds what a run left behind against itself: links, checkpoint, lines, summary, states.
+
+The checkpoint comes last in every round and carries digests of what comes before it: of its own
+arrays, of ``rounds.jsonl`` and ``clients.csv`` up to there, of every client's state. So damage to
+any of them is seen, and named; what was written after the checkpoint is no damage, but the round
+that a crash interrupted, and ``fedhet resume`` does it again.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedhet.errors import VerifyError
+from fedhet.files import finite, parse_jsonl
+from fedhet.ids import client_order
+from fedhet.node.state import FileStore, StateLostError
+from fedhet.protocol.roster import Roster
+from fedhet.records.checkpoint import load_checkpoint
+from fedhet.records.lines import final_part
+from fedhet.records.run_folder import RunFolder, csv_text, digest, spread
+from fedhet.records.states import check_owner, states_of
+from fedhet.schema import RunConfig
+
+__all__ = ["Finding", "Verification", "VerifyError", "check_entries", "verify"]
+
+FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that does not fit, with the file's path; ``client`` if it is that one's state."""
+
+    text: str
+    client: str = ""
+
+
+@dataclass
+class Verification:
+    """What was looked at, and what does not fit."""
+
+    rounds: int = 0
+    states: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def raise_for(self, *, accept_lost: bool = False) -> None:
+        """VerifyError that names everything; with ``accept_lost``, lost states aside."""
+        left = [f.text for f in self.findings if not (accept_lost and f.client)]
+        if left:
+            raise VerifyError("; ".join(left))
+
+
+def check_entries(folder: Path) -> None:
+    """Nothing in the run folder leads out of it; called before anything there is opened.
+
+    Raises VerifyError for a link, a pipe or the like: a run makes none, and writing through one
+    would change something else.
+    """
+    ahead = [folder]
+    while ahead:
+        for path in sorted(ahead.pop().iterdir()):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise VerifyError(
+                    f"'{path}' is a link or something else that a run does not make: remove it"
+                )
+            if path.is_dir() and path.name != FLOWER:
+                ahead.append(path)
+
+
+def verify(folder: RunFolder, config: RunConfig) -> Verification:
+    """Hold everything in the run folder against everything else."""
+    found = Verification()
+    try:
+        check_entries(folder.path)
+        summary = folder.read_summary()
+        kept = load_checkpoint(folder.checkpoint)
+        if kept is None:
+            folder.check_unbegun()
+            if summary.get("status") == "completed":
+                raise VerifyError(f"'{folder.checkpoint}' is missing")
+            return found
+        meta = kept.meta
+        found.rounds = int(meta["round"])
+        found.findings += map(Finding, _fixed(folder, meta))
+        records = _lines(folder, meta, summary)
+        found.findings += map(Finding, _scores(folder, meta, records))
+        found.findings += map(Finding, _summary(folder, config, meta, records, summary))
+        found.findings += map(Finding, _partition(folder, meta))
+    except VerifyError as error:
+        found.findings.append(Finding(str(error)))
+        return found
+    _states(folder, config, meta, summary, found)
+    return found
+
+
+def _fixed(folder: RunFolder, meta: Mapping[str, Any]) -> Iterator[str]:
+    if folder.experiment != meta["experiment"]:
+        yield f"'{folder.identity}': of run '{folder.experiment}', not '{meta['experiment']}'"
+    if digest(folder.environment) != meta["environment"]:
+        yield f"'{folder.environment}' is missing, or not what was written"
+
+
+def _lines(
+    folder: RunFolder, meta: Mapping[str, Any], summary: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The final lines, and the one that a crash may have left after them."""
+    last, completed = int(meta["round"]), summary.get("status") == "completed"
+    path = folder.rounds
+    data = path.read_bytes() if path.exists() else b""
+    records = parse_jsonl(path, data)
+    for number, record in enumerate(records, 1):
+        if record.get("round") != number:
+            raise VerifyError(
+                f"'{path}': line {number} is of round {record.get('round')}: lines were added, "
+                "moved or lost"
+            )
+    if len(records) > last + 1 or (completed and len(records) > last):
+        raise VerifyError(
+            f"'{folder.checkpoint}' is of round {last}, but '{path.name}' goes to round "
+            f"{len(records)}: the checkpoint is an older one"
+        )
+    final_part(path, meta["rounds"])
+    tail = folder.clients.read_bytes() if folder.clients.exists() else b""
+    tail = tail[len(final_part(folder.clients, meta["clients"])) :]
+    later = {line.split(b",")[0] for line in tail.splitlines(keepends=True) if line[-1:] == b"\n"}
+    if (completed and tail) or later - {b"round", str(last + 1).encode()}:
+        raise VerifyError(f"'{folder.clients}' has lines that no round of this run wrote")
+    if last and records[last - 1].get("sha256") != meta["sha256"]:
+        raise VerifyError(f"'{folder.checkpoint}' is not the end of the chain in '{path.name}'")
+    return records
+
+
+def _scores(
+    folder: RunFolder, meta: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """The accuracies of every round, computed again from ``clients.csv``."""
+    final = final_part(folder.clients, meta["clients"]).decode()
+    rows: dict[int, list[dict[str, str]]] = {}
+    for row in csv.DictReader(io.StringIO(final)):
+        rows.setdefault(int(row["round"]), []).append(row)
+    scores: dict[str, dict[str, str]] = {}
+    for record in records[: int(meta["round"])]:
+        scores |= {row["client"]: row for row in rows.get(record["round"], ())}
+        for kind, names in (("test_accuracy", ("mean", "std", "p10", "min")),
+                            ("val_accuracy", ("mean",))):  # fmt: skip
+            values = [scores[c][kind] for c in sorted(scores, key=client_order)]
+            again = finite(spread([float(value) for value in values if value]))
+            for name in names:
+                if record[f"{kind}_{name}"] != again[name]:
+                    yield (
+                        f"'{folder.rounds}': {kind}_{name} of round {record['round']} is not what "
+                        f"'{folder.clients.name}' gives"
+                    )
+
+
+def _summary(
+    folder: RunFolder,
+    config: RunConfig,
+    meta: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+) -> Iterator[str]:
+    """Every figure of ``summary.json``, computed again from the lines."""
+    if not summary:  # the run was killed, or goes on
+        return
+    rounds = records[: max(0, min(int(summary["rounds"]), len(records)))]
+    clients = len(meta["roster"]["infos"])
+    if summary["status"] != "completed":  # whoever wrote it may not have known the clients yet
+        clients = summary.get("clients", 0)
+    made = folder.figures(config, rounds, str(summary["status"]), clients, str(summary["reason"]))
+    again = json.loads(json.dumps(finite(made)))
+    for key in sorted(again.keys() | summary.keys()):
+        if again.get(key) != summary.get(key):
+            yield f"'{folder.summary}': {key} is not what '{folder.rounds.name}' gives"
+    if summary["rounds"] != len(rounds) or len(rounds) < int(meta["round"]):
+        yield f"'{folder.summary}': it is of round {summary['rounds']} of {meta['round']}"
+
+
+def _partition(folder: RunFolder, meta: Mapping[str, Any]) -> Iterator[str]:
+    """``partition.csv`` against the clients that the checkpoint knows; later ones are not in it."""
+    roster = Roster()
+    roster.load(meta["roster"])
+    rows = {csv_text([[client, *row]]) for client, row in roster.counts()}
+    try:
+        head, *lines = folder.partition.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, ValueError):
+        yield f"'{folder.partition}' is missing or empty"
+        return
+    if head != csv_text([["client", *roster.classes]]) or not set(lines) <= rows:
+        yield f"'{folder.partition}' is not what the clients declared"
+
+
+def _states(
+    folder: RunFolder,
+    config: RunConfig,
+    meta: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    found: Verification,
+) -> None:
+    """The state of every client against its digest, where they are on this machine's disks."""
+    if not meta["simulated"] or config.state_backend != "file":
+        return
+    if summary.get("status") == "completed" and not config.keep_state:
+        return  # they went with the end of the run
+    try:
+        check_owner(folder, config)
+    except VerifyError as error:
+        found.findings.append(Finding(str(error)))
+        return
+    root, roster = states_of(folder, config), meta["roster"]
+    for client in sorted(roster["states"].keys() - roster["lost"].keys(), key=client_order):
+        generation, state = int(roster["generations"][client]), roster["states"][client]
+        try:
+            FileStore(root / client, sync=False).load(generation, state)
+            found.states += 1
+        except StateLostError as error:
+            found.findings.append(Finding(f"client '{client}': {error}", client))

@@ -5,16 +5,18 @@ Its simulator scans all outstanding messages at every sweep (quadratic), so ther
 them is under way; on a network every node gets its message at once.
 """
 
+import logging
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
+log = logging.getLogger("fedhet")
 SIMULATION_POLL = 0.01
 NETWORK_POLL = 0.25
 WINDOW = 64  # messages under way in a simulation
@@ -22,6 +24,11 @@ BATCH = 64  # messages in one request to the SuperLink
 PULLS = 64  # requests for replies at a time on a network
 LONG_JOB = 0.3  # seconds; three of the simulator's sweeps
 PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
+# A SuperLink that is short of CPU drops replies ("database is locked"), and a node that died and
+# came back has forgotten what it was asked. Who is silent for this long, and for three times what
+# the slowest of the others took, is asked again: longer than Flower needs to notice a dead node.
+REMIND_AFTER = 75.0  # seconds
+REMINDERS = 2  # for one message
 NO_REPLY = 1000  # error codes of our own, above Flower's
 NOT_SENT = 1001
 
@@ -63,7 +70,10 @@ class Mail:
         self.simulated = poll_interval(grid) == SIMULATION_POLL
         self.window = window if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
-        self.pending: dict[str, Message] = {}
+        self.pending: dict[str, Message] = {}  # a message that was repeated has several ids
+        self._since: dict[int, float] = {}  # when a message was sent first, by id() of it
+        self._took: list[float] = []  # seconds of those that are answered
+        self._reminded: Counter[int] = Counter()
         self._pulls: list[_Pull] = []
         self._news = time.monotonic()
         self._asking = 0.0  # seconds that the last poll took
@@ -86,12 +96,48 @@ class Mail:
         replies = list(self._pull())
         self._asking = time.monotonic() - started
         for reply in replies:
-            message = self.pending.pop(reply.metadata.reply_to_message_id, None)
+            message = self.pending.get(reply.metadata.reply_to_message_id)
             if message is not None:
+                self._forget(message)
                 done.append((message, reply))
         if done:
             self._news = time.monotonic()
         return done
+
+    def remind(self, timeout: float) -> list[Message]:
+        """Repeat what has gone unanswered for too long, within ``timeout`` seconds; returns it.
+
+        A client that answers twice gives the same answer twice: the first one counts. Until half
+        of the others have answered nobody can say what is long, but half of the time.
+        """
+        if self.simulated or not self.pending:  # nothing is lost in a simulation
+            return []
+        waiting = {id(message): message for message in self.pending.values()}
+        known = len(self._took) >= len(waiting)
+        bound = max(REMIND_AFTER, 3 * max(self._took) if known and self._took else timeout / 2)
+        now = time.monotonic()
+        late = [
+            message
+            for key, message in waiting.items()
+            if self._reminded[key] < REMINDERS
+            and now - self._since[key] > bound * 2 ** self._reminded[key]
+        ]
+        if not late:
+            return []
+        copies = [
+            Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=m.metadata.ttl)
+            for m in late
+        ]
+        for identity, message in zip(self.grid.push_messages(copies), late, strict=False):
+            self._reminded[id(message)] += 1
+            if identity:
+                self.pending[identity] = message
+        return late
+
+    def _forget(self, message: Message) -> None:
+        """It is answered: whatever else comes for it is not pulled."""
+        self.pending = {key: other for key, other in self.pending.items() if other is not message}
+        self._took.append(time.monotonic() - self._since.pop(id(message)))
 
     def pause(self) -> None:
         """Wait until the next poll is due: the longer nothing came, the less often we look.
@@ -130,7 +176,7 @@ class Mail:
         """Give up: every message that is left, with an error reply."""
         late = [
             (message, _error(message, NO_REPLY, f"no reply within {timeout:g} s"))
-            for message in self.pending.values()
+            for message in {id(message): message for message in self.pending.values()}.values()
         ]
         unsent = [
             (message, _error(message, NOT_SENT, f"not sent within {timeout:g} s"))
@@ -156,6 +202,7 @@ class Mail:
         for identity, message in zip(pushed, batch, strict=True):
             if identity:
                 self.pending[identity] = message
+                self._since[id(message)] = time.monotonic()
             else:
                 failed.append((message, _error(message, NOT_SENT, "the message could not be sent")))
         return failed
@@ -175,6 +222,8 @@ def exchange(
         yield from mail.poll()
         if time.monotonic() > deadline:
             break
+        for message in mail.remind(timeout):
+            log.warning("node %d is asked again: no reply yet", message.metadata.dst_node_id)
         if mail.pending:
             mail.pause()
     yield from mail.close(timeout)

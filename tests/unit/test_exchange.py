@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.protocol import mail
 from fedhet.protocol.mail import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
 
 
@@ -86,3 +87,44 @@ def test_only_a_window_is_under_way_in_a_simulation_and_all_on_a_network():
     replies = [reply for _, reply in exchange(network, messages(*many), timeout=5.0, window=4)]
     assert sorted(reply.metadata.src_node_id for reply in replies) == many
     assert not any(reply.has_error() for reply in replies)
+
+
+class Forgetful(Network):
+    """Drops the first ``drops`` replies of node 4, as a SuperLink without CPU does."""
+
+    def __init__(self, drops):
+        super().__init__()
+        self.drops, self.asked = drops, []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.asked += [message.metadata.dst_node_id for message in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        for identity in list(message_ids):
+            message = self.sent[identity]
+            if message.metadata.dst_node_id != 4 or self.asked.count(4) > self.drops:
+                yield Message(RecordDict(), reply_to=message)
+
+
+@pytest.mark.parametrize(("drops", "asked"), [(0, 1), (1, 2), (2, 3), (9, 3)])
+def test_a_lost_reply_is_asked_for_again_and_counted_once(monkeypatch, drops, asked):
+    monkeypatch.setattr(mail, "REMIND_AFTER", 0.3)
+    grid = Forgetful(drops)
+    given = messages(1, 4, 5)
+    pairs = list(exchange(grid, given, timeout=5.0))
+    assert sorted(sent.metadata.dst_node_id for sent, _ in pairs) == [1, 4, 5]
+    assert all(any(sent is one for one in given) for sent, _ in pairs)
+    assert [sent.metadata.dst_node_id for sent, reply in pairs if reply.has_error()] == (
+        [4] if drops > 2 else []
+    )
+    assert grid.asked.count(4) == asked and grid.asked.count(1) == 1
+
+
+def test_nobody_is_asked_again_while_most_are_still_at_work(monkeypatch):
+    monkeypatch.setattr(mail, "REMIND_AFTER", 0.1)
+    grid = Forgetful(9)
+    list(exchange(grid, messages(4, 4, 5), timeout=1.0))
+    # one of three has answered: half of the time counts, once
+    assert grid.asked.count(4) == 4

@@ -1,26 +1,29 @@
-"""Health of a container: its SuperLink answers over TLS, or its SuperNode's own API does.
+"""Health of a container: its server's fence answers over TLS, or its node's SuperNode runs.
 
 The first process says which of the two it is; anything else is healthy while it runs.
 """
 
 import ssl
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
+
+import psutil
 
 
 def main() -> int:
     """Return 0 if healthy."""
     words = Path("/proc/1/cmdline").read_bytes().decode().split("\0")
-    programs = {Path(word).name for word in words}
-    if "flower-superlink" in programs:
-        context = ssl.create_default_context(cafile="/tls/ca.crt")
-        address = "https://127.0.0.1:8443/health"
-        with urllib.request.urlopen(address, context=context, timeout=5) as answer:
-            return 0 if answer.status == 200 else 1
-    if "flower-supernode" in programs:
-        with urllib.request.urlopen("http://127.0.0.1:9094/health", timeout=5) as answer:
-            return 0 if answer.status == 200 else 1
+    if "server" in words:
+        trust = ssl.create_default_context(cafile="/tls/ca.crt")
+        try:
+            urllib.request.urlopen("https://127.0.0.1:8443/", context=trust, timeout=5)
+        except urllib.error.HTTPError as refused:
+            return 0 if refused.code == 403 else 1  # the fence's own answer
+    if "node" in words:
+        names = {Path(word).name for found in psutil.process_iter() for word in found.cmdline()[:2]}
+        return 0 if "flower-supernode" in names else 1
     return 0
 
 

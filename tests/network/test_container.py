@@ -61,12 +61,18 @@ def compose(tmp_path):
 def test_containers_give_the_same_bytes(compose, tmp_path):
     compose.up("certs")
     wait_for(lambda: compose.exited("certs"), "the certificates are made")
-    compose.up("superlink")
-    check = ("exec", "docker_superlink_1", "python3", "/opt/fedhet/docker/health.py")
-    wait_for(lambda: compose.podman(*check).returncode == 0, "the SuperLink is healthy")
-    compose.up("supernode-0", "supernode-1", "supernode-2", "quickstart")
+    compose.up("server")
+    check = ("exec", "docker_server_1", "python3", "/opt/fedhet/docker/health.py")
+    wait_for(lambda: compose.podman(*check).returncode == 0, "the server is healthy")
+    compose.up("node-0", "node-1", "node-2", "quickstart")
+    knock = (
+        "import httpx; print(httpx.post('https://server:8443/v1/control/list-runs', verify=False))"
+    )
+    refused = compose.podman("exec", "docker_node-0_1", "python3", "-c", knock)
+    assert "403" in refused.stdout, refused
     wait_for(lambda: compose.exited("quickstart"), "the quickstart has ended")
     said = compose.podman("logs", "docker_quickstart_1")
+    compose.podman("cp", "docker_quickstart_1:/runs", str(compose.folder))
     assert list((compose.folder / "runs").iterdir()), said.stdout + said.stderr
     (run,) = (compose.folder / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())

@@ -1,17 +1,20 @@
 """FedClassAvg: SupCon against a double loop, the proximal term, views, doubled FLOPs."""
 
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
 from clients import base
 from clients.fedclassavg import contrastive
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.payload import ModelArrays
+from fedhet.rng import torch_seed
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.augment import crop, jitter, two_views, view
 
@@ -217,3 +220,36 @@ def test_legacy_learns_with_adam(tmp_path):
     first, second = simulate(config)[0].read_rounds()
     assert first["failures"] == second["failures"] == []
     assert second["train_loss"] < first["train_loss"]
+
+
+def test_one_round_by_hand(tmp_path):
+    """Both views, cross-entropy of the first, SupCon of both, the distance to what was received."""
+    config = small(tmp_path, method="fedclassavg", rho=5.0, tau=0.3)
+    client = make_client(config, 0, tmp_path)
+    own = deepcopy(client.model)
+    received = some_arrays(own.head)
+    put(own.head, received)
+    anchor = [torch.from_numpy(array) for array in received]
+    draws = torch.Generator().manual_seed(torch_seed(config.seed, "views", "0", 1))
+
+    def loss(inputs, labels):
+        features = own.features(two_views(inputs, draws))
+        logits = own.head(features[: len(labels)])
+        unit = features / features.norm(dim=1, keepdim=True)
+        twice = labels.repeat(2)
+        likeness = (unit @ unit.T / 0.3).exp() * (1 - torch.eye(len(twice)))
+        shares = likeness / likeness.sum(dim=1, keepdim=True)
+        pairs = (twice[:, None] == twice) & ~torch.eye(len(twice), dtype=torch.bool)
+        terms = [-shares[a][pairs[a]].log().mean() for a in range(len(twice))]
+        away = sum(
+            (p - a).square().sum() for p, a in zip(own.head.parameters(), anchor, strict=True)
+        )
+        return F.cross_entropy(logits, labels) + torch.stack(terms).mean() + 2.5 * away
+
+    batches = epochs(shuffler(client), train_images(client), 1)
+    expected = descend([loss], [[own]], [[0.01]], batches)
+    uploaded, _, metrics = client.fit(received, {"round": 1, "generation": 0, "evaluate": False})
+    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
+    assert same(own, client.model, 1e-4)
+    for mine, sent in zip(own.head.parameters(), uploaded, strict=True):
+        assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-4)

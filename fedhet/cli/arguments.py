@@ -238,6 +238,32 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
 
 
 @command()
+def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
+    config: ConfigName,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUES...",
+            help="KEY=V1,V2 or KEY=LOW..HIGH is searched, KEY=VALUE fixed, seed=0,1 repeated",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="the preset to write")] = Path("tuned.yaml"),
+    runs: Annotated[Path, typer.Option(help="folder of the run folders")] = Path("runs"),
+    trials: Annotated[
+        int, typer.Option(min=0, help="trials for each method; 0: the smallest method's grid")
+    ] = 0,
+    search_seed: Annotated[int, typer.Option(min=0, help="seed of what is drawn")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Search keys by validation accuracy, as often for each method; writes the best as a preset."""
+    from fedhet.cli import tune as work
+
+    options = work.Options(out, runs, trials, search_seed, workers)
+    work.tune(config, words or [], options, as_json=as_json)
+
+
+@command()
 def report(  # noqa: PLR0913  (one parameter per option)
     places: Annotated[
         list[Path],

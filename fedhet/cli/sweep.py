@@ -55,7 +55,7 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
             "--accept-mixed"
         )
     workers = options.workers or default_workers(found.jobs[0].cell.config.threads)
-    with interruptible(), _Progress(found, quiet=as_json) as progress:
+    with interruptible(), Progress(found, quiet=as_json) as progress:
         found.run(workers, progress.update)
     _report(found, path, as_json=as_json)
 
@@ -100,7 +100,7 @@ def print_commands(preset: str, overrides: Sequence[str], options: Options) -> N
 def _sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Path, Sweep]:
     path = find_preset(preset)
     out = options.out.expanduser().absolute()
-    cells = [_placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
+    cells = [placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
     chosen = shard(cells, options.shard)
     if options.cell:
         chosen = [cell for cell in cells if cell.name == options.cell]
@@ -114,7 +114,7 @@ def _sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Pat
     return path, Sweep.open(name, out, chosen, QUICK if options.profile == "quick" else "")
 
 
-def _placed(cell: Cell, out: Path) -> Cell:
+def placed(cell: Cell, out: Path) -> Cell:
     """The cell with paths that hold everywhere, in its own process unless it asks for Ray."""
     config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
     return Cell(cell.values, preflight.absolute_paths(config))
@@ -139,18 +139,21 @@ def _report(found: Sweep, path: Path, *, as_json: bool) -> None:
         )
 
 
-class _Progress:
-    """A table of the cells on a terminal; elsewhere a line per cell that has ended."""
+class Progress:
+    """A table of the cells on a terminal; elsewhere a line per cell that has ended.
 
-    def __init__(self, found: Sweep, *, quiet: bool) -> None:
+    ``blind`` leaves out test accuracies, by which a search must not be followed.
+    """
+
+    def __init__(self, found: Sweep, *, quiet: bool, blind: bool = False) -> None:
         self.console = Console(stderr=True)
-        self.quiet = quiet
+        self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED}
         self.live: Live | None = None
         if not quiet and self.console.is_terminal:
-            self.live = Live(_table(found), console=self.console, auto_refresh=False)
+            self.live = Live(_table(found, blind=blind), console=self.console, auto_refresh=False)
 
-    def __enter__(self) -> "_Progress":
+    def __enter__(self) -> "Progress":
         if self.live is not None:
             self.live.__enter__()
         return self
@@ -162,17 +165,17 @@ class _Progress:
     def update(self, found: Sweep) -> None:
         """Show how it stands."""
         if self.live is not None:
-            self.live.update(_table(found), refresh=True)
+            self.live.update(_table(found, blind=self.blind), refresh=True)
             return
         for job in found.jobs:
             if job.state in ENDED and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
-                accuracy = show.percent(job.accuracy)
+                accuracy = show.percent(None if self.blind else job.accuracy)
                 print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}",
                       file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _table(found: Sweep) -> Group:
+def _table(found: Sweep, *, blind: bool) -> Group:
     table = Table(box=None, pad_edge=False)
     for column in ("cell", "state", "round", "accuracy", "what"):
         table.add_column(column, no_wrap=column != "what")
@@ -180,7 +183,7 @@ def _table(found: Sweep) -> Group:
     others = [job for job in found.jobs if job.state != RUNNING]
     others.sort(key=lambda job: job.state not in ENDED)
     for job in (*running, *others)[:SHOWN]:
-        table.add_row(*_row(job))
+        table.add_row(*_row(job, blind=blind))
     counts = ", ".join(f"{count} {state}" for state, count in found.counts().items() if count)
     left = found.seconds_left()
     more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
@@ -188,12 +191,13 @@ def _table(found: Sweep) -> Group:
     return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
 
 
-def _row(job: Job) -> tuple[str, ...]:
+def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
     rounds = f"{job.rounds}/{job.cell.config.rounds}"
     if job.state == RUNNING and job.rounds > job.begun_at:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
         rounds += f" {show.duration(pace * (job.cell.config.rounds - job.rounds))} left"
-    return job.cell.name, job.state, rounds, show.percent(job.accuracy), job.cell.label
+    accuracy = show.percent(None if blind else job.accuracy)
+    return job.cell.name, job.state, rounds, accuracy, job.cell.label
 
 
 def _time(seconds: float | None) -> str:

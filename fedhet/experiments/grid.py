@@ -72,7 +72,7 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     for grid in grids if isinstance(grids, list) else [grids]:
         for values in combinations(grid, paired):
             chosen = values | {key: changes[key] for key in values if key in changes}
-            cell = Cell(chosen, _scaled(_config(common | changes, chosen), profile))
+            cell = Cell(chosen, _scaled(resolve(common | changes, chosen), profile))
             cells.setdefault(cell.name, cell)
     return list(cells.values())
 
@@ -101,7 +101,7 @@ def combinations(grid: Any, paired: Sequence[Sequence[str]]) -> Iterator[dict[st
         yield {key: value for part in choice for key, value in part.items()}
 
 
-def _config(common: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfig:
+def resolve(common: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfig:
     """One cell's configuration; keys of the preset that only other methods have are left out."""
     merged = {**common, **values}
     own = method_keys(find_method(str(merged.get("method", "fedssa"))))

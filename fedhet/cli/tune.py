@@ -1,0 +1,101 @@
+"""``fedhet tune``: runs the trials of a search, prints its table, writes the winners' presets."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedhet.cli import show
+from fedhet.cli.sweep import Progress, placed
+from fedhet.errors import RunFailedError
+from fedhet.experiments.sweep import FAILED, Sweep, Work, default_workers
+from fedhet.experiments.tune import Search, Trial, best, preset_text, validation
+from fedhet.files import write_text
+from fedhet.runtime.session import find_preset
+from fedhet.runtime.signals import interruptible
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a search was asked for."""
+
+    out: Path
+    runs: Path
+    trials: int = 0
+    search_seed: int = 0
+    workers: int = 0
+
+
+def tune(
+    preset: str, words: Sequence[str], options: Options, *, as_json: bool, work: Work | None = None
+) -> None:
+    """Run all trials; RunFailedError if one failed (one that diverged is the worst)."""
+    path = find_preset(preset)
+    search = Search.read(path, words)
+    trials = search.trials(options.trials, options.search_seed)
+    runs = options.runs.expanduser().absolute()
+    cells = {cell.name: placed(cell, runs) for trial in trials for cell in trial.cells}
+    found = Sweep.open(f"tune-{path.stem}", runs, list(cells.values()))
+    found.work = work
+    workers = options.workers or default_workers(found.jobs[0].cell.config.threads)
+    with interruptible(), Progress(found, quiet=as_json, blind=True) as progress:
+        found.run(workers, progress.update)
+    if found.counts()[FAILED]:
+        raise RunFailedError(
+            f"{found.counts()[FAILED]} of {len(found.jobs)} runs failed; the same command "
+            f"continues them (logs: {found.folder})"
+        )
+    scores = [validation([runs / cell.name for cell in trial.cells]) for trial in trials]
+    chosen = best(trials, scores)
+    written = _write(path, words, options, search, trials, scores, chosen)
+    if as_json:
+        rows = [
+            {"method": trial.method, "values": dict(trial.values), "val_accuracy_mean": score,
+             "chosen": chosen.get(trial.method) == i}
+            for i, (trial, score) in enumerate(zip(trials, scores, strict=True))
+        ]  # fmt: skip
+        print(json.dumps({"trials": rows, "presets": [str(one) for one in written]}, indent=2))
+        return
+    show.show_table(
+        f"{len(trials)} trials, {len(trials) // len(search.methods)} for each method",
+        ("method", "values", "validation", ""),
+        [
+            (trial.method, trial.label, show.percent(score) if score is not None else "diverged",
+             "chosen" if chosen.get(trial.method) == i else "")
+            for i, (trial, score) in enumerate(zip(trials, scores, strict=True))
+        ],
+    )  # fmt: skip
+    for one in written:
+        print(one)
+
+
+def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)
+    path: Path,
+    words: Sequence[str],
+    options: Options,
+    search: Search,
+    trials: Sequence[Trial],
+    scores: Sequence[float | None],
+    chosen: dict[str, int],
+) -> list[Path]:
+    """A preset of every method's best trial: ``out``, with the method's name where several are."""
+    seeds = f" --search-seed {options.search_seed}" if options.search_seed else ""
+    count = f" --trials {options.trials}" if options.trials else ""
+    command = f"by: fedhet tune {path.stem} {shlex.join(words)}{count}{seeds}"
+    written = []
+    for method, position in chosen.items():
+        out = options.out.expanduser()
+        if len(search.methods) > 1:
+            out = out.with_name(f"{out.stem}-{method}{out.suffix}")
+        lines = ["validation accuracy of each trial, percent:"]
+        lines += [
+            f"{'-' if score is None else format(score, '.2f')}  {trial.label}"
+            for trial, score in zip(trials, scores, strict=True)
+            if trial.method == method
+        ]
+        keys = search.preset(trials[position])
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, preset_text(keys, out.stem, command, lines))
+        written.append(out)
+    return written

@@ -26,6 +26,7 @@ SERIES = (
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
 _MARKS = "osD^vPX*"
 WIDTH = 6.2  # inches
+_FINE = re.compile(r"(\d\.\d{2})\d+")
 _DPI = 150
 _STYLE: Any = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9,
@@ -78,8 +79,9 @@ def saved(figure: Figure) -> tuple[str, bytes]:
 
 
 def _compact(svg: str) -> str:
-    """Without the metadata block and the indentation, which is a tenth of a drawing."""
+    """Without metadata and indentation, and coordinates to a hundredth of a point."""
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\b(?:d|x|y)="[^"]*"', lambda m: _FINE.sub(r"\1", m.group()), svg)
     return re.sub(r">\s+<", "><", svg).replace(" \n", "\n").strip() + "\n"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from fedhet.config import method_name
 from fedhet.errors import UserError
 from fedhet.experiments import figures, tables
 from fedhet.experiments.comparison import Comparison, compare, final
@@ -150,7 +151,7 @@ def build(
         first = "; ".join(f"{one.name}: {one.reason}" for one in left_out[:3])
         raise UserError(f"there is no finished run to report: {first}")
     settings = arrange(runs, left_out)
-    comparisons = compare(settings, baseline)
+    comparisons = compare(settings, method_name(baseline))
     used = [run for one in comparisons for arm in one.arms for run in arm.ordered()]
     notes = "".join(f" {note}." for note in sweep_notes(places))
     names = dict.fromkeys(arm.name for one in comparisons for arm in one.arms)
@@ -258,7 +259,7 @@ def _data(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                                 "seed": block[1],
                                 "rounds": [r["round"] for r in run.evaluated],
                                 "accuracy": [
-                                    round(r["test_accuracy_mean"], 3) for r in run.evaluated
+                                    round(r["test_accuracy_mean"], 2) for r in run.evaluated
                                 ],
                                 "clients": {s.client: _points(s.test) for s in run.clients},
                             }
@@ -274,7 +275,7 @@ def _data(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _points(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+    return None if value is None else round(value, 2)
 
 
 def to_text(made: Report) -> str:

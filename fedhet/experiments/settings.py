@@ -87,8 +87,12 @@ class Setting:
 
     @cached_property
     def slug(self) -> str:
-        """A name that no other setting of any report has: it never depends on its neighbours."""
-        text = json.dumps(self.keys, sort_keys=True, default=str)
+        """A name that no other setting of any report has: it never depends on its neighbours.
+
+        Keys at their defaults are left out of it, so that a key which fedhet gains changes none.
+        """
+        off = {key: value for key, value in self.keys.items() if value != _plain(_COMMON[key])}
+        text = json.dumps(off, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         share = f"{100 * self.keys['fraction']:g}"
         return f"{self.data}-n{self.keys['clients']}-c{share}-{digest}".replace(".", "_")

@@ -1,7 +1,7 @@
 """What all clients share: state, training, evaluation, accounting. Methods fill in the hooks."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, cast
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedhet.errors import HookError
 from fedhet.models import SplitModel, build_model, training_flops
 from fedhet.node.budget import Budget
 from fedhet.node.site import LocalData, image_set
@@ -19,10 +20,19 @@ from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.schema import REPRESENTATION, P, RunConfig
 from fedhet.training.augment import crop_flip
-from fedhet.training.loop import ImageSet, Phase, autocast, batches, correct, set_trainable, train
+from fedhet.training.loop import (
+    Fixed,
+    ImageSet,
+    Phase,
+    autocast,
+    batches,
+    correct,
+    set_trainable,
+    train,
+)
 
 # Modules are built once per process and weights swapped in; FLOPs are counted once as well.
-_MODULES: dict[tuple[object, ...], dict[str, nn.Module]] = {}
+_MODULES: dict[tuple[object, ...], tuple[dict[str, nn.Module], Fixed]] = {}
 _FLOPS: dict[tuple[object, ...], float] = {}
 
 
@@ -76,6 +86,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.saved = ""  # digest of the state after this round
         self.evaluating = False  # whether this round's reply carries accuracies
         self.modules: dict[str, nn.Module] = {}
+        self._fixed = Fixed(())
         self.tensors: dict[str, Tensor] = {}
         self.before: dict[str, float] = {}  # accuracies before training
         self._generators: list[torch.Generator] = []
@@ -126,7 +137,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return {"": self.infer(inputs)}
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of this round worth recording beside the common ones."""
+        """Numbers of this round worth recording beside the common ones.
+
+        Their means over the round's replies, weighted by images, stand in ``rounds.jsonl``.
+        """
         return {}
 
     # --- what hooks may use ------------------------------------------------------------------
@@ -176,7 +190,7 @@ class MethodClient(NumPyClient, Generic[P]):
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
         self.restore(source, str(config.get("state", "")))
-        self.receive(self.download_type.from_ndarrays(parameters))
+        self.receive(self._received(parameters))
         if self.config.evaluate_before:
             self.score_received()
         data = self.images("train")
@@ -185,8 +199,7 @@ class MethodClient(NumPyClient, Generic[P]):
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
             shuffle = generator(self.config.seed, "shuffle", self.setup.data.client, self.round)
             for number, phase in enumerate(self.phases()):
-                trained = [module for module, _ in phase.groups]
-                set_trainable(list(self.modules.values()), trained)
+                set_trainable(list(self.modules.values()), phase, self._fixed)
                 metrics["train_flops"] = float(metrics["train_flops"]) + self._flops(
                     number, phase, data
                 )
@@ -264,14 +277,15 @@ class MethodClient(NumPyClient, Generic[P]):
             with torch_seeded(self.config.seed, "init", self.setup.data.client):
                 fresh = self.build()
             if key not in _MODULES:
-                _MODULES[key] = {
+                built = {
                     name: module.to(self.device).to(memory_format=torch.channels_last)
                     for name, module in fresh.items()
                 }
+                _MODULES[key] = built, Fixed(built.values())
             else:
-                for name, module in _MODULES[key].items():
+                for name, module in _MODULES[key][0].items():
                     module.load_state_dict(fresh[name].state_dict())
-        self.modules = _MODULES[key]
+        self.modules, self._fixed = _MODULES[key]
         if generation > 0:
             self._load(self.setup.store.load(generation, state))
 
@@ -282,11 +296,33 @@ class MethodClient(NumPyClient, Generic[P]):
             parts.setdefault(owner, {})[rest] = tensor
         for name, module in self.modules.items():
             module.load_state_dict(parts.get(name, {}), strict=True)
+        kept = parts.get("tensors", {})
+        self._check_declared(kept)
         for name, tensor in self.tensors.items():
-            self.tensors[name] = parts["tensors"][name].to(tensor.device)
+            self.tensors[name] = kept[name].to(tensor.device)
+
+    def _check_declared(self, tensors: Iterable[str]) -> None:
+        """HookError for a tensor that a later round would not find."""
+        undeclared = sorted(set(tensors) - set(self.initial_tensors()))
+        if undeclared:
+            raise HookError(
+                f"{type(self).__name__}: tensor '{undeclared[0]}' is kept and not declared: add it "
+                "to `initial_tensors`"
+            )
+
+    def _received(self, arrays: Sequence[Array]) -> Payload:
+        """The arrays as the payload that this client expects; HookError if they are none."""
+        try:
+            return self.download_type.from_ndarrays(arrays)
+        except ValueError as error:
+            raise HookError(
+                f"{type(self).__name__}: {error}: set `download_type` to the payload that the "
+                "strategy's `download` returns"
+            ) from error
 
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
         """Store modules, tensors and the last accuracies as ``generation``."""
+        self._check_declared(self.tensors)
         bundle: Bundle = {
             f"{name}/{key}": tensor.detach().cpu().contiguous()
             for name, module in self.modules.items()
@@ -329,7 +365,7 @@ class MethodClient(NumPyClient, Generic[P]):
 
             def step() -> Tensor:
                 with autocast(self.config, self.device):
-                    return phase.loss(*data.batch(batch))
+                    return phase.scalar(*data.batch(batch))
 
             with torch_seeded(self.config.seed, "flops"):
                 _FLOPS[key] = training_flops(step) / len(batch)

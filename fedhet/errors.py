@@ -10,6 +10,13 @@ class UserError(Exception):
     exit_code = 2
 
 
+class HookError(Exception):
+    """A method, model or data set gave the base what it cannot work with; one line names the hook.
+
+    A client's becomes the reason for which it is left out; a server's ends the run.
+    """
+
+
 class RunFailedError(Exception):
     """A run that started but did not complete; the command line exits with code 3."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedhet.errors import RunFailedError
+from fedhet.errors import HookError, RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.checks import (
     Rejected,
@@ -35,7 +35,7 @@ from fedhet.protocol.messages import (
     request,
     to_record,
 )
-from fedhet.protocol.payload import Payload
+from fedhet.protocol.payload import Empty, Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.records.checkpoint import Checkpoint, save_checkpoint
 from fedhet.records.ledger import Ledger
@@ -68,6 +68,7 @@ class Rounds:
         self._requests: list[tuple[str, Message]] = []
         self._asked: dict[str, str] = {}  # client by id of the message that it was sent
         self._pace: dict[str, float] = {}  # seconds per training image, by model
+        _check_hooks(strategy)
         if kept is None:
             folder.check_unbegun()
             strategy.initialise()
@@ -223,7 +224,10 @@ class Rounds:
         try:
             payload = self.strategy.upload_type.from_ndarrays(reply.arrays)
         except ValueError as error:
-            raise Rejected(str(error)) from error
+            name = type(self.strategy).__name__
+            raise Rejected(
+                f"{error}; `upload_type` of {name} must be what the client's `upload` returns"
+            ) from error
         check_arrays(payload, self.strategy.expect(info), self.config.max_update_norm)
         self.strategy.check(info, payload)
         return payload
@@ -297,3 +301,14 @@ class Rounds:
                 if reply.lost:
                     self.roster.lose(client, self.ledger.round.number, reply.error)
         return sorted(found.items(), key=lambda pair: client_order(pair[0]))
+
+
+def _check_hooks(strategy: MethodStrategy[Any]) -> None:
+    """HookError for hooks that do not fit together."""
+    own, base = type(strategy), MethodStrategy
+    if strategy.upload_type is not Empty and own.expect is base.expect:
+        raise HookError(
+            f"{own.__name__}: set `expect`: a payload with an upload's shapes, or None if they vary"
+        )
+    if (own.arrays is base.arrays) != (own.load is base.load):
+        raise HookError(f"{own.__name__}: set both `arrays` and `load`, or neither")

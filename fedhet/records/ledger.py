@@ -17,6 +17,8 @@ from fedhet.records.run_folder import spread
 
 log = logging.getLogger("fedhet")
 
+# Numbers of every reply, which stand in the record under names of their own, or not at all.
+COMMON = {"num-examples", "train_loss", "train_flops", "seconds", "epsilon_spent"}
 HEADLINE = ("test_accuracy", "val_accuracy")
 
 
@@ -57,6 +59,7 @@ class Round:
     downlink: Traffic = field(default_factory=Traffic)
     failures: list[dict[str, str]] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
+    own: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # value, images
     scored: set[str] = field(default_factory=set)
     epsilon_spent: dict[str, float] = field(default_factory=dict)
 
@@ -97,6 +100,10 @@ class Ledger:
         self.round.replied += 1
         self.round.uplink.add(payload, message_bytes)
         self.round.flops += metrics.get("train_flops", 0.0)
+        images = self.roster.infos[client].train_images
+        for name, value in metrics.items():
+            if name not in COMMON and "accuracy" not in name:
+                self.round.own.setdefault(name, []).append((value, images))
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
         self.chain.add("upload", client, metrics, payload.flat)
@@ -152,6 +159,9 @@ class Ledger:
         for way, traffic in (("uplink", now.uplink), ("downlink", now.downlink)):
             record |= {f"{way}_{kind}": value for kind, value in vars(traffic).items()}
         record |= {"train_flops": now.flops, **now.numbers}
+        for name in sorted(set(now.own) - set(record)):  # no client renames what is ours
+            values, images = zip(*now.own[name], strict=True)
+            record[name] = float(np.average(values, weights=images))
         if now.epsilon_spent:
             record["epsilon_spent"] = now.epsilon_spent
         record["lost"] = self.roster.losses()

@@ -4,13 +4,14 @@ Images stay on the device as uint8; a batch is an index and a normalisation, wit
 loader. The host waits for the device once per epoch at most, never per batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedhet.errors import HookError
 from fedhet.schema import RunConfig
 from fedhet.training.optimisers import make_optimiser
 from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
@@ -47,12 +48,13 @@ class ImageSet:
 class Phase:
     """One stretch of local training: what is minimised, what moves, for how long.
 
-    ``groups`` are the trained modules with their learning rates; every other module of the client
-    is frozen (no gradients, evaluation mode). ``images`` restricts training to those positions of
-    the train split. ``plain`` is for fitting a number to frozen networks: SGD without momentum and
-    weight decay, whatever ``optimizer`` and ``lr-schedule`` say, on images as they are.
-    ``after_step`` runs after every step, on tensors only; ``after`` once at the end. The mean loss
-    of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are
+    ``groups`` are the trained modules, or parts of them, with their learning rates; ``frozen`` are
+    parts of those that stay as they are. Everything else of the client is frozen, too (no
+    gradients, evaluation mode). ``images`` restricts training to those positions of the train
+    split. ``plain`` is for fitting a number to frozen networks: SGD without momentum and weight
+    decay, whatever ``optimizer`` and ``lr-schedule`` say, on images as they are. ``after_step``
+    runs after every step, on tensors only; ``after`` once at the end. The mean loss of the last
+    epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are
     those that the loss draws from (a CUDA graph must know them).
     """
 
@@ -65,6 +67,17 @@ class Phase:
     name: str = ""
     plain: bool = False
     generators: Sequence[torch.Generator] = ()
+    frozen: Sequence[nn.Module] = ()
+
+    def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch; HookError if nothing that this phase trains is in it."""
+        loss = self.loss(inputs, labels)
+        if not loss.requires_grad:
+            raise HookError(
+                f"phase '{self.name}': its loss has no gradient: see `phases`, and `no_grad` or "
+                "`detach` in `loss`"
+            )
+        return loss
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -91,12 +104,28 @@ def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
     )
 
 
-def set_trainable(modules: Sequence[nn.Module], trained: Sequence[nn.Module]) -> None:
-    """Train mode and gradients for ``trained``, evaluation mode and none for the others."""
-    for module in modules:
-        active = any(module is one for one in trained)
+class Fixed:
+    """What a model's own factory froze: parameters without gradients, layers in evaluation mode.
+
+    Taken right after the modules are built, since training switches both on and off.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        given = list(modules)
+        self.parameters = [p for m in given for p in m.parameters() if not p.requires_grad]
+        self.layers = [layer for m in given for layer in m.modules() if not layer.training]
+
+
+def set_trainable(modules: Sequence[nn.Module], phase: Phase, fixed: Fixed) -> None:
+    """Train mode and gradients for what the phase trains, evaluation mode and none for the rest."""
+    switches = [*((m, False) for m in modules), *((m, True) for m, _ in phase.groups)]
+    for module, active in (*switches, *((part, False) for part in phase.frozen)):
         module.train(active)
         module.requires_grad_(active)
+    for layer in fixed.layers:
+        layer.training = False
+    for parameter in fixed.parameters:
+        parameter.requires_grad = False
 
 
 def train(
@@ -121,13 +150,18 @@ def _make_step(
     phase: Phase, config: RunConfig, round_: int, images: int, device: torch.device
 ) -> EagerStep:
     """The step of a phase with a fresh optimiser; a CUDA graph where there are steps enough."""
-    groups = [(list(module.parameters()), lr) for module, lr in phase.groups]
+    groups = [([p for p in m.parameters() if p.requires_grad], lr) for m, lr in phase.groups]
+    checked = False
     optimiser = make_optimiser(groups, config, round_, plain=phase.plain)
 
     def body(inputs: Tensor, labels: Tensor) -> Tensor:
+        nonlocal checked
         with autocast(config, device):
-            loss = phase.loss(inputs, labels)
+            loss = phase.scalar(inputs, labels)
         loss.backward()  # type: ignore[no-untyped-call]
+        if not checked:
+            _check_gradients(phase)
+            checked = True
         for parameters, _ in optimiser.groups if config.grad_clip else ():
             nn.utils.clip_grad_norm_(parameters, config.grad_clip)
         optimiser.step()
@@ -139,6 +173,16 @@ def _make_step(
     if device.type == "cuda" and steps >= WORTH_IT:
         return GraphStep(body, optimiser.clear, config.batch_size, list(phase.generators))
     return EagerStep(body, optimiser.clear)
+
+
+def _check_gradients(phase: Phase) -> None:
+    """HookError for a group that would not move: nothing in it takes part in the loss."""
+    for number, (module, _) in enumerate(phase.groups):
+        if all(parameter.grad is None for parameter in module.parameters()):
+            raise HookError(
+                f"phase '{phase.name}': nothing in its group {number} ({type(module).__name__}) "
+                "has a gradient: it is frozen, or `loss` does not use it; see `phases`"
+            )
 
 
 def _stops(count: int) -> list[int]:

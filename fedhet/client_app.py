@@ -19,7 +19,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.base import MethodClient, Setup
-from fedhet.config import envelope, from_run_config
+from fedhet.config import envelope, find_method, from_run_config
 from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.models import build_model
@@ -27,7 +27,6 @@ from fedhet.node.limits import Asked, Limits, check_run, check_upload, read_limi
 from fedhet.node.site import LocalData, assigned_model, choose_device, is_simulated, load_local
 from fedhet.node.state import ContextStore, FileStore, StateLostError, StateStore
 from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction, message_bytes
-from fedhet.registry import METHODS
 from fedhet.schema import REPRESENTATION, RunConfig
 from fedhet.training.denormals import without_denormals
 
@@ -118,7 +117,7 @@ def query(message: Message, context: Context) -> Message:
         _allowed(config, context.node_config)
         data = load_local(config, context.node_config, simulated=simulated)
         counts = data.class_counts()
-        hidden = not METHODS[config.method].client.reveals_classes(config, config.params)
+        hidden = not find_method(config.method).client.reveals_classes(config, config.params)
         _check_own_choices(config, context.node_config, data, hidden=hidden)
         return answer(
             message,
@@ -139,7 +138,7 @@ def query(message: Message, context: Context) -> Message:
 
 def _allowed(config: RunConfig, node: Mapping[str, Any], round_: int = 0) -> Limits:
     """The site's limits; LimitError if this run, or this round of it, breaks one."""
-    limits, method = read_limits(node), METHODS[config.method].client
+    limits, method = read_limits(node), find_method(config.method).client
     asked = Asked(method.shares_model, method.reveals_classes(config, config.params))
     check_run(limits, config, asked, round_)
     return limits
@@ -176,7 +175,7 @@ def _client(message: Message, context: Context) -> tuple[MethodClient[Any], Inst
         store=_store(config, context, what, data.client, simulated=simulated),
         simulated=simulated,
     )
-    return METHODS[config.method].client(setup), what, data
+    return find_method(config.method).client(setup), what, data
 
 
 @app.train()

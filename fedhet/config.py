@@ -1,6 +1,5 @@
 """Reads a run's configuration: defaults < YAML < ``key=value``, every mistake in one line."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedhet.errors import UserError
+from fedhet import plugins
+from fedhet.errors import UserError, nearest
 from fedhet.files import read_yaml
 from fedhet.models import validate_model_name
 from fedhet.registry import METHODS, Method
@@ -40,20 +40,25 @@ _EXAMPLES = {
 }
 
 
-def nearest(word: str, allowed: Sequence[str]) -> str:
-    """``; did you mean 'x'?`` for the closest allowed word, or nothing."""
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
 def find_method(name: str) -> Method:
-    """The registered method of that name; UserError with the nearest name otherwise."""
-    if name not in METHODS:
+    """The method of that name, ours or another's; UserError with the nearest name otherwise."""
+    if name in METHODS:
+        return METHODS[name]
+    if not plugins.is_own("method", name):
+        known = [*METHODS, *plugins.installed("method")]
         raise UserError(
-            f"method: unknown value '{name}'{nearest(name.lower(), list(METHODS))}; "
-            f"allowed: {', '.join(METHODS)}"
+            f"method: unknown value '{name}'{nearest(name, known)}; allowed: {', '.join(known)} "
+            "or your own module:METHOD"
         )
-    return METHODS[name]
+    found = plugins.load("method", name)
+    if not isinstance(found, Method):
+        raise UserError(
+            f"method '{name}' is a {type(found).__name__}, must be a fedhet.registry.Method"
+        )
+    taken = sorted(method_keys(found) & _COMMON)
+    if taken:
+        raise UserError(f"method '{name}': its key '{taken[0]}' is a common key: rename it")
+    return found
 
 
 def method_name(name: str) -> str:

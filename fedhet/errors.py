@@ -1,4 +1,7 @@
-"""The two kinds of failure that a user sees, each with its exit code."""
+"""The kinds of failure that a user sees, and how they are worded."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -25,3 +28,15 @@ class RunFailedError(Exception):
 
 class VerifyError(RunFailedError):
     """What a run left behind is damaged or does not fit together; names the file. Exit code 3."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the closest allowed word, or nothing."""
+    by_lower = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.5)
+    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
+
+
+def brief(error: BaseException) -> str:
+    """Kind and text of an error, on one line of at most 500 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]

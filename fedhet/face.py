@@ -17,6 +17,7 @@ from fedhet.cli.show import RunProgress
 from fedhet.config import build_config, load_config
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
+from fedhet.plugins import look_here
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import session
 from fedhet.runtime.signals import Interrupted
@@ -83,14 +84,16 @@ def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, 
     shows nothing. With ``engine="inline"`` all happens in this process. Raises UserError,
     RunFailedError, or KeyboardInterrupt when it was interrupted; :func:`resume` then goes on.
     """
+    look_here()
     path = None if config is None else session.find_preset(os.fspath(config))
     loaded = load_config(path, changes={kebab(key): _plain(value) for key, value in keys.items()})
-    name = loaded.method if path is None else path.stem
+    name = loaded.method.rpartition(":")[2] if path is None else path.stem
     return Run(_done(partial(session.start, loaded, name, _console(progress=progress))).path)
 
 
 def resume(run: str | os.PathLike[str] | Run, *, progress: bool = True, **keys: Any) -> Run:
     """Go on with a run after its last finished round; ``rounds=N`` extends a finished one."""
+    look_here()
     path = run.path if isinstance(run, Run) else Path(run)
     words = [f"{kebab(key)}={_text(value)}" for key, value in keys.items()]
     return Run(_done(partial(session.resume, path, words, _console(progress=progress))).path)

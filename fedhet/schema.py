@@ -66,11 +66,12 @@ P = TypeVar("P", bound=Params, default=Params)  # of the method that a strategy 
 class RunConfig(Schema):
     """Everything that decides a run, resolved; the method's own keys are in ``params``."""
 
-    method: str = Field("fedssa", description="one of `fedhet methods`")
+    method: str = Field("fedssa", description="one of `fedhet methods`, or module:METHOD")
 
     dataset: str = Field(
         "digits",
-        description="digits, cifar10, cifar100, fashion-mnist, image-folder or synthetic[:IMAGES]",
+        description="digits, cifar10, cifar100, fashion-mnist, image-folder, synthetic[:IMAGES] or "
+        "module:load",
     )
     data_path: str = Field(
         "", description="folder or zip of `image-folder`; download folder of the torchvision sets"

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedhet.config import from_run_config
+from fedhet.config import find_method, from_run_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.keys import Names
@@ -26,7 +26,6 @@ from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import claim_states, remove_states
 from fedhet.records.tracker import Tracker
-from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
 from strategies.rounds import Rounds
 
@@ -86,7 +85,7 @@ def open_job(run_config: Mapping[str, Any]) -> tuple[Job, int]:
                 f"out: '{config.out}' is not allowed: `flwr run` needs an absolute path, since "
                 "the server runs in a folder of its own"
             )
-    return Job(config, RunFolder.create(config, config.method), resume=False), 0
+    return Job(config, RunFolder.create(config, config.method.rpartition(":")[2]), resume=False), 0
 
 
 def run(grid: Grid, job: Job, roster: Roster) -> None:
@@ -104,7 +103,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
-    strategy = METHODS[config.method].strategy(config, roster)
+    strategy = find_method(config.method).strategy(config, roster)
     strategy.rounds = Rounds(strategy, handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
@@ -115,7 +114,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
 
 def terms(config: RunConfig) -> Terms:
     """What clients may declare in this run."""
-    hidden = not METHODS[config.method].client.reveals_classes(config, config.params)
+    hidden = not find_method(config.method).client.reveals_classes(config, config.params)
     return Terms(config.max_images, config.max_classes, hidden)
 
 

@@ -15,7 +15,7 @@ import torch
 from flwr.app import Error, Message
 
 from clients.base import MethodClient, Setup
-from fedhet.config import build_config, envelope
+from fedhet.config import build_config, envelope, find_method
 from fedhet.node.site import assigned_model, load_local
 from fedhet.node.state import FileStore
 from fedhet.protocol.flower import NodeInfo
@@ -23,7 +23,6 @@ from fedhet.protocol.payload import Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
-from fedhet.registry import METHODS
 from fedhet.runtime.inline import FIRST_NODE, InlineGrid
 from fedhet.schema import RunConfig
 from fedhet.server_app import Job, run
@@ -111,7 +110,7 @@ def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) ->
         device=torch.device("cpu"),
         store=FileStore(folder / data.client, sync=False),
     )
-    client = METHODS[config.method].client(setup)
+    client = find_method(config.method).client(setup)
     client.round = round_
     client.restore(0)
     return client
@@ -130,7 +129,7 @@ def make_strategy(
             str(k), roster.classes, names, counts, total, "cnn-5", "cpu", tuple(own)
         )
         roster.generations[str(k)] = 0
-    strategy = METHODS[config.method].strategy(config, roster)
+    strategy = find_method(config.method).strategy(config, roster)
     strategy.initialise()
     return strategy
 

@@ -19,6 +19,7 @@ from typer.models import ArgumentInfo
 import fedhet
 from fedhet.cli.deploy import add_commands
 from fedhet.errors import RunFailedError, UserError
+from fedhet.plugins import look_here
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig, kebab
 
@@ -362,6 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def execute(arguments: list[str]) -> int:
     """Run one command line; returns 0, 2 (mistake), 3 (run failed) or 128 + signal."""
+    look_here()
     try:
         code = app(arguments, prog_name="fedhet", standalone_mode=False)
         return code if isinstance(code, int) else 0

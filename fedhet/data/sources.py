@@ -1,18 +1,22 @@
 """The sources by name, and those that are arrays: digits, torchvision's data sets, synthetic."""
 
-import difflib
+import hashlib
+import inspect
 import re
 import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
+from fedhet import plugins
 from fedhet.data.folder import open_image_folder
 from fedhet.data.listing import Indices, Listing, Pixels, Source, Unread, to_pixels
-from fedhet.errors import UserError
+from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
@@ -37,9 +41,13 @@ def find_source(name: str, *, data_path: str, seed: int, downloads: Path) -> Sou
         return open_image_folder(data_path)
     if name.startswith("synthetic"):
         return _synthetic(name, seed)
-    near = difflib.get_close_matches(name, NAMES, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"dataset {name!r} is unknown{hint} (allowed: {', '.join(NAMES)})")
+    if plugins.is_own("dataset", name):
+        return Own(name, data_path)
+    known = [*NAMES, *plugins.installed("dataset")]
+    raise UserError(
+        f"dataset {name!r} is unknown{nearest(name, known)}; allowed: {', '.join(known)} or your "
+        "own module:load"
+    )
 
 
 def _select(
@@ -54,9 +62,7 @@ def _select(
     new_label = np.full(len(own), -1, dtype=np.int64)
     for label, name in enumerate(wanted or own):
         if name not in own:
-            near = difflib.get_close_matches(name, own, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"classes: dataset {source} has no class {name!r}{hint}")
+            raise UserError(f"classes: dataset {source} has no class {name!r}{nearest(name, own)}")
         new_label[list(own).index(name)] = label
     kept = np.flatnonzero(new_label[labels] >= 0)
     return kept, new_label[labels[kept]]
@@ -75,6 +81,66 @@ class _Arrays:
         pixels = (to_pixels(Image.fromarray(self.images[i]), image_size) for i in kept)
         paths = tuple(str(i) for i in kept)
         return Listing(classes or self.classes, paths, labels, pixels)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's own function: ``load(data_path)`` -> images, labels, class names.
+
+    Images are uint8 (n, h, w, 3) or (n, h, w), labels (n,) whole numbers from 0, one name per
+    class.
+    """
+
+    name: str
+    data_path: str
+
+    def fingerprint(self) -> list[object]:
+        """The code of the function's module, and when and how large its data path is."""
+        source = inspect.getsourcefile(plugins.load("dataset", self.name))
+        code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+        path = Path(self.data_path).expanduser()
+        stat = path.stat() if self.data_path and path.exists() else None
+        when = [stat.st_mtime_ns, stat.st_size] if stat else []
+        return ["own", self.name, code, self.data_path, when]
+
+    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
+        """Call the function and check what it returns; UserError, one line, if that is wrong."""
+        load = plugins.load("dataset", self.name)
+        try:
+            images, labels, names = load(self.data_path)
+            images, labels = np.asarray(images), np.asarray(labels)
+            own = tuple(str(name) for name in names)
+        except Exception as error:
+            raise UserError(
+                f"dataset {self.name!r}: load({self.data_path!r}) must return images, labels and "
+                f"class names: {brief(error)}"
+            ) from error
+        _check_arrays(self.name, images, labels, own)
+        return _Arrays(images, labels.astype(np.int64), own).listing(self.name, image_size, classes)
+
+
+def _check_arrays(
+    name: str, images: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
+) -> None:
+    """UserError for arrays that are no labelled images."""
+    fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 3)  # noqa: PLR2004
+    if images.dtype != np.uint8 or not fits or not len(images):
+        raise UserError(
+            f"dataset {name!r}: images are {images.dtype}{list(images.shape)}, must be uint8 "
+            "(n, h, w, 3) or (n, h, w)"
+        )
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise UserError(
+            f"dataset {name!r}: labels are {labels.dtype}{list(labels.shape)}, must be whole "
+            f"numbers of shape [{len(images)}]"
+        )
+    if not classes or len(set(classes)) < len(classes) or not all(classes):
+        raise UserError(f"dataset {name!r}: class names must be texts, each another")
+    if labels.min() < 0 or labels.max() >= len(classes):
+        raise UserError(
+            f"dataset {name!r}: labels go from {labels.min()} to {labels.max()}, and there are "
+            f"{len(classes)} class names"
+        )
 
 
 class Digits:

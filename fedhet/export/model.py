@@ -7,7 +7,6 @@ the network again, so neither the run nor the client's private state is needed t
 
 import copy
 import hashlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-import fedhet
 from clients.base import MethodClient, Setup
 from fedhet.config import find_method
-from fedhet.errors import UserError
+from fedhet.errors import UserError, brief
 from fedhet.node.site import without_images
 from fedhet.node.state import FileStore
+from fedhet.plugins import look_here
 from fedhet.schema import RunConfig
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
@@ -73,6 +72,7 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     Generation 0 is a fresh client. Raises UserError where the description says something
     impossible, StateError, KeyError or RuntimeError where the generation does not fit it.
     """
+    look_here()
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
     try:
@@ -83,10 +83,6 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
         key = ".".join(str(part) for part in error["loc"])
         raise UserError(f"'{folder}': {key}: '{error['input']}': {error['msg']}") from None
     architecture = str(description["architecture"])
-    if ":" in architecture:  # a user's own; at the end, so that it hides none of our packages
-        for place in (str(Path(fedhet.__file__).resolve().parents[1]), str(Path.cwd())):
-            if place not in sys.path:
-                sys.path.append(place)
     client = method.client(
         Setup(
             config=config.model_copy(update={"params": params}),
@@ -126,7 +122,7 @@ def load_model(folder: Path) -> tuple[Personalised, dict[str, Any]]:
         raise UserError(f"model '{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"model '{folder}': {CARD} does not fit {WEIGHTS}: {_line(error)}"
+            f"model '{folder}': {CARD} does not fit {WEIGHTS}: {brief(error)}"
         ) from error
     return model, card
 
@@ -140,11 +136,7 @@ def _read_card(folder: Path) -> dict[str, Any]:
             "`fedhet export STATE --out DIR` makes one"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"model '{folder}': {CARD} is not valid YAML: {_line(error)}") from error
+        raise UserError(f"model '{folder}': {CARD} is not valid YAML: {brief(error)}") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise UserError(f"model '{folder}': {CARD} is not of format {FORMAT}")
     return card
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

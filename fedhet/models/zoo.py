@@ -1,8 +1,5 @@
 """All models by name: the five CNNs, four of torchvision's, and a user's own ``module:factory``."""
 
-import difflib
-import importlib
-import keyword
 from types import MethodType
 from typing import Any, cast
 
@@ -10,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import relu
 
-from fedhet.errors import UserError
+from fedhet import plugins
+from fedhet.errors import UserError, brief, nearest
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.cnn import CNN_NAMES, cnn
 
@@ -44,7 +42,7 @@ class Backbone(SplitModel):
 
 
 def validate_model_name(name: str) -> None:
-    """Accept one of :data:`MODEL_NAMES` or the form ``package.module:factory``; imports nothing.
+    """Accept one of :data:`MODEL_NAMES`, an installed one or ``module:factory``; imports nothing.
 
     Raises:
         UserError: anything else; names the nearest model.
@@ -52,18 +50,12 @@ def validate_model_name(name: str) -> None:
     """
     if name in MODEL_NAMES:
         return
-    module, colon, factory = name.partition(":")
-    if colon:
-        parts = [*module.split("."), factory]
-        if all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-            return
-        raise UserError(f"model {name!r} is not of the form package.module:factory")
-    near = difflib.get_close_matches(name.lower(), MODEL_NAMES, n=1, cutoff=0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise UserError(
-        f"model {name!r} is unknown{hint}; allowed: {', '.join(MODEL_NAMES)} "
-        "or your own module:factory"
-    )
+    if not plugins.is_own("model", name):
+        known = [*MODEL_NAMES, *plugins.installed("model")]
+        raise UserError(
+            f"model {name!r} is unknown{nearest(name, known)}; allowed: {', '.join(known)} "
+            "or your own module:factory"
+        )
 
 
 def build_model(name: str, *, classes: int, d: int = 500, image_size: int = 32) -> SplitModel:
@@ -144,7 +136,7 @@ def _check_forward(model: SplitModel, name: str, d: int, image_size: int) -> Non
         raise
     except Exception as error:
         raise UserError(
-            f"model {name!r}: a forward of two {size} x {size} images fails: {_line(error)}"
+            f"model {name!r}: a forward of two {size} x {size} images fails: {brief(error)}"
         ) from error
     same = isinstance(full, torch.Tensor) and full.shape == logits.shape
     if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
@@ -169,7 +161,7 @@ def _torchvision(name: str, classes: int, d: int) -> SplitModel:
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"model {name!r} needs a torchvision of the same build as torch {torch.__version__}: "
-            f"{_line(error)}"
+            f"{brief(error)}"
         ) from error
     network: nn.Module = get_model(name, weights=None, num_classes=1, **_TORCHVISION[name])
     return Backbone(network, _cut(network), classes, d)
@@ -190,24 +182,15 @@ def _cut(network: nn.Module) -> int:
 
 
 def _users_own(name: str, classes: int, d: int, image_size: int) -> SplitModel:
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"model {name!r}: cannot import {module_name!r} ({_line(error)}); "
-            "it must lie in the app root or be installed on every node"
-        ) from error
-    factory = getattr(module, attribute, None)
+    factory = plugins.load("model", name)
     if not callable(factory):
-        what = "is not callable" if hasattr(module, attribute) else "does not exist"
-        raise UserError(f"model {name!r}: {attribute!r} {what} in module {module_name!r}")
+        raise UserError(f"model {name!r} is a {type(factory).__name__}, must be a factory")
     try:
         model = factory(classes=classes, d=d, image_size=image_size)
     except Exception as error:
         raise UserError(
-            f"model {name!r}: {attribute}(classes={classes}, d={d}, image_size={image_size}) "
-            f"fails: {_line(error)}"
+            f"model {name!r}: its factory, called with classes={classes}, d={d}, "
+            f"image_size={image_size}, fails: {brief(error)}"
         ) from error
     check_model(model, name, classes, d, image_size)
     if not _has_forward(model):
@@ -218,8 +201,3 @@ def _users_own(name: str, classes: int, d: int, image_size: int) -> SplitModel:
 def _has_forward(model: nn.Module) -> bool:
     """Whether somebody gave this module (or its class) a forward."""
     return "forward" in vars(model) or type(model).forward is not nn.Module.forward
-
-
-def _line(error: BaseException) -> str:
-    """Type and text of an error, on one line of bounded length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,7 +1,6 @@
 """Everything that can be wrong with a run, found before any process is started."""
 
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -84,16 +83,13 @@ def check_state_dir(config: RunConfig) -> None:
 
 
 def python_path(config: RunConfig) -> list[str]:
-    """Where a user's own ``module:factory`` is looked for besides the app root."""
-    own = any(":" in name for name in config.models)
+    """Where a user's own modules are looked for besides what is installed."""
+    own = any(":" in name for name in (config.method, config.dataset, *config.models))
     return [str(Path.cwd())] if own and Path.cwd() != app_root() else []
 
 
 def check_models(config: RunConfig, classes: int) -> None:
     """Every model can be built for these classes and this image size."""
-    if any(":" in name for name in config.models):
-        # At the end: a user's folder named like one of our packages must not hide it.
-        sys.path += [p for p in (str(app_root()), *python_path(config)) if p not in sys.path]
     with torch.random.fork_rng(devices=[]):
         for name in dict.fromkeys(config.models):
             build_model(name, classes=classes, d=REPRESENTATION, image_size=config.image_size)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedhet.config import build_config, nearest, resumed_config
-from fedhet.errors import UserError
+from fedhet.config import build_config, resumed_config
+from fedhet.errors import UserError, nearest
 from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import Verification

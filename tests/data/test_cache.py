@@ -247,8 +247,8 @@ def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path,
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("cifar", {}, "dataset 'cifar' is unknown; did you mean cifar10"),
-        ("nonsense!", {}, "dataset 'nonsense!' is unknown .allowed: digits, cifar10"),
+        ("cifar", {}, "dataset 'cifar' is unknown; did you mean 'cifar10'"),
+        ("nonsense!", {}, "dataset 'nonsense!' is unknown; allowed: digits, cifar10"),
         ("synthetic:abc", {}, "dataset 'synthetic:abc': expected synthetic"),
         ("synthetic:5x10", {}, "no fewer images than classes"),
         ("digits", {"image_size": 0}, "image-size 0 is not allowed"),

@@ -73,7 +73,10 @@ def pretend(monkeypatch):
         (["method=fedsa"], ["method", "'fedsa'", "did you mean 'fedssa'", "lg_fedavg"]),
         (["dataset=digit"], ["'digit'", "digits"]),
         (["models=cnn-9"], ["'cnn-9'", "cnn-5"]),
-        (["models=nowhere:make"], ["'nowhere:make'", "app root or be installed on every node"]),
+        (
+            ["models=nowhere:make"],
+            ["'nowhere:make'", "folder where the command is given or be installed"],
+        ),
         (["dataset=image-folder"], ["data-path"]),
         (["dataset=image-folder", "data-path=/no/such"], ["data-path", "/no/such"]),
         (["classes-per-client=11"], ["classes-per-client", "11", "10 classes"]),

@@ -1,0 +1,64 @@
+"""Other people's methods, models and data sets, by module or by the name of an entry point.
+
+``package.module:NAME`` lies in the folder where the command is given, or is installed; an installed
+package may also give it a name of its own in an entry-point group. Neither hides anything of ours.
+"""
+
+import importlib
+import keyword
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from fedhet.errors import UserError, brief
+
+GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
+
+
+@lru_cache(maxsize=len(GROUPS))
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """What installed packages offer of a kind (``method``, ``model``, ``dataset``), by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
+
+
+def look_here() -> None:
+    """Let modules in the working folder be found, after everything that is installed."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def is_own(kind: str, name: str) -> bool:
+    """Whether a name can only be somebody else's; imports nothing.
+
+    Raises UserError for one with a colon that is not of the form ``package.module:NAME``.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return name in installed(kind)
+    parts = [*module.split("."), attribute]
+    if all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        return True
+    raise UserError(f"{kind} {name!r} is not of the form package.module:NAME")
+
+
+def load(kind: str, name: str) -> Any:
+    """The object of that name, for which :func:`is_own` holds.
+
+    Raises UserError if it cannot be imported or is not there.
+    """
+    module, colon, attribute = name.partition(":")
+    try:
+        if not colon:
+            return installed(kind)[name].load()
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}); it must lie in the "
+            "folder where the command is given or be installed, in a deployment on every node"
+        ) from error
+    if not hasattr(found, attribute):
+        raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")
+    return getattr(found, attribute)

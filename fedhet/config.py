@@ -42,12 +42,14 @@ _EXAMPLES = {
 
 def find_method(name: str) -> Method:
     """The method of that name, ours or another's; UserError with the nearest name otherwise."""
+    name = method_name(name)
     if name in METHODS:
         return METHODS[name]
     if not plugins.is_own("method", name):
         known = [*METHODS, *plugins.installed("method")]
         raise UserError(
-            f"method: unknown value '{name}'{nearest(name, known)}; allowed: {', '.join(known)} "
+            f"method: unknown value '{name}'{nearest(name.lower(), known)}; "
+            f"allowed: {', '.join(known)} "
             "or your own module:METHOD"
         )
     found = plugins.load("method", name)
@@ -147,11 +149,12 @@ def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunC
 
 def build_config(values: Mapping[str, Any]) -> RunConfig:
     """Check a flat mapping of keys; raises :class:`UserError` for the first mistake."""
-    method = find_method(str(values.get("method", "fedssa")))
+    name = method_name(str(values.get("method", "fedssa")))
+    method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)
     for key in values:
         if key not in _COMMON | own:
-            raise UserError(_unknown_key(key, str(values.get("method", "fedssa")), own))
+            raise UserError(_unknown_key(key, name, own))
     params = _validate(method.params, {k: v for k, v in values.items() if k in own})
     config = _validate(RunConfig, {k: v for k, v in values.items() if k in _COMMON})
     assert isinstance(config, RunConfig) and isinstance(params, Params)

@@ -101,11 +101,12 @@ def run(
 @command()
 def demo(
     out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
+    as_json: Json = False,
 ) -> None:
-    """FedSSA, LG-FedAvg and Standalone on the embedded digits, in about two minutes."""
+    """FedSSA, LG-FedAvg and Standalone on the embedded digits, in about a minute."""
     from fedhet.cli import commands
 
-    commands.demo(out)
+    commands.demo(out, as_json=as_json)
 
 
 @command()

@@ -9,18 +9,22 @@ from pathlib import Path
 
 from fedhet.cli import show
 from fedhet.cli.show import RunProgress, percent, show_table
+from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config import load_config
 from fedhet.data.listing import Indices
-from fedhet.errors import UserError
+from fedhet.errors import RunFailedError, UserError
+from fedhet.experiments.grid import Cell
+from fedhet.experiments.sweep import FINISHED, Job, Sweep
 from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import preflight, session
 from fedhet.runtime.session import find_preset, read_summary
+from fedhet.runtime.signals import interruptible
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 DEMO = (
     "dataset=digits", "clients=10", "classes-per-client=4", "rounds=14", "local-epochs=1",
-    "batch-size=16",
+    "batch-size=16", "engine=inline",
 )  # fmt: skip
 WIDEST = 20  # classes that a table can show side by side
 
@@ -95,18 +99,30 @@ def verify(path: Path, *, as_json: bool) -> None:
         print(folder.path)
 
 
-def demo(out: str) -> None:
-    """``fedhet demo``: three methods on the digits, then a table."""
+def demo(out: str, *, as_json: bool) -> None:
+    """``fedhet demo``: three methods on the digits side by side, then a table."""
     base = Path(out).expanduser().absolute() / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    rows = []
-    for method in DEMO_METHODS:
-        words = (*DEMO, f"method={method}", f"out={base}", f"name={method}")
-        folder = session.start(load_config(None, words), method, console(quiet=False))
-        rows.append(_demo_row(folder))
+    cells = [
+        Cell({"method": method}, load_config(None, [*DEMO, f"method={method}", f"name={method}"]))
+        for method in DEMO_METHODS
+    ]
+    preflight.check_out(cells[0].config.model_copy(update={"out": str(base)}))
+    found = Sweep("demo", base, [Job(cell, base / cell.config.name) for cell in cells])
+    _say(f"starting {len(cells)} runs side by side, one process each; logs: {found.folder}")
+    with interruptible(), SweepProgress(found, quiet=as_json) as progress:
+        found.run(len(cells), progress.update)
+    for job in found.jobs:
+        if job.state != FINISHED:
+            raise RunFailedError(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
+    folders = [RunFolder(job.folder) for job in found.jobs]
+    if as_json:
+        rows = [read_summary(folder) | {"folder": str(folder.path)} for folder in folders]
+        print(json.dumps(rows, indent=2))
+        return
     show_table(
         "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
         ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
-        rows,
+        [_demo_row(folder) for folder in folders],
     )
     print("accuracy: own test images, mean over clients; floats and GFLOPs: per client and round")
     print(base)

@@ -26,7 +26,7 @@ def keys(method: str | None, *, as_json: bool) -> None:
     """``fedhet keys``: everything that a configuration may say."""
     table = schema_keys(RunConfig)
     if method is not None:
-        table |= schema_keys(find_method(method_name(method)).params)
+        table |= schema_keys(find_method(method).params)
     if as_json:
         print(json.dumps(table, indent=2))
         return
@@ -80,7 +80,7 @@ def _key_line(key: str, what: Mapping[str, Any]) -> str:
 
 def methods(name: str | None, *, as_json: bool) -> None:
     """``fedhet methods``: names and their own keys; with ``name`` one method in full."""
-    chosen = METHODS if name is None else {method_name(name): find_method(method_name(name))}
+    chosen = METHODS if name is None else {method_name(name): find_method(name)}
     table: list[dict[str, Any]] = [
         {"name": own, "about": method.about, "keys": schema_keys(method.params)}
         for own, method in chosen.items()

@@ -226,7 +226,7 @@ def command(job: Job, folder: Path) -> list[str]:
     if (job.folder / "checkpoint" / "run.json").exists():
         return ["resume", str(job.folder)]
     preset = str(folder / f"{job.cell.name}.yaml")
-    return ["run", preset, "--out", str(job.folder.parent), "--name", job.cell.name]
+    return ["run", preset, "--out", str(job.folder.parent), "--name", job.folder.name]
 
 
 def fedhet_command(words: list[str]) -> int:

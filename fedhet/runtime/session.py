@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedhet.config import build_config, resumed_config
+from fedhet.config import build_config, method_name, resumed_config
 from fedhet.errors import UserError, nearest
 from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
@@ -50,6 +50,7 @@ def find_preset(name: str) -> Path:
         str(preset.relative_to(folder).with_suffix("")): preset
         for preset in sorted(folder.rglob("*.yaml"))
     }
+    name = method_name(name)  # FedSSA is fedssa here as well
     if name not in shipped:
         raise UserError(
             f"config '{name}': no such file and no preset{nearest(name, list(shipped))}; "

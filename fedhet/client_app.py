@@ -96,16 +96,29 @@ def _answered(message: Message, handler: Callable[[], Message]) -> Message:
         return answer(message, {"error": _out_of_memory()})
     except Exception as error:  # a client's fault must reach the server as one line
         traceback.print_exc()
-        text = " ".join(str(error).split())[:500]
+        text = " ".join(str(error).split())[:400]
         _say(lambda: f"failed: {text}")
-        lost = isinstance(error, StateLostError)
-        return answer(message, {"error": f"{type(error).__name__}: {text}", "state-lost": lost})
+        reason = f"{type(error).__name__}: {text}{_where(error)}"
+        return answer(message, {"error": reason, "state-lost": isinstance(error, StateLostError)})
 
 
 def _say(text: Callable[[], str]) -> None:
     """A line for the owner of a node, which `fedhet node` finds in what Flower prints."""
     if os.environ.get("FEDHET_NODE"):
         print(f"fedhet: {text()}", file=sys.stderr, flush=True)
+
+
+def _where(error: Exception) -> str:
+    """The last line of ours or the user's that an unexpected error came through, as ``(x.py:7)``.
+
+    No path: what lies where on a client's machine is not the server's business.
+    """
+    if isinstance(error, UserError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    last = (own or frames)[-1]
+    return f" ({Path(last.filename).name}:{last.lineno})"
 
 
 @app.query()

@@ -144,6 +144,14 @@ def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunC
             f"rounds: {config.rounds} is not allowed: the noise of this run (dp-clip) was chosen "
             f"for rounds={started['rounds']}, and more uploads would exceed dp-epsilon"
         )
+    planned = config.lr_schedule != "constant" and f"lr-schedule={config.lr_schedule}"
+    if find_method(config.method).strategy.plans_rounds:
+        planned = f"method={config.method}"
+    if planned and config.rounds != started["rounds"]:
+        raise UserError(
+            f"rounds: {config.rounds} is not allowed: {planned} spreads its course over all "
+            f"rounds, and this run began with rounds={started['rounds']}; start a new run"
+        )
     return config
 
 

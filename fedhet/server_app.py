@@ -107,9 +107,21 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     strategy.rounds = Rounds(strategy, handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
+    _check_replies(folder)
     folder.write_summary(config, "completed", len(roster.ids))
     if simulated and not config.keep_state:
         remove_states(folder, config)
+
+
+def _check_replies(folder: RunFolder) -> None:
+    """RunFailedError if nothing was ever learned, however few rounds there were."""
+    rounds = folder.read_rounds()
+    if not any(record["replied"] for record in rounds):
+        first = next(iter(rounds[0]["failures"]), {"client": "?", "reason": "no reply"})
+        raise RunFailedError(
+            f"no client ever replied validly; the first, client {first['client']}: "
+            f"{first['reason']}"
+        )
 
 
 def terms(config: RunConfig) -> Terms:

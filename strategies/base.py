@@ -37,6 +37,7 @@ class MethodStrategy(Strategy, Generic[P]):
     """Server half of a method with parameters ``P``; the module's docstring names the hooks."""
 
     upload_type: type[Payload] = Empty
+    plans_rounds = False  # whether a round depends on how many there will be
     rounds: "Rounds"  # who asks, checks and writes down; set before the first round
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:

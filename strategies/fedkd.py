@@ -88,6 +88,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
     upload_type = LowRank
+    plans_rounds = True  # the energy grows from t-start to t-end over all rounds
 
     @classmethod
     def check_config(cls, config: RunConfig, params: FedKDParams) -> None:

@@ -65,14 +65,25 @@ class Handshake:
             if nodes and expected and len(nodes) >= expected:
                 break
             settled = time.monotonic() - last_news > SETTLE_SECONDS
+            if self._all_refuse(expected, settled=settled):
+                break
             if (nodes and not expected and settled) or time.monotonic() > deadline:
                 break
             time.sleep(poll_interval(self.grid))
         if not nodes:
             reasons = "; ".join(sorted(set(self.roster.refused.values()))) or "no node is online"
+            if self._all_refuse(expected, settled=True):
+                raise RunFailedError(f"no node can take part in this run: {reasons}")
             raise RunFailedError(f"no client within start-timeout={timeout:g} s: {reasons}")
         if expected and len(nodes) < expected:
             log.warning("starting with %d of %d clients", len(nodes), expected)
+
+    def _all_refuse(self, expected: int, *, settled: bool) -> bool:
+        """Whether everybody has answered, and nobody can take part: waiting changes nothing."""
+        refused = len(self.roster.refused)
+        if self.roster.nodes or self._asked or not refused:
+            return False
+        return refused >= expected if expected else settled
 
     def query(self, patience: float = QUERY_PATIENCE) -> list[str]:
         """Ask unknown nodes who they are; forget nodes that are gone. Returns new clients.

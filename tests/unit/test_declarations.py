@@ -93,7 +93,7 @@ def test_a_refusal_stands_in_the_failures(tmp_path):
 
 
 def test_nobody_but_liars(tmp_path):
-    with pytest.raises(RunFailedError, match="start-timeout=0.5 s: clients: 'abc'"):
+    with pytest.raises(RunFailedError, match="no node can take part in this run: clients: 'abc'"):
         simulate(
             small(tmp_path, start_timeout=0.5),
             tamper=lambda n, message, reply: liar(clients="abc")(1, message, reply),

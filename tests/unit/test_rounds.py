@@ -9,7 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 
 from clients.base import MethodClient
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailedError, UserError
 from fedhet.ids import client_order
 from fedhet.protocol.messages import instruction, to_record
 from fedhet.protocol.roster import Roster
@@ -381,3 +381,22 @@ def test_private_layers_never_cross_the_wire(tmp_path):
         record = message.content.array_records.get("arrays", ArrayRecord())
         for array in record.to_numpy_ndarrays():
             assert array.size <= 4 * 500
+
+
+def test_a_run_in_which_nobody_ever_replied_fails_with_the_first_reason(tmp_path, monkeypatch):
+    def fit(self, *arguments):
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr(MethodClient, "fit", fit)
+    here = r"\(test_rounds.py:\d+\)"
+    with pytest.raises(RunFailedError, match=f"client 0: ZeroDivisionError: by hand {here}$"):
+        simulate(small(tmp_path, rounds=1))
+
+
+def test_a_run_that_every_node_refuses_ends_at_once(tmp_path, monkeypatch):
+    def load(*_, **__):
+        raise UserError("data-path: '/gone' is not there")
+
+    monkeypatch.setattr("fedhet.client_app.load_local", load)
+    with pytest.raises(RunFailedError, match="no node can take part in this run: .*'/gone'"):
+        simulate(small(tmp_path))

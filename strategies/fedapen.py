@@ -40,7 +40,9 @@ class FedAPENParams(Params):
         10, ge=1, description="epochs of learning lambda per round; code: 10"
     )
     lr_ensemble: float = Field(
-        0.05, gt=0, description="learning rate of lambda, plain SGD; code: 0.001, see above"
+        0.05,
+        gt=0,
+        description="learning rate of lambda, SGD; code: 0.001 for 10 x the steps",
     )
 
 

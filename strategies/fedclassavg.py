@@ -42,7 +42,8 @@ class FedClassAvgParams(Params):
         TAU, gt=0, description="tau, temperature of SupCon, > 0; .07 to .5 on normalised features"
     )
     legacy: bool = Field(
-        False, description="authors' code: raw features, tau = 100, mean squared proximal term"
+        False,
+        description="authors' loss: raw features, tau = 100, mean squares; needs Adam",
     )
 
 

@@ -9,7 +9,7 @@ from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, tr
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
-from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
 ROUND = {"round": 1, "generation": 0, "evaluate": True}
 
@@ -93,9 +93,3 @@ def test_which_model_that_is(tmp_path, changes, width):
 def test_a_common_model_that_does_not_exist_is_refused():
     with pytest.raises(UserError, match="cnn-9"):
         build_config({"method": "fedavg", "common-model": "cnn-9"})
-
-
-def test_resumed_it_ends_with_the_same_bytes(tmp_path):
-    config = fedavg(tmp_path, rounds=3)
-    whole, cut = simulate(config)[0], cut_and_resume(config, 2)
-    assert [r["sha256"] for r in whole.read_rounds()] == [r["sha256"] for r in cut.read_rounds()]

@@ -5,19 +5,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from flwr.app import Message
 from PIL import Image
 
 from clients import base
 from fedhet.config import load_config, method_keys
 from fedhet.models import MODEL_NAMES
+from fedhet.protocol.messages import to_record
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig, kebab
-from fedhet.testing import simulate, small
+from fedhet.testing import cut_and_resume, simulate, small
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {  # fewer epochs of what a method trains beside the models
     "pfedes": {"extractor_epochs": 1},
     "fedapen": {"ensemble_epochs": 2, "holdout": 0.2},
+    "fedtgp": {"server_epochs": 3},
+    "fedgen": {"server_epochs": 3},
 }
 
 
@@ -90,6 +94,51 @@ def test_clients_that_are_never_sampled_are_scored_as_initialised(tmp_path, meth
     )
     assert records[-1]["sampled"] == 1 and records[-1]["evaluated_clients"] == 4
     assert sorted(line.split(",")[3] for line in clients) == ["0", "0", "0", "1"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_it_ends_with_the_same_bytes(tmp_path, method):
+    """What a strategy keeps in its arrays and a client in its state is all that there is."""
+    values = {"method": method, "batch_size": 8, "rounds": 3, "dataset": "synthetic:80x4"}
+    config = small(tmp_path, **values, clients=2, **SHORT.get(method, {}))
+    whole, cut = simulate(config)[0], cut_and_resume(config, 3)
+    assert [r["sha256"] for r in whole.read_rounds()] == [r["sha256"] for r in cut.read_rounds()]
+
+
+ATTACKS = {  # what becomes of a reply's arrays, and what the reason says
+    1: (lambda arrays: [*arrays, np.zeros(3, np.float32)], "array"),
+    2: (lambda arrays: [np.full_like(a, np.nan) if a.dtype.kind == "f" else a for a in arrays],
+        "NaN"),
+    3: (lambda arrays: [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays], ""),
+    4: (lambda arrays: [np.repeat(a, 2, axis=-1) if a.ndim else a for a in arrays], ""),
+    5: (lambda arrays: [a * np.float32(1e6) if a.dtype.kind == "f" else a for a in arrays], ""),
+    6: (lambda arrays: arrays[:-1], "array"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "standalone"])
+def test_hostile_payloads_are_left_out_and_named(tmp_path, method):
+    """Six clients lie, each in its own way; the seventh alone decides what the server has."""
+    honest = []
+
+    def lie(node, message, reply):
+        if message.metadata.message_type != "train":
+            return reply
+        content, arrays = reply.content, reply.content["arrays"].to_numpy_ndarrays()
+        if node not in ATTACKS:
+            honest.append(arrays)
+            return reply
+        content["arrays"] = to_record(ATTACKS[node][0](arrays))
+        return Message(content, reply_to=message)
+
+    values = {"method": method, "batch_size": 8, "rounds": 1, "dataset": "synthetic:280x4"}
+    config = small(tmp_path, **values, clients=7, **SHORT.get(method, {}))
+    record = simulate(config, tamper=lie)[0].read_rounds()[0]
+    reasons = {failure["client"]: failure["reason"] for failure in record["failures"]}
+    assert record["replied"] == 1 and sorted(reasons) == [str(node) for node in ATTACKS]
+    for node, (_, word) in ATTACKS.items():
+        assert word in reasons[str(node)] and "\n" not in reasons[str(node)]
+    assert record["uplink_floats"] == sum(a.size for a in honest[0] if a.dtype.kind == "f")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,0 +1,114 @@
+"""Mistakes in the commands of a deployment, the check, the status: nothing is started."""
+
+import json
+
+import pytest
+
+from fedhet.cli.arguments import execute
+from fedhet.runtime.certs import make
+from fedhet.runtime.control import Node, Run
+from fedhet.runtime.node import REFUSALS, NodePlan
+from fedhet.runtime.node import Node as Keeper
+from fedhet.runtime.server_folder import CONNECTION, ServerFolder, connect
+from fedhet.runtime.status import collect
+
+
+@pytest.fixture
+def tls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make(tmp_path / "tls", ["127.0.0.1"], ["a"])
+    return tmp_path / "tls"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["node", "tls/clients/a", "--server", "h:1"], "--data FOLDER"),
+        (["node", "tls/clients/a", "--server", "h:1", "--partition", "3/3"], "'3/3'"),
+        (["node", "tls/clients/a", "--server", "h:1", "--data", "nowhere"], "nowhere"),
+        (["node", "tls/clients/b", "--server", "h:1", "--partition", "0/1"], "clients/b"),
+        (["node", "tls/clients/a", "--server", "https://h", "--partition", "0/1"], "https://h"),
+        (["node", "tls/clients/a", "--server", "h", "--partition", "0/1", "--ca", "x"], "/x"),
+        (["server", "elsewhere"], "fedhet certs --out"),
+        (["status", "--superlink", "tls"], "fedhet server"),
+        (["unit", "client"], "server or node"),
+    ],
+)
+def test_a_mistake_is_one_line(tls, capsys, words, names):
+    assert execute(words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert names in line
+
+
+def test_the_check_names_all_that_is_wrong(tls, capsys):
+    (tls / "clients" / "a").chmod(0o644)
+    words = ["node", "tls/clients/a", "--server", "127.0.0.1:9", "--partition", "0/1",
+             "--model", "cnn-9", "--check"]  # fmt: skip
+    assert execute(words) == 2
+    said = capsys.readouterr()
+    wrong = [line.split(":")[0] for line in said.out.splitlines() if line.startswith("WRONG")]
+    assert wrong == ["WRONG key", "WRONG model", "WRONG connection"]
+    assert said.err.strip().endswith("key, model, connection")
+
+
+@pytest.mark.parametrize("what", ["server", "node"])
+def test_a_unit_runs_the_command_it_is_for(capsys, what):
+    assert execute(["unit", what]) == 0
+    text = capsys.readouterr().out
+    assert f"fedhet {what} " in text and "[Install]" in text and "Restart=always" in text
+
+
+def test_a_folder_of_certificates_stands_for_its_server(tls, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
+    assert connect("some-connection") == "some-connection"
+    ServerFolder(tls).prepare(4711)
+    assert connect("tls") == CONNECTION
+    assert ServerFolder(tls).control() == "127.0.0.1:4711"
+    assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
+
+
+def test_what_flower_says_is_said_once_and_plainly(tmp_path):
+    said = []
+    keeper = Keeper(NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log"), said.append)
+    for line in (
+        "INFO :  SuperNode ID: 17", "fedhet: round 1: test accuracy 50.00 %", "noise",
+        "[code: 2004] Failed to activate SuperNode.", "[code: 2004] Failed to activate SuperNode.",
+    ):  # fmt: skip
+        keeper._translate(line)
+    assert said == ["admitted by h:1 (node 17)", "round 1: test accuracy 50.00 %",
+                    REFUSALS["[code: 2004]"]]  # fmt: skip
+
+
+class Link:
+    """A SuperLink's Control API with two nodes and two runs."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def nodes(self):
+        return [Node(1, "b", "online"), Node(2, "a", "offline")]
+
+    def runs(self):
+        config = {"method": "fedssa", "rounds": 3}
+        return [Run(8, "running", "2026", config, self.folder), Run(7, "finished", "2025", {}, "")]
+
+
+def test_status_puts_superlink_and_run_folder_together(tmp_path):
+    (tmp_path / "partition.csv").write_text("client,x,y\na,3,4\nb,0,5\n")
+    (tmp_path / "clients.csv").write_text(
+        "round,client,model,generation,test_accuracy,val_accuracy,other\n1,a,cnn-5,1,50.0,,\n"
+        "2,a,cnn-5,2,75.0,,\n"
+    )
+    records = [{"round": 2, "test_accuracy_mean": 75.0, "failures": [{"client": "b"}]}]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    found = collect(Link(tmp_path))
+    assert found["nodes"] == [
+        {"name": "a", "node": "2", "status": "offline", "images": 7, "model": "cnn-5",
+         "last_round": 2, "test_accuracy": 75.0, "failures": 0},
+        {"name": "b", "node": "1", "status": "online", "images": 5, "failures": 1},
+    ]  # fmt: skip
+    first, second = found["runs"]
+    assert (first["round"], first["rounds"], first["failures"]) == (2, 3, 1)
+    assert second == {"run": "7", "status": "finished", "started": "2025", "method": None,
+                      "folder": ""}  # fmt: skip

@@ -17,6 +17,7 @@ from fedhet.ids import client_order
 from fedhet.records.run_folder import CLIENT_COLUMNS
 
 FORMAT = "fedhet run record 1"
+SUFFIX = ".run"  # JSON inside; Flower packs every .json of a repository and sends it to all clients
 DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given as well
 _DIGITS = 10  # significant ones that are kept: far beyond what is shown, half the size
 _MACHINE = ("out", "name", "state-dir")  # keys of the configuration that a record leaves out
@@ -117,7 +118,7 @@ def sweep_notes(places: Iterable[Path]) -> list[str]:
 
 def _find(place: Path, depth: int) -> Iterable[Path]:
     if place.is_file():
-        if place.suffix == ".json" and f'"{FORMAT}"' in place.read_text(encoding="utf-8")[:100]:
+        if place.suffix == SUFFIX and f'"{FORMAT}"' in place.read_text(encoding="utf-8")[:100]:
             yield place
     elif (place / "config.yaml").is_file():
         yield place
@@ -240,7 +241,7 @@ def pack(run: Run, folder: Path) -> Path:
     lines = (
         f'"{key}": {json.dumps(value, separators=(",", ":"))}' for key, value in content.items()
     )
-    path = folder / f"{run.name}.json"
+    path = folder / f"{run.name}{SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, "{" + ",\n".join(lines) + "}\n")
     return path

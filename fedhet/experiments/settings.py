@@ -147,7 +147,7 @@ class Setting:
         if self.keys["partition"] == "file":
             partitions = {0}
         if len(blocks) < 2:
-            return "one block: no variability over partitions or seeds is known"
+            return "need two blocks: here is one, and nothing is known of other partitions or seeds"
         if len(partitions) > 1 and len(seeds) > 1:
             return f"over {len(blocks)} blocks, each with its own partition and its own seed"
         if len(partitions) > 1:

@@ -62,8 +62,7 @@ def _accuracy(one: Comparison) -> Table:
     ]
     few = len(one.setting.blocks()) < ENOUGH
     note = (
-        f"Test accuracy in percent. Intervals are Student's t, {PERCENT}, "
-        f"{one.setting.variability()}"
+        f"Test accuracy in percent; Student's t intervals, {PERCENT}, {one.setting.variability()}"
         + (f"; fewer than {ENOUGH} blocks: descriptive." if few else ".")
     )
     return _table("accuracy", "Accuracy", note, columns, rows, one)

@@ -91,7 +91,7 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_packed_records_give_the_same_report(sweep, tmp_path):
     report([sweep], tmp_path / "one", records=tmp_path / "records", models=False)
-    assert "/somewhere" not in (tmp_path / "records" / "fedssa-s0.json").read_text()
+    assert "/somewhere" not in (tmp_path / "records" / "fedssa-s0.run").read_text()
     report([tmp_path / "records"], tmp_path / "two", models=False)
     for file in ("report.html", "tables.md"):
         assert (tmp_path / "one" / file).read_text() == (tmp_path / "two" / file).read_text()

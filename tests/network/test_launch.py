@@ -5,13 +5,18 @@ that the others must reproduce to the byte.
 """
 
 import contextlib
+import fcntl
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -22,7 +27,7 @@ from fedhet.runtime.superlink import script
 
 pytestmark = pytest.mark.network
 
-ROUNDS = 8
+ROUNDS = 12
 WORK = (
     "models=cnn-5",
     "clients=4",
@@ -41,6 +46,8 @@ class Command:
 
     folder: Path
     process: subprocess.Popen[str]
+    sockets: set[tuple[str, str]] = field(default_factory=set)  # filled where a test looks
+    refusal: str = ""
 
     def wait(self, rounds: int) -> None:
         """Until that many rounds are finished."""
@@ -153,6 +160,10 @@ def base(fedhet):
     seen: set[int] = set()
     while command.process.poll() is None:
         seen |= set(command.pids())
+        for pid in command.pids():
+            command.sockets |= listening(pid)
+        if command.rounds() and not command.refusal:
+            command.refusal = join_without_token(command)
         time.sleep(0.1)
     code, out, err = command.end()
     assert (code, err) == (0, "")
@@ -160,6 +171,43 @@ def base(fedhet):
     assert len(seen) >= 6  # SuperLink, SuperExec, simulation, Ray's server and node, an actor
     assert_gone(command.folder, sorted(seen))
     return command
+
+
+def listening(pid: int) -> set[tuple[str, str]]:
+    """Program and address of every socket on which a process listens."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return {
+            (process.name(), connection.laddr.ip)
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
+        }
+    return set()
+
+
+def join_without_token(command: Command) -> str:
+    """What Ray says to a process of the same user that has everything but the token."""
+    (pid,) = command.pid_of("gcs_server")
+    (server, *_) = (
+        connection.laddr.port
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    )
+    program = (
+        "from ray._raylet import GcsClient\n"
+        f"GcsClient(address='127.0.0.1:{server}').internal_kv_keys(b'', namespace=None, timeout=5)"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    return done.stderr if done.returncode else "it was let in"
+
+
+def test_a_run_listens_on_loopback_only_and_lets_nobody_in(base):
+    programs = {program for program, _ in base.sockets}
+    assert {"gcs_server", "raylet"} <= programs and len(programs) >= 4, programs
+    addresses = {address.removeprefix("::ffff:") for _, address in base.sockets}
+    assert addresses == {"127.0.0.1"}, base.sockets
+    assert "InvalidAuthToken" in base.refusal
 
 
 def test_a_run_leaves_a_complete_folder(base):
@@ -185,7 +233,11 @@ def test_the_number_of_actors_changes_no_bit_and_the_seed_does(fedhet, base):
 
 
 def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, base):
-    _simulation_killed(fedhet.run("killed"))
+    _program_killed(fedhet.run("killed"), "flwr-simulation", "the simulation ended unexpectedly")
+    _program_killed(fedhet.resume("killed"), "flower-superlink", "SuperLink ended unexpectedly")
+    _program_killed(fedhet.resume("killed"), "raylet", "")  # who notices first says it
+    _program_killed(fedhet.resume("killed"), "gcs_server", "")
+    _program_killed(fedhet.resume("killed"), "flower-superexec", "SuperExec ended unexpectedly")
     _everything_killed(fedhet.resume("killed"))
     _command_killed(fedhet.resume("killed"))
     _interrupted(fedhet.resume("killed"))
@@ -199,15 +251,55 @@ def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, bas
     assert_gone(last.folder, [])
 
 
-def _simulation_killed(command: Command) -> None:
-    """The command notices at once, cleans up and says how to go on."""
-    command.wait(1)
+def test_a_training_process_killed_before_and_in_its_rounds_is_replaced(fedhet, base):
+    """Its client is asked again, from the generation that the server means: no reply is lost."""
+    command = fedhet.run("actor", "actors=1")
+    command.until(lambda: command.pid_of("ray::ClientAppActor"))
+    for rounds in (0, 2):
+        command.wait(rounds)
+        for pid in command.pid_of("ray::ClientAppActor") + command.pid_of(
+            "ray::ClientAppActor.run"
+        ):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert command.end()[0] == 0
+    assert command.summary()["run_sha256"] == base.summary()["run_sha256"]
+    assert command.summary()["failures"] == []
+
+
+def test_closing_the_terminal_stops_the_run(fedhet):
+    """SIGHUP, and a terminal that takes no more text."""
+    master, slave = os.openpty()
+    folder = fedhet.base / "terminal"
+    where = ("--out", str(fedhet.base), "--name", "terminal", "engine=inline", "rounds=400")
+    process = subprocess.Popen(
+        [script("fedhet"), "run", "quickstart", *WORK, *where],
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    command = Command(folder, process)
+    fedhet.started.append(command)
+    deadline = time.monotonic() + PATIENCE
+    while not command.rounds():
+        assert time.monotonic() < deadline and process.poll() is None
+        with contextlib.suppress(OSError):
+            os.read(master, 1 << 16) if select.select([master], [], [], 0.1)[0] else None
+    os.close(master)
+    assert process.wait(PATIENCE) == 128 + signal.SIGHUP
+    assert command.summary()["status"] == "stopped"
+
+
+def _program_killed(command: Command, program: str, reason: str) -> None:
+    """The command notices, cleans up and says how to go on."""
+    command.until(lambda: command.pid_of("flwr-simulation"))
+    command.wait(len(command.rounds()) + 1)
     pids = command.pids()
-    for pid in command.pid_of("flwr-simulation"):
+    for pid in command.pid_of(program):
         os.kill(pid, signal.SIGKILL)
     code, _, err = command.end()
     assert code == 3
-    assert "the simulation ended unexpectedly" in err
+    assert reason in err
     assert f"fedhet resume {command.folder}" in err
     assert str(command.folder / "log.txt") in err
     assert command.summary()["status"] == "failed"

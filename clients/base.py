@@ -348,6 +348,14 @@ class MethodClient(NumPyClient, Generic[P]):
             "hyper-parameters": self.config.params.model_dump(mode="json"),
         }
 
+    def work(self) -> float:
+        """FLOPs of one round's training, as :meth:`fit` counts them, without training."""
+        data, total = self.images("train"), 0.0
+        for number, phase in enumerate(self.phases()):
+            set_trainable(list(self.modules.values()), phase, self._fixed)
+            total += self._flops(number, phase, data)
+        return total
+
     def _flops(self, number: int, phase: Phase, data: ImageSet) -> float:
         """FLOPs of a whole phase, from one batch counted once per (method, model, phase)."""
         chosen = torch.arange(len(data), device=self.device)

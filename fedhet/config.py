@@ -168,6 +168,11 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     assert isinstance(config, RunConfig) and isinstance(params, Params)
     config = config.model_copy(update={"params": params})
     _check_combinations(config)
+    if config.aggregation not in method.strategy.aggregations:
+        raise UserError(
+            f"aggregation: '{config.aggregation}' is not allowed with method={config.method}: its "
+            f"server takes no mean of uploads; allowed: {', '.join(method.strategy.aggregations)}"
+        )
     method.strategy.check_config(config, params)
     for key, reason in method.strategy.ignores(config, params).items():
         value = getattr(config, key.replace("-", "_"))
@@ -240,6 +245,11 @@ def _check_combinations(config: RunConfig) -> None:
         raise UserError(
             f"trim: {config.trim:g} is only used with aggregation=trimmed-mean, and aggregation "
             f"is '{config.aggregation}'"
+        )
+    if config.max_weight < 1 and config.aggregation != "mean":
+        raise UserError(
+            f"max-weight: {config.max_weight:g} is not allowed with aggregation="
+            f"{config.aggregation}, which knows no weights"
         )
     if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
         raise UserError(

@@ -16,12 +16,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedhet.config import find_method, from_run_config
+from fedhet.counting import counter
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.keys import Names
 from fedhet.protocol.mail import SIMULATION_POLL, poll_interval
 from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
+from fedhet.protocol.work import Work
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import claim_states, remove_states
@@ -105,6 +107,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     folder.write_partition(roster.counts(), roster.classes)
     strategy = find_method(config.method).strategy(config, roster)
     strategy.rounds = Rounds(strategy, handshake, folder, kept)
+    strategy.rounds.work = Work(counter(config, roster.classes))
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
     _check_replies(folder)

@@ -17,12 +17,19 @@ from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from fedhet.schema import P
 from strategies.base import MethodStrategy, Upload
+from strategies.rules import MEAN, ROBUST, Rule, capped
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
 
-def weighted_mean(uploads: Sequence[Upload]) -> tuple[Array, ...]:
-    """Mean of payloads of equal shapes with the uploads' weights: float64 sums, float32 result."""
+def weighted_mean(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
+    """Mean of payloads of equal shapes with the uploads' weights: float64 sums, float32 result.
+
+    A rule other than the mean is taken coordinate by coordinate, without weights.
+    """
+    if rule.kind != "mean":
+        columns = zip(*(upload.payload.flat for upload in uploads), strict=True)
+        return tuple(rule.middle_of(list(column)) for column in columns)
     weights = np.array([upload.weight for upload in uploads], dtype=np.float64)
     stacks = zip(*(upload.payload.flat for upload in uploads), strict=True)
     return tuple(_weighted_sum(weights, stack).astype(np.float32) for stack in stacks)
@@ -38,15 +45,25 @@ def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
 
 
 def class_means(
-    classes: Array, rows: Sequence[Array], weights: Array | None, before: Array
+    classes: Array,
+    rows: Sequence[Array],
+    weights: Array | None,
+    before: Array,
+    rule: Rule = MEAN,
 ) -> Array:
     """Weighted mean of rows by class; classes without a row keep theirs of ``before``.
 
     ``rows`` are arrays (S_i, w) or (S_i,) float32 whose class ids, one after the other, are
     ``classes`` (M,); ``weights`` (M,) are all one if None. ``before`` and the result are (C, w) or
     (C,) float32. Sums are float64, in the order given. Rows pass through the processor's cache in
-    blocks, so that 10,000 uploads cost little more than reading them.
+    blocks, so that 10,000 uploads cost little more than reading them. A rule other than the mean
+    is taken row by row of a class and coordinate by coordinate, without weights; ``max-weight``
+    bounds the share of one row in its class.
     """
+    if rule.kind != "mean":
+        return rule.middle_by_class(classes, np.concatenate(rows), before)
+    if weights is not None and rule.max_weight < 1:
+        weights = capped(weights, rule.max_weight, classes)
     shares = np.ones(len(classes)) if weights is None else weights
     totals = np.bincount(classes, shares, minlength=len(before))
     if before.ndim == 1:
@@ -82,6 +99,7 @@ class AveragingStrategy(MethodStrategy[P]):
     """Sends all parameters of a shared module down and averages what comes back."""
 
     upload_type: type[Payload] = ModelArrays
+    aggregations = ROBUST
 
     @abstractmethod
     def shared_module(self) -> nn.Module:
@@ -109,7 +127,7 @@ class AveragingStrategy(MethodStrategy[P]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """The weighted mean replaces the shared module."""
-        self.tensors = weighted_mean(uploads)
+        self.tensors = weighted_mean(uploads, self.rule)
         return {}
 
     def arrays(self) -> dict[str, Array]:

@@ -8,7 +8,7 @@ client's process imports this module for the sake of the method's parameters.
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.schema import P, RunConfig
+from strategies.rules import Rule
 
 if TYPE_CHECKING:
     from fedhet.protocol.roster import Roster
@@ -38,12 +39,15 @@ class MethodStrategy(Strategy, Generic[P]):
 
     upload_type: type[Payload] = Empty
     plans_rounds = False  # whether a round depends on how many there will be
+    aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it can do
+    metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics
     rounds: "Rounds"  # who asks, checks and writes down; set before the first round
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
         self.config = config
         self.params = cast("P", config.params)
         self.roster = roster
+        self.rule = Rule.of(config)
         self.classes = len(roster.classes)
 
     # --- hooks of a method: plain arrays in, plain arrays out --------------------------------

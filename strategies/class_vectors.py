@@ -43,7 +43,8 @@ class ClassVectorStrategy(MethodStrategy[P]):
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
         """A client's number of images weighs nothing here."""
-        return {"weighting": "vectors are combined class by class"}
+        reason = "vectors are combined class by class"
+        return {"weighting": reason, "max-weight": reason}
 
     @property
     @abstractmethod

@@ -49,6 +49,8 @@ class FedAPENParams(Params):
 class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
     """Averages shared models."""
 
+    metric_ranges = {"ensemble_weight": (0.0, 1.0)}  # lambda
+
     def shared_module(self) -> nn.Module:
         """A shared model, freshly drawn."""
         return small_model(self.config, "", self.classes)

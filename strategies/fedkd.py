@@ -135,19 +135,27 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """The weighted mean of the updates moves the student."""
-        total = [np.zeros(shape, dtype=np.float64) for shape in self._shapes()]
-        for upload in uploads:
-            assert isinstance(upload.payload, LowRank)
-            for mean, update in zip(total, dense(upload.payload, self._shapes()), strict=True):
-                np.add(mean, upload.weight * update, out=mean)
+        updates = self._mean(uploads)
         share = self.params.share(round_, self.config.rounds)
         self.update = compress(
-            [mean.astype(np.float32) for mean in total],
+            updates,
             share if self.params.compress_down else None,
         )
         self.updated = round_
         self.tensors = apply(self.update, self.tensors)
         return {} if share is None else {"energy": share}
+
+    def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
+        """The updates' mean, float32, or what the run's rule takes of their coordinates."""
+        payloads = [u.payload for u in uploads if isinstance(u.payload, LowRank)]
+        if self.rule.kind != "mean":
+            single = [[a.astype(np.float32) for a in dense(p, self._shapes())] for p in payloads]
+            return [self.rule.middle_of(list(column)) for column in zip(*single, strict=True)]
+        total = [np.zeros(shape, dtype=np.float64) for shape in self._shapes()]
+        for upload, payload in zip(uploads, payloads, strict=True):
+            for mean, update in zip(total, dense(payload, self._shapes()), strict=True):
+                np.add(mean, upload.weight * update, out=mean)
+        return [mean.astype(np.float32) for mean in total]
 
     def arrays(self) -> dict[str, Array]:
         """The student's parameters by name; with ``compress-down`` the last update as well."""

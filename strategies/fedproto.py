@@ -32,10 +32,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedhet.schema import Params
+from fedhet.schema import Params, RunConfig
 from strategies.base import Upload
 from strategies.class_vectors import payloads_of
 from strategies.prototypes import PrototypeStrategy
+from strategies.rules import ROBUST
 
 
 class FedProtoParams(Params):
@@ -54,6 +55,16 @@ class FedProtoParams(Params):
 
 class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     """Per-class mean of prototypes."""
+
+    aggregations = ROBUST
+
+    @classmethod
+    def ignores(cls, config: RunConfig, params: FedProtoParams) -> Mapping[str, str]:
+        """Images of a class are its weights, unless all weigh the same."""
+        ignored = dict(super().ignores(config, params))
+        if params.prototype_weighting == "count":
+            del ignored["max-weight"]
+        return ignored
 
     @property
     def download_classes(self) -> str:

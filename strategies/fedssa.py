@@ -25,6 +25,7 @@ from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params, RunConfig
 from strategies.averaging import class_means
 from strategies.base import MethodStrategy, Upload
+from strategies.rules import ROBUST
 
 if TYPE_CHECKING:
     from fedhet.protocol.roster import Roster
@@ -62,6 +63,8 @@ class FedSSAParams(Params):
 class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     """Per-class mean of header rows."""
 
+    aggregations = ROBUST
+
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
         super().__init__(config, roster)
         self.upload_type = MaskedHeader if self.params.hide_classes else HeaderRows
@@ -81,7 +84,8 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Eq. 3 has no weights."""
         if params.upload_rows == "whole":
             return {}
-        return {"weighting": "rows of seen classes are averaged without weights (eq. 3)"}
+        reason = "rows of seen classes are averaged without weights (eq. 3)"
+        return {"weighting": reason, "max-weight": reason}
 
     def initialise(self) -> None:
         """Draw the global header; its rows are (d + 1) or d wide."""
@@ -134,10 +138,10 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         shares = (
             np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None
         )
-        self.weight = class_means(ids, weights, shares, self.weight)
+        self.weight = class_means(ids, weights, shares, self.weight, self.rule)
         squares = np.square(self.weight, dtype=np.float64).sum(axis=1)
         if self.bias.size:
-            self.bias = class_means(ids, biases, shares, self.bias)
+            self.bias = class_means(ids, biases, shares, self.bias, self.rule)
             squares += np.square(self.bias, dtype=np.float64)
         if not np.isfinite(squares).all():
             raise RunFailedError(

@@ -42,7 +42,9 @@ class PrototypeStrategy(ClassVectorStrategy[P]):
         """Means (C, d) per class of what came; absent classes keep their prototype."""
         payloads = payloads_of(uploads)
         classes = np.concatenate([p.classes for p in payloads])
-        return class_means(classes, [p.vectors for p in payloads], weights, self.prototypes)
+        return class_means(
+            classes, [p.vectors for p in payloads], weights, self.prototypes, self.rule
+        )
 
     def count(self, uploads: Sequence[Upload]) -> Mapping[str, float]:
         """Remember the images behind each class that came; how many classes are known."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
@@ -17,9 +18,10 @@ from fedhet.errors import HookError, RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.checks import (
     Rejected,
-    check_accuracies,
     check_arrays,
     check_epsilon,
+    check_evaluation,
+    check_metrics,
     check_reply,
     reply_limit,
 )
@@ -37,10 +39,12 @@ from fedhet.protocol.messages import (
 )
 from fedhet.protocol.payload import Empty, Payload
 from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.work import Work
 from fedhet.records.checkpoint import Checkpoint, save_checkpoint
 from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
 from strategies.base import MethodStrategy, Upload
+from strategies.rules import capped
 
 log = logging.getLogger("fedhet")
 
@@ -63,6 +67,7 @@ class Rounds:
         self.roster = strategy.roster
         self.state_dir = str(folder.state_dir(self.config))
         self.ledger = Ledger(self.roster)
+        self.work = Work()  # the server gives it a count of its own (fedhet.counting)
         self.finished = 0
         self.simulated = True  # whether the clients' states are where the server is
         self._requests: list[tuple[str, Message]] = []
@@ -194,6 +199,7 @@ class Rounds:
             else:
                 accepted.append((info, payload, reply))
                 self.ledger.spend(client, reply.metrics)
+        accepted = self._without_odd(accepted)
         if len(accepted) < self.config.min_replies:
             count = f"{len(accepted)} of min-replies={self.config.min_replies}"
             for info, _, reply in accepted:
@@ -201,10 +207,11 @@ class Rounds:
                 self.ledger.refuse(info.client, why, reply.arrays, reply.message_bytes)
             return None
         uniform = self.config.weighting == "uniform"
-        sizes = [1 if uniform else info.train_images for info, _, _ in accepted]
+        sizes = np.array([1 if uniform else info.train_images for info, _, _ in accepted])
+        shares = capped(sizes, self.config.max_weight).tolist()
         uploads = [
-            Upload(info, payload, size / sum(sizes), reply.metrics)
-            for size, (info, payload, reply) in zip(sizes, accepted, strict=True)
+            Upload(info, payload, share, reply.metrics)
+            for share, (info, payload, reply) in zip(shares, accepted, strict=True)
         ]
         numbers = dict(self.strategy.aggregate(uploads, round_))
         for info, payload, reply in accepted:
@@ -216,10 +223,24 @@ class Rounds:
         self.ledger.round.numbers = numbers
         return MetricRecord(dict(numbers))
 
+    def _without_odd(
+        self, accepted: list[tuple[ClientInfo, Payload, Reply]]
+    ) -> list[tuple[ClientInfo, Payload, Reply]]:
+        """Those whose FLOPs are not far from everybody's, where the server could not count."""
+        spent = {info.client: r.metrics.get("train_flops", 0.0) for info, _, r in accepted}
+        odd = self.work.odd(spent, [info for info, _, _ in accepted])
+        for info, _, reply in accepted:
+            if info.client in odd:
+                reason = odd[info.client]
+                self.ledger.refuse(info.client, reason, reply.arrays, reply.message_bytes)
+        return [one for one in accepted if one[0].client not in odd]
+
     def _valid(self, info: ClientInfo, reply: Reply, round_: int) -> Payload:
         """The payload of a reply; Rejected with a reason if anything about it is wrong."""
         check_reply(info, reply, round_)
-        check_accuracies(reply)
+        check_metrics(reply, self.strategy.metric_ranges)
+        spent = reply.metrics.get("train_flops", 0.0)
+        self.work.check(info, spent, lambda: self.strategy.download(info, round_))
         check_epsilon(reply, self.config)
         try:
             payload = self.strategy.upload_type.from_ndarrays(reply.arrays)
@@ -252,9 +273,7 @@ class Rounds:
         """Book the accuracies; returns their mean over all clients evaluated so far, percent."""
         for client, reply in self._named(replies):
             try:
-                if reply.error:
-                    raise Rejected(reply.error)
-                check_accuracies(reply)
+                check_evaluation(self.roster.infos[client], reply, self.ledger.round.number)
             except Rejected as reason:
                 self.ledger.fail(client, f"evaluation: {reason}")
             else:

@@ -15,4 +15,4 @@ class StandaloneStrategy(MethodStrategy):
     @classmethod
     def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
         """There is no mean to weight."""
-        return {"weighting": "nothing is sent"}
+        return {"weighting": "nothing is sent", "max-weight": "nothing is sent"}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,15 @@ from fedhet.schema import RunConfig
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100
+# Ranges of metrics by the beginning of their names; the last holds for all others. Nothing in them
+# can make a sum over any number of rounds and clients infinite.
+RANGES = {
+    "num-examples": (0.0, 2.0**53),
+    "train_flops": (0.0, 1e24),
+    "seconds": (0.0, 1e7),
+    "train_loss": (-1e9, 1e9),
+    "": (-1e12, 1e12),
+}
 
 
 class Rejected(Exception):
@@ -20,10 +29,20 @@ class Rejected(Exception):
 
 
 def check_reply(info: ClientInfo, reply: Reply, round_: int) -> None:
-    """The reply is this client's, for this round, with the images it declared and finite numbers.
+    """The reply is this client's, for this round, with the images it declared.
 
     Raises Rejected with the reason.
     """
+    check_origin(info, reply, round_)
+    images = reply.metrics.get("num-examples")
+    if images != info.train_images:
+        raise Rejected(f"num-examples {images}, but it declared {info.train_images}")
+    if not re.fullmatch(r"[0-9a-f]{64}", reply.state):
+        raise Rejected("reply without a digest of the client's state")
+
+
+def check_origin(info: ClientInfo, reply: Reply, round_: int) -> None:
+    """The reply is this client's and for this round; Rejected otherwise."""
     if reply.error:
         raise Rejected(reply.error)
     if reply.info.get("client") != info.client or reply.info.get("round") != round_:
@@ -31,14 +50,6 @@ def check_reply(info: ClientInfo, reply: Reply, round_: int) -> None:
             f"reply of client '{reply.info.get('client')}' for round {reply.info.get('round')}, "
             f"expected round {round_}"
         )
-    images = reply.metrics.get("num-examples")
-    if images != info.train_images:
-        raise Rejected(f"num-examples {images}, but it declared {info.train_images}")
-    if not re.fullmatch(r"[0-9a-f]{64}", reply.state):
-        raise Rejected("reply without a digest of the client's state")
-    for name, value in reply.metrics.items():
-        if not math.isfinite(value):
-            raise Rejected(f"metric '{name}' is {value}")
 
 
 def reply_limit(expected: Payload | None) -> int:
@@ -46,8 +57,11 @@ def reply_limit(expected: Payload | None) -> int:
     return MANY_BYTES if expected is None else 4 * expected.bytes + QUERY_BYTES
 
 
-def check_accuracies(reply: Reply) -> None:
-    """Accuracies are percentages and metrics have sane names; Rejected otherwise."""
+def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = None) -> None:
+    """Metrics have sane names, are finite and in range; accuracies are percentages.
+
+    ``own`` are a method's ranges, by the whole name. Raises Rejected with the reason.
+    """
     if len(reply.metrics) > MAX_METRICS:
         raise Rejected(f"{len(reply.metrics)} metrics, at most {MAX_METRICS} are allowed")
     for name, value in reply.metrics.items():
@@ -55,6 +69,25 @@ def check_accuracies(reply: Reply) -> None:
             raise Rejected("a metric has a name that is not allowed")
         if "accuracy" in name and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
+        low, high = (own or {}).get(name) or _range(name)
+        if not low <= value <= high:
+            raise Rejected(f"metric '{name}' is {value:g}, not within {low:g} and {high:g}")
+
+
+def check_evaluation(info: ClientInfo, reply: Reply, round_: int) -> None:
+    """An evaluation of this client says how good it is, unless it has no test images.
+
+    Raises Rejected with the reason.
+    """
+    check_origin(info, reply, round_)
+    check_metrics(reply)
+    images = reply.metrics.get("num-examples")
+    if images is None or (images > 0 and "test_accuracy" not in reply.metrics):
+        raise Rejected("an evaluation without test_accuracy")
+
+
+def _range(name: str) -> tuple[float, float]:
+    return next(bounds for start, bounds in RANGES.items() if name.startswith(start))
 
 
 def check_epsilon(reply: Reply, config: RunConfig) -> None:

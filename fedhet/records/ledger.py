@@ -154,7 +154,7 @@ class Ledger:
             "replied": now.replied,
             "failed": len(now.failures),
             "offline": now.offline,
-            "evaluated_clients": len(self.scores),
+            "evaluated_clients": sum("test_accuracy" in s.accuracies for s in self.scores.values()),
         }
         for way, traffic in (("uplink", now.uplink), ("downlink", now.downlink)):
             record |= {f"{way}_{kind}": value for kind, value in vars(traffic).items()}

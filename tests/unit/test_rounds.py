@@ -106,6 +106,13 @@ def set_metric(name, value):
     return change
 
 
+def scale_metric(name, factor):
+    def change(content):
+        set_metric(name, content["metrics"][name] * factor)(content)
+
+    return change
+
+
 def set_arrays(edit):
     def change(content):
         arrays = content["arrays"].to_numpy_ndarrays()
@@ -155,6 +162,14 @@ HOSTILE = {
     "1e18 images": set_metric("num-examples", 1e18),
     "metric not finite": set_metric("train_loss", float("nan")),
     "accuracy above 100": set_metric("test_accuracy", 1e6),
+    "accuracy below 0": set_metric("val_accuracy", -1.0),
+    "FLOPs whose sum is infinite": set_metric("train_flops", 1.7e308),
+    "negative FLOPs": set_metric("train_flops", -1e30),
+    "a thousand times its FLOPs": scale_metric("train_flops", 1000),
+    "a loss of 1e300": set_metric("train_loss", 1e300),
+    "a loss of -1e300": set_metric("train_loss", -1e300),
+    "negative seconds": set_metric("seconds", -5.0),
+    "any other number": set_metric("novelty", 1e300),
     "another round": lambda content: content["info"].update({"round": 7}),
     "another client": lambda content: content["info"].update({"client": "0"}),
     "no info": lambda content: content.pop("info"),

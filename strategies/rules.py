@@ -1,0 +1,85 @@
+"""How many values become one: shares with a ceiling, and means that some liars cannot move.
+
+``trimmed-mean`` and ``median`` are those of Yin, Chen, Ramchandran and Bartlett 2018,
+"Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498),
+definitions 1 and 2: coordinate by coordinate and without weights. Of m values the trimmed mean
+leaves out the floor(trim * m) largest and as many smallest, so that m < 1 / trim values are not
+trimmed at all: choose ``trim`` by the fewest clients that share a class.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from fedhet.protocol.payload import Array
+from fedhet.schema import RunConfig
+
+CHUNK = 1 << 20  # values that are sorted at a time
+ROBUST = ("mean", "trimmed-mean", "median")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a run combines its uploads by."""
+
+    kind: str = "mean"
+    trim: float = 0.0
+    max_weight: float = 1.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """The rule of a configuration."""
+        return cls(config.aggregation, config.trim, config.max_weight)
+
+    def middle(self, values: Array) -> Array:
+        """Trimmed mean or median over the first axis of (m, ...), float64, without weights."""
+        m = len(values)
+        cut = (m - 1) // 2 if self.kind == "median" else int(self.trim * m + 1e-9)
+        return np.asarray(np.sort(values, axis=0)[cut : m - cut].mean(axis=0, dtype=np.float64))
+
+    def middle_of(self, arrays: list[Array]) -> Array:
+        """:meth:`middle` of equal shapes, float32; never all of them sorted in memory at once."""
+        flat = [np.ravel(array) for array in arrays]
+        result = np.empty(flat[0].size, dtype=np.float32)
+        step = max(1, CHUNK // len(flat))
+        for start in range(0, len(result), step):
+            part = slice(start, start + step)
+            result[part] = self.middle(np.stack([array[part] for array in flat]))
+        return result.reshape(arrays[0].shape)
+
+    def middle_by_class(self, classes: Array, rows: Array, before: Array) -> Array:
+        """:meth:`middle` of the rows (M, ...) of every class; absent ones keep theirs of before.
+
+        Classes with equally many rows are one array; there is no loop over classes.
+        """
+        counts = np.bincount(classes, minlength=len(before))
+        order, starts = np.argsort(classes, kind="stable"), np.cumsum(counts) - counts
+        result = before.copy()
+        for m in np.unique(counts[counts > 0]):
+            chosen = np.flatnonzero(counts == m)
+            members = order[starts[chosen] + np.arange(m)[:, None]]  # (m, classes)
+            result[chosen] = self.middle(rows[members])
+        return result
+
+
+MEAN = Rule()
+
+
+def capped(sizes: Array, cap: float, groups: Array | None = None) -> Array:
+    """Shares of ``sizes`` (M,) in the sum of their group, none above ``cap``, float64.
+
+    What is cut off goes to the others of the group in proportion. In a group of fewer than
+    1 / cap members nobody can be below the cap: all get the same.
+    """
+    if groups is None:
+        groups = np.zeros(len(sizes), dtype=np.int64)
+    limit = np.maximum(cap, 1 / np.maximum(np.bincount(groups), 1))[groups]
+    shares = sizes / np.bincount(groups, sizes)[groups]
+    full = np.zeros(len(sizes), dtype=bool)
+    while (over := ~full & (shares > limit * (1 + 1e-12))).any():
+        full |= over
+        room = 1 - np.bincount(groups, np.where(full, limit, 0.0))[groups]
+        loose = np.bincount(groups, np.where(full, 0.0, sizes))[groups]
+        shares = np.where(full, limit, sizes * room / np.where(loose > 0, loose, 1.0))
+    return np.asarray(shares)

@@ -1,0 +1,108 @@
+"""Client ids bound to keys: a member that takes another's name is refused."""
+
+import json
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedhet.config import build_config, envelope
+from fedhet.errors import UserError
+from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.keys import Names
+from fedhet.protocol.messages import TRAIN, Instruction, request
+from fedhet.protocol.roster import Roster
+from fedhet.runtime.certs import make
+from fedhet.runtime.inline import InlineGrid
+from fedhet.testing import LocalGrid, simulate, small
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Clients "0", "1" and "2" certified by `fedhet certs`; their public keys as Flower's PEM."""
+    places = make(tmp_path / "tls", [], ["0", "1", "2"])
+    pems = {
+        name: public_key_to_bytes(
+            load_ssh_public_key(places.client(f"{name}.pub").read_bytes())  # type: ignore[arg-type]
+        )
+        for name in ("0", "1", "2")
+    }
+    return tmp_path / "tls" / "clients", pems
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """Three nodes as on a network, of which the third answers as client 1."""
+    grid = LocalGrid(envelope(small(tmp_path), {}), 3)
+    grid.contexts[102].node_config["partition-id"] = 1
+    monkeypatch.delattr(InlineGrid, "pull_interval")
+    return grid
+
+
+def asked(grid, policy):
+    """Who is admitted when the liar is asked first; reasons by node."""
+    roster = Roster()
+    handshake = Handshake(grid, "x", roster, names=Names(str(policy)))
+    grid.online = {102}
+    handshake.query(patience=60)
+    grid.online = {100, 101, 102}
+    handshake.query(patience=60)
+    return roster.nodes, roster.refused
+
+
+@pytest.mark.parametrize("policy", ["auto", "registered"])
+def test_a_member_with_another_members_name_is_refused(grid, keys, policy):
+    grid.badges = {100 + k: (str(k), keys[1][str(k)]) for k in range(3)}
+    nodes, refused = asked(grid, policy)
+    assert nodes == {"0": 100, "1": 101}
+    assert "is not the name that this node's key is registered under" in refused[102]
+
+
+def test_without_keys_the_first_is_believed(grid):
+    assert asked(grid, "off")[0] == {"0": 100, "1": 102}
+    assert asked(grid, "auto")[0] == {"0": 100, "1": 102}
+
+
+def test_a_key_without_a_name_cannot_take_a_registered_one(grid, keys):
+    grid.badges = {101: ("1", keys[1]["1"])}
+    roster = Roster()
+    Handshake(grid, "x", roster, names=Names("auto")).query(patience=60)
+    assert roster.nodes == {"0": 100, "1": 101}
+    assert "the name of another node's key" in roster.refused[102]
+    nodes, refused = asked(grid, "registered")
+    assert nodes == {"1": 101}
+    assert "registered under no name" in refused[100] + refused[102]
+
+
+def test_a_folder_of_keys_says_who_is_who(grid, keys):
+    """Registered names do not matter then: whoever reaches the Control API could set them."""
+    folder, pems = keys
+    grid.badges = {100: ("x", pems["0"]), 101: ("", pems["1"]), 102: ("1", pems["2"])}
+    nodes, refused = asked(grid, folder)
+    assert nodes == {"0": 100, "1": 101}
+    assert refused == {102: "client id '1' belongs to another key than this node's"}
+    (folder / "0.pub").unlink()
+    nodes, refused = asked(grid, folder)
+    assert nodes == {"1": 101} and "there is no 0.pub" in refused[100]
+    grid.badges[101] = ("1", b"no key")
+    assert asked(grid, folder)[0] == {}
+
+
+def test_a_folder_without_keys_is_a_mistake(tmp_path):
+    with pytest.raises(UserError, match="client-keys: '.*' holds no public keys"):
+        Names(str(tmp_path))
+    (tmp_path / "a.pub").write_text("nothing")
+    with pytest.raises(UserError, match="a.pub' is not a public key"):
+        Names(str(tmp_path))
+    assert build_config({"client-keys": str(tmp_path)}).client_keys == str(tmp_path)
+
+
+def test_a_simulation_has_no_keys(tmp_path, keys):
+    folder, _ = simulate(small(tmp_path, rounds=1, client_keys=str(keys[0])))
+    assert json.loads(folder.summary.read_text())["failures"] == []
+
+
+def test_the_content_of_a_message_cannot_be_guessed():
+    """Its id is the hash of it, and whoever knows the id may answer in the addressee's name."""
+    made = [request(TRAIN, 7, Instruction("x"), 60).content.object_id for _ in range(2)]
+    assert made[0] != made[1]

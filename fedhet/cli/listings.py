@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from fedhet.cli.show import percent, show_table
 from fedhet.config import find_method, method_name
-from fedhet.errors import UserError
+from fedhet.errors import RunFailedError, UserError
 from fedhet.models import MODEL_NAMES, model_table
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
@@ -155,6 +155,6 @@ def _run_row(folder: RunFolder) -> dict[str, Any]:
         row["test_accuracy_mean"] = rounds[-1]["test_accuracy_mean"] if rounds else None
         row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
         row["status"] = read_summary(folder).get("status") or folder.unfinished()
-    except (UserError, ValueError, KeyError) as error:
+    except (UserError, RunFailedError, ValueError, KeyError) as error:
         row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
     return row

@@ -11,6 +11,7 @@ from filelock import FileLock
 from flwr.common.config import parse_config_args
 from PIL import Image
 
+import fedhet
 from fedhet.cli.arguments import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
@@ -90,6 +91,16 @@ def pretend(monkeypatch):
         (["partition=file", "partition-file=/no/such.csv"], ["partition-file", "/no/such.csv"]),
         (["rounds"], ["'rounds'", "key=value"]),
         (["round=1"], ["round: unknown key", "did you mean 'rounds'"]),
+        (["method=FedSAA"], ["'FedSAA'", "did you mean 'fedssa'"]),
+        (["split=8:1"], ["split", "'8:1'", "8:1:1"]),
+        (["device=gpu"], ["device", "'gpu'", "cuda:N"]),
+        (["name=my run"], ["name", "'my run'", "no spaces"]),
+        (["rounds=x"], ["rounds", "'x'", "a whole number"]),
+        (["evaluate-all=maybe"], ["evaluate-all", "'maybe'", "true or false"]),
+        (["alpha=0.5"], ["alpha", "changes nothing", "dirichlet"]),
+        (["partition=dirichlet", "classes-per-client=3"], ["classes-per-client", "nothing"]),
+        (["--rounds", "3"], ["No such option '--rounds'", "rounds=3"]),
+        (["--local-epochs=3"], ["'--local-epochs'", "local-epochs=3"]),
         (["method=standalone", "mu0=0.5"], ["mu0", "only method fedssa"]),
     ],
 )
@@ -109,6 +120,9 @@ def test_a_wrong_run_is_one_line_and_leaves_nothing(capsys, here, words, parts):
         (["run", "quikstart"], ["'quikstart'", "did you mean 'quickstart'", "fedssa"]),
         (["run", "none.yaml"], ["'none.yaml'", "cannot be read"]),
         (["resume", "none"], ["none' is not a run folder"]),
+        (["runs", "none"], ["none' is not a folder"]),
+        (["methods", "FedSAA"], ["did you mean 'fedssa'"]),
+        (["keys", "nothing"], ["'nothing'", "allowed: standalone"]),
         (["models", "--classes", "0"], ["--classes", "0"]),
         (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
     ],
@@ -382,3 +396,63 @@ def test_programs_are_found_where_a_system_python_keeps_them(tmp_path, monkeypat
     assert script("flwr") == str(program)
     with pytest.raises(UserError, match="'flower-superlink' is missing in"):
         script("flower-superlink")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["is empty", "fedhet keys"]),
+        ("# nothing yet\n", ["is empty"]),
+        ("rounds: 1\nlr: 0.1\nrounds: 2\n", ["rounds: given twice", "line 3"]),
+        ("method: fedssa\nparams:\n  mu0: 0.5\n", ["params", "beside the others", "mu0"]),
+        ("- rounds\n", ["must be a mapping"]),
+        ("alpha: 1.0\n", ["alpha", "changes nothing", "dirichlet"]),
+    ],
+)
+def test_a_wrong_file_is_one_line(capsys, here, text, parts):
+    (here / "mine.yaml").write_text(text, encoding="utf-8")
+    line = refused(capsys, "run", "mine.yaml")
+    for part in parts:
+        assert part in line
+    assert [path.name for path in here.iterdir()] == ["mine.yaml"]
+
+
+def test_a_runs_own_configuration_is_a_preset(capsys, here, pretend):
+    pretend()
+    assert execute(["run", "FedSSA", "dataset=digits", *SMALL, "--name", "first"]) == 0
+    assert execute(["run", "runs/first/config.yaml", "name=second"]) == 0
+    assert (here / "runs" / "second").is_dir()
+
+
+def test_help_says_what_arguments_mean(capsys):
+    assert execute(["run", "-h"]) == 0
+    text = capsys.readouterr().out
+    assert "shipped preset" in text and "keys that replace" in text
+    assert execute(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedhet {fedhet.__version__}\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "fedhet", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("fedhet ")
+
+
+def test_keys_and_methods_say_all_that_the_schema_knows(capsys):
+    assert execute(["keys", "FedSSA", "--json"]) == 0
+    keys = json.loads(capsys.readouterr().out)
+    assert keys["rounds"]["default"] == 100 and keys["rounds"]["allowed"].startswith(">= 1")
+    assert keys["engine"]["allowed"] == "ray | inline" and keys["mu0"]["default"] == 0.5
+    assert execute(["keys"]) == 0
+    assert "alpha=0.3  concentration" in capsys.readouterr().out
+    assert execute(["methods", "LG-FedAvg"]) == 0
+    assert "arXiv 2001.01523" in capsys.readouterr().out
+
+
+def test_runs_are_listed_with_status_method_and_accuracy(capsys, here, stopped):
+    (here / "runs" / "odd" / "checkpoint").mkdir(parents=True)
+    (here / "runs" / "odd" / "checkpoint" / "run.json").write_text("{")
+    assert execute(["runs", "--json"]) == 0
+    rows = {Path(row["folder"]).name: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["first"]["status"], rows["first"]["method"]) == ("failed", "fedssa")
+    assert rows["odd"]["status"] == "damaged"
+    assert execute(["runs"]) == 0
+    assert "failed" in capsys.readouterr().out

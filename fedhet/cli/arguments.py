@@ -5,6 +5,7 @@ that ``fedhet --help`` and a mistyped option answer at once.
 """
 # ruff: noqa: PLC0415
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -359,7 +360,13 @@ add_commands(command)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every mistake is one line on stderr and an exit code, without a traceback."""
-    sys.exit(execute(sys.argv[1:] if arguments is None else list(arguments)))
+    code = execute(sys.argv[1:] if arguments is None else list(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # a closed terminal: Python would try again, and exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
 
 
 def execute(arguments: list[str]) -> int:

@@ -1,5 +1,6 @@
 """What the command line prints: progress of a run, and tables."""
 
+import contextlib
 import json
 import sys
 import time
@@ -53,7 +54,8 @@ class RunProgress:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError):  # a closed terminal takes no more text
+            self._bar.stop()
 
     def note(self, text: str) -> None:
         """What happens now; in a pipe it goes to stderr as a line."""

@@ -5,7 +5,6 @@ that the others must reproduce to the byte.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import select
@@ -13,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -83,9 +81,10 @@ class Command:
         return found
 
     def end(self) -> tuple[int, str, str]:
-        """Exit code and what was printed, when it has ended by itself."""
+        """Exit code and what was printed, when it has ended by itself; starting is no news."""
         out, err = self.process.communicate(timeout=patience())
-        return self.process.returncode, out, err
+        lines = [line for line in err.splitlines(True) if not line.startswith("fedhet: starting ")]
+        return self.process.returncode, out, "".join(lines)
 
     def summary(self) -> dict[str, object]:
         return dict(json.loads((self.folder / "summary.json").read_text()))
@@ -267,26 +266,32 @@ def test_a_training_process_killed_before_and_in_its_rounds_is_replaced(fedhet, 
     assert command.summary()["failures"] == []
 
 
+OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def test_closing_the_terminal_stops_the_run(fedhet):
     """SIGHUP, and a terminal that takes no more text."""
     master, slave = os.openpty()
     folder = fedhet.base / "terminal"
     where = ("--out", str(fedhet.base), "--name", "terminal", "engine=inline", "rounds=400")
     process = subprocess.Popen(
-        [script("fedhet"), "run", "quickstart", *WORK, *where],
-        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        [sys.executable, "-c", OWN_TERMINAL, script("fedhet"), "run", "quickstart", *WORK, *where],
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True, text=True,
     )  # fmt: skip
     os.close(slave)
     command = Command(folder, process)
     fedhet.started.append(command)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience()
     while not command.rounds():
         assert time.monotonic() < deadline and process.poll() is None
         with contextlib.suppress(OSError):
             os.read(master, 1 << 16) if select.select([master], [], [], 0.1)[0] else None
     os.close(master)
-    assert process.wait(PATIENCE) == 128 + signal.SIGHUP
+    assert process.wait(patience()) == 128 + signal.SIGHUP
     assert command.summary()["status"] == "stopped"
 
 

@@ -37,3 +37,14 @@ def torch_seeded(seed: int, purpose: str, client: str = "", round_: int = 0) -> 
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(torch_seed(seed, purpose, client, round_))
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch, so that the bits depend on no setting, on the server nor on a client."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -8,13 +8,12 @@ finite after them is thrown away. And it outlives a crash: what it moves are the
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.protocol.payload import Array
-from fedhet.rng import torch_seed
+from fedhet.rng import one_thread, torch_seed
 from fedhet.schema import RunConfig
 from fedhet.training.loop import batches
 from fedhet.training.optimisers import Optimiser
@@ -49,7 +48,7 @@ def train_on_server(
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     total, count = torch.zeros((), dtype=torch.float64), 0
     module.train()
-    with _one_thread():
+    with one_thread():
         for batch in steps:
             optimiser.clear()
             value = loss(batch)
@@ -77,13 +76,3 @@ def load_state(module: nn.Module, arrays: Mapping[str, Array], prefix: str = "")
     module.load_state_dict(
         {name: torch.tensor(arrays[prefix + name]) for name in module.state_dict()}
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

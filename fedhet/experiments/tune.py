@@ -168,7 +168,7 @@ def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> dict[str, i
 def preset_text(keys: Mapping[str, Any], name: str, command: str, lines: Sequence[str]) -> str:
     """A preset with the command and the trials in its head."""
     head = [f"# fedhet run {name}", f"# {command}", *(f"# {line}" for line in lines), ""]
-    body = yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True, default_flow_style=None)
+    body = yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
     return "\n".join(head) + "\n" + body
 
 

@@ -8,13 +8,13 @@ vectors, the update is sent as it is. Only an update of zeros has rank 0.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from fedhet.errors import RunFailedError
 from fedhet.protocol.payload import Array, LowRank
+from fedhet.rng import one_thread
 
 ZERO, DENSE, WHOLE = 0, -1, -2
 Shape = tuple[int, ...]
@@ -92,7 +92,7 @@ def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
         return DENSE, [update]
     matrix = torch.from_numpy(update.reshape(matrix_shape(update.shape)).astype(np.float64))
     try:
-        with _one_thread():
+        with one_thread():
             u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
     except RuntimeError as error:  # torch.linalg.LinAlgError
         raise RunFailedError(
@@ -111,7 +111,7 @@ def _dense(rank: int, parts: Sequence[Array], shape: Shape) -> Array:
     if rank == DENSE:
         return parts[0].astype(np.float64)
     u, s, v = (torch.from_numpy(part.astype(np.float64)) for part in parts)
-    with _one_thread():
+    with one_thread():
         product: Array = ((u * s) @ v).numpy()
     return product.reshape(shape)
 
@@ -124,14 +124,3 @@ def matrix_shape(shape: Shape) -> tuple[int, int]:
 def floats_per_rank(shape: Shape) -> int:
     """Floats per unit of rank."""
     return sum(matrix_shape(shape)) + 1
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread, so that the bits depend on no setting, on the server nor on a client."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

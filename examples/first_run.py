@@ -1,3 +1,5 @@
+"""A first run from Python, for people who read along."""
+
 # %% [markdown]
 # A first run from Python: as a script, `python examples/first_run.py`, or cell by cell in an editor
 # or notebook that knows `# %%`.

@@ -147,14 +147,15 @@ def disturb(place: Deployment, run: subprocess.Popen[bytes], rounds: Path) -> No
 def deployed(place: Deployment, config: Mapping[str, Any], *, disturbed: bool) -> dict[str, Any]:
     """Run it on the sites; returns the summary."""
     name = str(config["method"])
-    (place.folder / "empty.yaml").write_text("")
-    words = [f"{key}={value}" for key, value in config.items()]
+    lines = [f"{key}: {value}\n" for key, value in config.items()]
+    (place.folder / f"{name}.yaml").write_text("".join(lines))
     folder = place.folder / "runs" / name
-    command = ("run", "empty.yaml", *words, f"name={name}", "--superlink", "tls")
-    run = place.start("run", *command)
+    run = place.start("run", "run", f"{name}.yaml", f"name={name}", "--superlink", "tls")
     if disturbed:
         disturb(place, run, folder / "rounds.jsonl")
     run.wait()
+    if run.returncode not in {0, 3}:
+        raise SystemExit(place.said("run"))
     while run.returncode:
         until(lambda: '"offline"' not in place.do("status", "--json").stdout, "all are back")
         done = place.do("resume", str(folder), "--superlink", "tls")

@@ -94,9 +94,9 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     assert "over TLS; clocks" in check.stdout
 
     own = {"clients": 2, "rounds": 2}
-    words = [f"{key}={value}" for key, value in (PRESET | own).items()]
-    (tmp_path / "c.yaml").write_text("")
-    run = commands.do("run", "c.yaml", *words, "name=r", "--superlink", "tls")
+    lines = [f"{key}: {value}\n" for key, value in (PRESET | own).items()]
+    (tmp_path / "c.yaml").write_text("".join(lines))
+    run = commands.do("run", "c.yaml", "name=r", "--superlink", "tls")
     assert run.returncode == 0, run.stderr
     summary = json.loads((tmp_path / "runs" / "r" / "summary.json").read_text())
     assert summary["failures"] == []

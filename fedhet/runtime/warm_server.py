@@ -94,11 +94,19 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules.update(self.modules)
 
 
+def clients(root: Path) -> list[str]:
+    """The client half of every method of ours: which one a run wants is not known yet."""
+    return [f"clients.{path.stem}" for path in sorted((root / "clients").glob("[!_]*.py"))]
+
+
 def preload() -> Preloaded | None:
-    """Import what a client needs, and put our own modules aside; None while they change on disk."""
+    """Import what a client of any method needs, and put our own modules aside.
+
+    None while they change on disk.
+    """
     root = Path(__file__).resolve().parents[2]
     before = digest(root)
-    for name in (*WORK, *(module for module, _ in PROGRAMS.values())):
+    for name in (*WORK, *clients(root), *(module for module, _ in PROGRAMS.values())):
         importlib.import_module(name)
     modules = {name: module for name, module in sys.modules.items() if ours(name)}
     for name in modules:

@@ -134,7 +134,8 @@ def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partiti
     summary = federation.run("sites", **same).result()
     assert summary["failures"] == []
     assert summary["run_sha256"] == simulated_hash(
-        tmp_path, data_path=tmp_path / "pool", partition="file", partition_file=everybody,
+        tmp_path, data_path=str(tmp_path / "pool"), partition="file",
+        partition_file=str(everybody),
         models=models, **same,
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ def main():
 SERVE = """
 import sys
 from fedhet.runtime import warm_server as w
-w.PROGRAMS, w.WORK, w.LINGER = {"toy": ("toy", "main")}, (), 0.3
+w.PROGRAMS, w.WORK, w.LINGER, w.clients = {"toy": ("toy", "main")}, (), 0.3, lambda root: []
 w.serve(sys.argv[1])
 """
 

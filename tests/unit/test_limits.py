@@ -116,7 +116,8 @@ def test_without_a_file_everything_is_allowed():
     [
         ("standalone", False), ("lg_fedavg", False), ("fedclassavg", False), ("fd", False),
         ("fedproto", False), ("fedssa", False), ("fml", True), ("fedkd", True), ("fedapen", True),
-        ("fedmrl", True), ("pfedes", True),
+        ("fedmrl", True), ("pfedes", True), ("fedavg", True), ("fedgh", False), ("fedtgp", False),
+        ("fedgen", True), ("pfedafm", True),
     ],
 )  # fmt: skip
 def test_which_methods_share_a_model(method, shares):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from simulation import simulate, small
 
 from fedhet.cli.arguments import execute
 from fedhet.errors import RunFailedError, UserError
@@ -17,6 +16,7 @@ from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import MARKER, Herd
+from fedhet.testing import simulate, small
 
 ROUNDS = 3
 

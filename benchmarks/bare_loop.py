@@ -37,11 +37,11 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, config: RunConfig) -
     sgd = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     model.train()
     for _ in range(config.local_epochs):
-        for index in torch.randperm(len(labels), device=device).split(config.batch_size):
+        for index in torch.randperm(len(labels), device=device).split(config.batch_size):  # type: ignore[no-untyped-call]
             sgd.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                 loss = F.cross_entropy(model(batch(images, index)), labels[index])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             sgd.step()
 
 
@@ -50,7 +50,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, config: RunConfig
     """Number of right answers."""
     model.eval()
     right = 0
-    for index in torch.arange(len(labels)).split(512):
+    for index in torch.arange(len(labels)).split(512):  # type: ignore[no-untyped-call]
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
             right += int((model(batch(images, index)).argmax(1) == labels[index]).sum())
     return right
@@ -59,7 +59,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, config: RunConfig
 def load(config: RunConfig, chosen: list[int]) -> list[Client]:
     """Models and tensors of some clients."""
     dataset, partition = load_partition(config, config.clients)
-    found = []
+    found: list[Client] = []
     for k in chosen:
         parts = {
             name: (

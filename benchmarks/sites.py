@@ -20,6 +20,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,10 @@ class Deployment:
         for site in sites:
             self.join(site)
         for site in sites:
-            until(lambda site=site: "admitted" in self.said(site), f"{site} is admitted")
+            until(partial(self._is_admitted, site), f"{site} is admitted")
+
+    def _is_admitted(self, site: str) -> bool:
+        return "admitted" in self.said(site)
 
     def do(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""

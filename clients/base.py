@@ -269,7 +269,7 @@ class MethodClient(NumPyClient, Generic[P]):
         ``state`` is the digest that the server names; StateLostError if there is no such state.
         """
         key = (
-            self.config.method, self.setup.model, self.classes, self.config.image_size,
+            type(self), self.setup.model, self.classes, self.config.image_size,
             self.config.params, self.config.models, str(self.device),
         )  # fmt: skip
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
@@ -362,7 +362,7 @@ class MethodClient(NumPyClient, Generic[P]):
         chosen = chosen if phase.images is None else phase.images
         batch = next(iter(batches(chosen, self.config.batch_size)))
         key = (
-            self.config.method, self.config.params, self.setup.model, number, self.classes,
+            type(self), self.config.params, self.setup.model, number, self.classes,
             self.config.image_size, self.config.models, len(batch),
         )  # fmt: skip
         if key not in _FLOPS:

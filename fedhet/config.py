@@ -57,9 +57,6 @@ def find_method(name: str) -> Method:
         raise UserError(
             f"method '{name}' is a {type(found).__name__}, must be a fedhet.registry.Method"
         )
-    taken = sorted(method_keys(found) & _COMMON)
-    if taken:
-        raise UserError(f"method '{name}': its key '{taken[0]}' is a common key: rename it")
     return found
 
 
@@ -160,6 +157,11 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     name = method_name(str(values.get("method", "fedssa")))
     method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)
+    taken = sorted(own & _COMMON)
+    if taken:
+        raise UserError(
+            f"method '{values.get('method')}': its key '{taken[0]}' is a common key: rename it"
+        )
     for key in values:
         if key not in _COMMON | own:
             raise UserError(_unknown_key(key, name, own))

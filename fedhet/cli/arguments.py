@@ -181,6 +181,21 @@ def methods(
 
 
 @command()
+def new(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="method")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of its module, such as my_method")],
+) -> None:
+    """Write a method of your own and its test into this folder (docs/extend.md)."""
+    if what != "method":
+        raise UserError(f"'{what}' is not allowed: method is all that can be made new")
+    from fedhet.cli.new import new_method
+
+    for path in new_method(name, Path.cwd()):
+        print(path)
+    print(f"fedhet run quickstart method={name}:METHOD")
+
+
+@command()
 def models(
     classes: Annotated[int, typer.Option(min=1, help="number of classes")] = 10,
     as_json: Json = False,

@@ -4,7 +4,8 @@ import hashlib
 import inspect
 import re
 import shutil
-from collections.abc import Generator, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class Own:
 
     def fingerprint(self) -> list[object]:
         """The code of the function's module, and when and how large its data path is."""
-        source = inspect.getsourcefile(plugins.load("dataset", self.name))
+        source = sys.modules[self._load().__module__].__file__
         code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
         path = Path(self.data_path).expanduser()
         stat = path.stat() if self.data_path and path.exists() else None
@@ -105,7 +106,7 @@ class Own:
 
     def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
         """Call the function and check what it returns; UserError, one line, if that is wrong."""
-        load = plugins.load("dataset", self.name)
+        load = self._load()
         try:
             images, labels, names = load(self.data_path)
             images, labels = np.asarray(images), np.asarray(labels)
@@ -117,6 +118,15 @@ class Own:
             ) from error
         _check_arrays(self.name, images, labels, own)
         return _Arrays(images, labels.astype(np.int64), own).listing(self.name, image_size, classes)
+
+    def _load(self) -> Callable[[str], Any]:
+        load: Callable[[str], Any] = plugins.load("dataset", self.name)
+        if not inspect.isroutine(load):
+            raise UserError(
+                f"dataset {self.name!r} is a {type(load).__name__}, must be a function "
+                "load(data_path)"
+            )
+        return load
 
 
 def _check_arrays(

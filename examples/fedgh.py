@@ -1,0 +1,88 @@
+"""FedGH (Yi et al. 2023, arXiv 2303.13137): the server trains one header for all.
+
+Down: that header, C (d + 1) floats. Up: the mean representation of every class that a client has
+seen, |S_k| d floats. The server makes one step of SGD per client, in client order. Shorter than
+the package's own `fedgh`, to show all hooks of a strategy at work:
+`fedhet run quickstart method=fedgh:METHOD server-lr=0.1`.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from clients.averaging import set_parameters
+from clients.class_vectors import ClassVectorClient
+from fedhet.protocol.payload import Array, ClassVectors, ModelArrays, Payload
+from fedhet.protocol.people import ClientInfo
+from fedhet.registry import Method
+from fedhet.rng import torch_seeded
+from fedhet.schema import REPRESENTATION, Params
+from strategies.base import Upload
+from strategies.class_vectors import ClassVectorStrategy
+
+
+class FedGHParams(Params):
+    """Hyper-parameters of FedGH."""
+
+    server_lr: float = Field(0.01, gt=0, description="learning rate of the server's header, > 0")
+
+
+class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
+    """Trains a header on mean representations."""
+
+    width = REPRESENTATION
+
+    def initialise(self) -> None:
+        """Draw the header from the run's "global" generator."""
+        with torch_seeded(self.config.seed, "global"):
+            self.header = nn.Linear(REPRESENTATION, self.classes)
+
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """The header."""
+        return ModelArrays(tuple(self.arrays().values()))
+
+    def audience(self, info: ClientInfo) -> Hashable:
+        """The same for everybody."""
+        return "all"
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """One step per client."""
+        for upload in uploads:
+            assert isinstance(upload.payload, ClassVectors)
+            vectors = torch.as_tensor(upload.payload.vectors)
+            loss = F.cross_entropy(self.header(vectors), torch.as_tensor(upload.payload.classes))
+            gradients = torch.autograd.grad(loss, list(self.header.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(self.header.parameters(), gradients, strict=True):
+                    parameter.sub_(self.params.server_lr * gradient)
+        return {"header_loss": loss.item()}
+
+    def arrays(self) -> dict[str, Array]:
+        """Weight (C, d) and bias (C,) float32."""
+        return {name: tensor.numpy().copy() for name, tensor in self.header.state_dict().items()}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        self.header = nn.Linear(REPRESENTATION, self.classes)
+        self.header.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()})
+
+
+class FedGHClient(ClassVectorClient[FedGHParams]):
+    """Receives a header, sends mean representations."""
+
+    download_type = ModelArrays
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Representations (B, d)."""
+        return self.model.features(inputs)
+
+    def receive(self, payload: Payload) -> None:
+        """Overwrite the local header."""
+        assert isinstance(payload, ModelArrays)
+        set_parameters(self.model.head, payload.tensors)
+
+
+METHOD = Method(FedGHStrategy, FedGHClient, "one header, trained by the server", FedGHParams)

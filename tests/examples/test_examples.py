@@ -1,0 +1,104 @@
+"""The examples, run as a user would: modules in the folder where the command is given."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedhet import plugins
+from fedhet.cli.arguments import execute
+from fedhet.errors import UserError
+from fedhet.export.save import export
+from fedhet.protocol.payload import ClassVectors
+from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    plugins.look_here()
+
+
+def code_lines(name: str) -> int:
+    """Lines that are neither empty nor documentation."""
+    text = (EXAMPLES / name).read_text()
+    for quoted in text.split('"""')[1::2]:
+        text = text.replace(f'"""{quoted}"""', "")
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def test_examples_are_short():
+    assert code_lines("fedrep.py") <= 30 and code_lines("fedgh.py") <= 60
+
+
+def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
+    run = check_method("fedrep:METHOD", tmp_path)
+    assert all(record["train_loss_header"] > 0 for record in run.read_rounds())
+    client = make_client(small(tmp_path, method="fedrep:METHOD"), 0, tmp_path / "state")
+    first, second = client.phases()
+    assert list(first.frozen) == [client.model.head]
+    assert [module for module, _ in second.groups] == [client.model.head]
+
+
+def test_fedgh_keeps_the_contract_and_steps_by_hand(tmp_path):
+    check_method("fedgh:METHOD", tmp_path)
+    config = small(tmp_path, method="fedgh:METHOD", server_lr=0.5)
+    strategy = make_strategy(config, [[1]], [10], 3)
+    weight, bias = (torch.tensor(a, requires_grad=True) for a in strategy.arrays().values())
+    vectors = np.random.default_rng(0).random((1, 500), dtype=np.float32)
+    (torch.tensor(vectors) @ weight.T + bias).log_softmax(1)[0, 1].neg().backward()
+    sent = ClassVectors(np.array([1]), np.array([10]), vectors)
+    strategy.aggregate(uploads_of(strategy, {"0": sent}), 1)
+    assert np.allclose(strategy.arrays()["bias"], (bias - 0.5 * bias.grad).detach(), atol=1e-6)
+    assert np.allclose(
+        strategy.arrays()["weight"], (weight - 0.5 * weight.grad).detach(), atol=1e-6
+    )
+
+
+def test_a_method_a_model_and_a_data_set_of_ones_own_run_resume_and_predict(tmp_path):
+    words = [
+        "method=fedgh:METHOD", "dataset=shapes:load", "models=tiny_net:make", "engine=inline",
+        "clients=2", "classes-per-client=2", "local-epochs=1", "batch-size=16",
+    ]  # fmt: skip
+    to = ["--out", str(tmp_path), "--name", "own"]
+    assert execute(["run", "quickstart", *words, "rounds=1", *to]) == 0
+    assert execute(["resume", str(tmp_path / "own"), "rounds=2"]) == 0
+    summary = json.loads((tmp_path / "own" / "summary.json").read_text())
+    assert summary["method"] == "fedgh:METHOD" and summary["rounds"] == 2
+    with (tmp_path / "own" / "clients.csv").open() as file:
+        assert {row["model"] for row in csv.DictReader(file)} == {"tiny_net:make"}
+    (states,) = (tmp_path / "own" / "state").iterdir()
+    export(states / "0", tmp_path / "model")
+
+
+def test_what_a_factory_froze_stays_as_it_was(tmp_path):
+    config = small(tmp_path, method="standalone", models=["tiny_net:make"])
+    client = make_client(config, 0, tmp_path / "state")
+    before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    client.fit([], {"round": 1, "generation": 0, "evaluate": False})
+    after = client.model.state_dict()
+    assert torch.equal(after["fixed.weight"], before["fixed.weight"])
+    assert not torch.equal(after["body.1.weight"], before["body.1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("method", "fedrep:FedRepClient", "must be a fedhet.registry.Method"),
+        ("method", "fedrep:NOTHING", "'NOTHING' does not exist"),
+        ("method", "absent:METHOD", "cannot import 'absent'"),
+        ("dataset", "shapes:CLASSES", "is a tuple, must be a function"),
+        ("dataset", "shapes:", "form package.module:NAME"),
+    ],
+)
+def test_a_wrong_module_is_one_line(tmp_path, key, value, text):
+    with pytest.raises(UserError, match=text) as error:
+        make_client(small(tmp_path, **{key: value}), 0, tmp_path / "state")
+    assert "\n" not in str(error.value)

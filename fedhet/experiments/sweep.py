@@ -189,12 +189,13 @@ class Sweep:
 
     def _start(self, job: Job) -> None:
         job.look()
-        job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
         log = self.folder / f"{job.cell.name}.log"
-        job.process = _FORKS.Process(
+        process = _FORKS.Process(
             target=_in_cell, args=(self.work or fedhet_command, command(job, self.folder), log)
         )
-        job.process.start()
+        process.start()
+        job.process = process
+        job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
 
     def _end(self, job: Job) -> None:
         job.conclude()

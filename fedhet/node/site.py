@@ -1,6 +1,7 @@
 """What one client is and has: identity, device, images. Resolved here and nowhere else."""
 
 import contextlib
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -28,7 +29,8 @@ from fedhet.training.loop import ImageSet
 
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
-_ON_DEVICE: dict[tuple[object, ...], ImageSet] = {}  # images cross to a GPU once per process
+# Images cross to a GPU once per process, as long as a client is dealt the same ones.
+_ON_DEVICE: dict[tuple[object, ...], tuple[bytes, ImageSet]] = {}
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
     "split-file", "limits",
@@ -171,10 +173,13 @@ def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.
 
     Raises UserError naming a class of this client that the global list lacks.
     """
-    key = (data.client, part, tuple(classes), str(device))
-    if key in _ON_DEVICE:
-        return _ON_DEVICE[key]
     index = getattr(data.split, part)
+    key = (data.client, part, tuple(classes), str(device))
+    # Another run in this process may deal other images to a client of the same name.
+    source = str(getattr(data.dataset.images, "filename", id(data.dataset.images)))
+    dealt = hashlib.sha256(index.tobytes() + source.encode()).digest()
+    if key in _ON_DEVICE and _ON_DEVICE[key][0] == dealt:
+        return _ON_DEVICE[key][1]
     own = data.dataset.classes
     position = {name: i for i, name in enumerate(classes)}
     to_global = np.array([position.get(name, -1) for name in own], dtype=np.int64)
@@ -187,8 +192,8 @@ def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.
         )
     images = torch.from_numpy(np.ascontiguousarray(data.dataset.images[index]))
     found = ImageSet(images.to(device), torch.from_numpy(labels).to(device))
-    if device.type == "cuda":  # on the CPU the memory map is the cache
-        _ON_DEVICE[key] = found
+    if device.type != "cpu":  # there the memory map is the cache
+        _ON_DEVICE[key] = dealt, found
     return found
 
 

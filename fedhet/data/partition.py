@@ -4,7 +4,6 @@ The images of a data set are pooled, handed to clients (``allocation``, or a fil
 client and class (``split``).
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from fedhet.data.allocation import Pool, classes_per_client, dirichlet, legacy_p
 from fedhet.data.listing import Indices
 from fedhet.data.partition_file import read_partition_file
 from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
-from fedhet.errors import UserError
+from fedhet.errors import UserError, nearest
 from fedhet.rng import generator
 
 __all__ = ["ClientSplit", "Partition", "PartitionSpec", "make_partition", "split_folder"]
@@ -104,8 +103,7 @@ def make_partition(
 
 def _check(spec: PartitionSpec, num_classes: int) -> None:
     if spec.kind not in KINDS:
-        near = difflib.get_close_matches(spec.kind, KINDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(spec.kind, KINDS)
         raise UserError(f"partition {spec.kind!r} is unknown{hint} (allowed: {', '.join(KINDS)})")
     check_split(spec.split)
     if spec.kind == "file":

@@ -153,9 +153,9 @@ class Mail:
     def _pull(self) -> Iterable[Message]:
         """The replies that are there.
 
-        On a network up to 64 threads pull, each its own messages. Flower hands out a reply whose
-        sender died while uploading it, and then waits for the missing parts, three minutes or
-        more, with the thread's other replies in its hands.
+        On a network up to 64 threads pull, each its own messages. If a client died while it
+        uploaded a reply, Flower waits three minutes or more for the missing parts, and the thread
+        that asked for it returns none of its other replies until then.
         """
         if not self.pending:
             return []

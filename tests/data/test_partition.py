@@ -199,7 +199,7 @@ REFUSED = [
     (PartitionSpec("dirichlet", 11), "alpha 0.3 with clients 11: 100 images cannot"),
     (PartitionSpec("dirichlet", 10, alpha=0.01), "no draw of 1000 .*larger alpha, fewer clients"),
     (PartitionSpec("dirichlet-balanced", 11), "100 images cannot give every client 10"),
-    (PartitionSpec("dirichlett", 5), "unknown; did you mean dirichlet\\?"),
+    (PartitionSpec("dirichlett", 5), "unknown; did you mean .dirichlet."),
     (PartitionSpec("classes-per-client", 5, split=(0, 1, 1)), "split 0:1:1 is not allowed"),
     (PartitionSpec("file", 0), "partition-file is empty"),
 ]

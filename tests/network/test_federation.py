@@ -17,7 +17,7 @@ from fedhet.runtime.superlink import script
 pytestmark = pytest.mark.network
 
 
-def test_simulation_and_processes_give_the_same_bytes_whoever_knocks(federation, tmp_path):
+def test_simulation_and_processes_give_the_same_bytes_beside_intruders(federation, tmp_path):
     """Points 1 and 5: intruders are refused, and the round in progress does not notice."""
     run = federation.run("same")
     before = federation.nodes[0].said("Receiving: train message")

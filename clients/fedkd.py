@@ -14,7 +14,7 @@ from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
 from strategies.fedkd import FedKDParams
 
-SMALLEST = 1e-6  # of n: guards a division by 0 where both networks are certain and right
+SMALLEST = 1e-3  # of n: where both networks are certain, 1 / n would let L_h explode
 
 
 class FedKDClient(MethodClient[FedKDParams]):

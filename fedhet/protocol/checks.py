@@ -13,13 +13,14 @@ from fedhet.schema import RunConfig
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100
+FLOAT32 = float(np.finfo(np.float32).max)
 # Ranges of metrics by the beginning of their names; the last holds for all others. Nothing in them
 # can make a sum over any number of rounds and clients infinite.
 RANGES = {
     "num-examples": (0.0, 2.0**53),
     "train_flops": (0.0, 1e24),
     "seconds": (0.0, 1e7),
-    "train_loss": (-1e9, 1e9),
+    "train_loss": (-FLOAT32, FLOAT32),  # a term over a vanishing loss grows as far as that
     "": (-1e12, 1e12),
 }
 

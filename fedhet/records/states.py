@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from fedhet.errors import VerifyError
-from fedhet.files import write_text
+from fedhet.files import private_files, write_text
 from fedhet.records.run_folder import RunFolder
 from fedhet.schema import RunConfig
 
@@ -28,8 +28,9 @@ def claim_states(folder: RunFolder, config: RunConfig) -> None:
         if path.exists():
             check_owner(folder, config)
         else:
-            path.mkdir(parents=True)
-            write_text(path / OWNER, str(folder.path))
+            with private_files():
+                path.mkdir(parents=True)
+                write_text(path / OWNER, str(folder.path))
 
 
 def check_owner(folder: RunFolder, config: RunConfig) -> None:

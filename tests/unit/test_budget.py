@@ -21,7 +21,7 @@ ZEROS = [np.array([1, 2]), np.zeros(50_000, np.float32)]
 def store(request, tmp_path):
     if request.param == "file":
         return FileStore(tmp_path / "state", sync=False)
-    return ContextStore(RecordDict())
+    return ContextStore(RecordDict(), "0")
 
 
 def upload(budget, round_, values=ZEROS, *, source=None, simulated=False):

@@ -62,6 +62,7 @@ def test_a_deployed_client_imports_its_own_method_and_no_server(tmp_path, method
     rooms = {".".join(name.split(".")[:2]) for name in loaded}
     assert rooms & {"fedhet.records", "fedhet.cli", "fedhet.runtime", "fedhet.export"} == set()
     methods = {name for name in loaded if name.partition(".")[0] in {"strategies", "clients"}}
-    shared = {"strategies", "strategies.base", "strategies.averaging", "clients", "clients.base"}
+    shared = {"strategies", "strategies.base", "strategies.averaging", "strategies.rules"}
+    shared |= {"clients", "clients.base"}
     assert methods <= shared | {f"strategies.{method}", f"clients.{method}"}
     assert f"clients.{method}" in methods

@@ -18,6 +18,7 @@ from fedhet.config import envelope
 from fedhet.counting import counter
 from fedhet.errors import RunFailedError
 from fedhet.ids import is_id
+from fedhet.protocol.checks import FLOAT32
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
@@ -78,7 +79,7 @@ class Bench:
         honest = sum(r.content["metrics"]["train_flops"] for r in self.replies)
         assert 0 <= record["train_flops"] <= 30 * honest
         loss = record["train_loss"]
-        assert math.isnan(loss) or abs(loss) <= 1e9
+        assert math.isnan(loss) or abs(loss) <= FLOAT32
         for score in self.rounds.ledger.scores.values():
             assert all(0 <= value <= 100 for value in score.accuracies.values())
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from clients.base import MethodClient
+from fedhet.errors import HookError
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.schema import P
@@ -16,7 +17,16 @@ Shared = TypeVar("Shared", bound=nn.Module)
 
 
 def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
-    """Copy arrays, in the order of ``module.parameters()``, into a module."""
+    """Copy arrays, in the order of ``module.parameters()``, into a module.
+
+    Raises HookError if they are another module's.
+    """
+    own, sent = [tuple(p.shape) for p in module.parameters()], [a.shape for a in arrays]
+    if own != sent:
+        raise HookError(
+            f"the client's module has {len(own)} parameters {own[:3]}..., the strategy sends "
+            f"{len(sent)} {sent[:3]}...: 'shared' and 'shared_module' must give the same module"
+        )
     with torch.no_grad():
         for parameter, array in zip(module.parameters(), arrays, strict=True):
             parameter.copy_(torch.as_tensor(array))

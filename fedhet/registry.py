@@ -4,10 +4,12 @@ Nothing of a method is imported before it is asked for: a client's process loads
 client, parameters and strategy hooks, and no other method.
 """
 
+import difflib
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedhet.errors import HookError
 from fedhet.schema import Params
 
 if TYPE_CHECKING:
@@ -36,12 +38,12 @@ class Method:
     @cached_property
     def strategy(self) -> "type[MethodStrategy[Any]]":
         """The server half."""
-        return _found(self._strategy)
+        return _spelt(_found(self._strategy))
 
     @cached_property
     def client(self) -> "type[MethodClient[Any]]":
         """The client half."""
-        return _found(self._client)
+        return _spelt(_found(self._client))
 
     @cached_property
     def params(self) -> type[Params]:
@@ -56,6 +58,19 @@ def _found(what: type[T] | str) -> type[T]:
     module, _, name = what.partition(":")
     found: type[T] = getattr(import_module(module), name)
     return found
+
+
+def _spelt(kind: type[T]) -> type[T]:
+    """The class; HookError if it defines what is nearly a hook: nobody would ever call it."""
+    hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
+    for name in vars(kind):
+        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
+        if close and name not in hooks and not name.startswith("_"):
+            raise HookError(
+                f"{kind.__name__}: nothing calls '{name}': did you mean '{close[0]}'? If it is "
+                f"your own, call it '_{name}'"
+            )
+    return kind
 
 
 def _own(name: str, about: str, spelling: str, *, params: bool = True) -> Method:

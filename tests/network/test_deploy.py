@@ -1,8 +1,10 @@
 """The commands of a deployment as a person types them: ``certs``, ``server``, ``node``, ``run``."""
 
 import json
+import shutil
 import ssl
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 
@@ -23,11 +25,12 @@ CLOSED = (
 
 
 class Commands:
-    """``fedhet`` in one folder, with HOME in it."""
+    """``fedhet`` in one folder, with HOME in it and a warm server that other tests do not share."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.env = environment({"HOME": str(folder)})
+        self.runtime = tempfile.mkdtemp(prefix="fh", dir="/tmp")  # a socket's path must be short
+        self.env = environment({"HOME": str(folder), "XDG_RUNTIME_DIR": self.runtime})
         self.started = []
 
     def start(self, name, *words):
@@ -51,6 +54,7 @@ class Commands:
             process.terminate()
         for process in self.started:
             process.end()
+        shutil.rmtree(self.runtime, ignore_errors=True)
 
 
 @pytest.fixture

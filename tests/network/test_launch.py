@@ -25,7 +25,7 @@ from fedhet.runtime.superlink import script
 
 pytestmark = pytest.mark.network
 
-ROUNDS = 12
+ROUNDS = 20
 WORK = (
     "models=cnn-5",
     "clients=4",
@@ -232,11 +232,12 @@ def test_the_number_of_actors_changes_no_bit_and_the_seed_does(fedhet, base):
 
 
 def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, base):
-    _program_killed(fedhet.run("killed"), "flwr-simulation", "the simulation ended unexpectedly")
+    # First what a simulation survives for a while: enough rounds are left for it to be noticed.
+    _program_killed(fedhet.run("killed"), "flower-superexec", "SuperExec ended unexpectedly")
     _program_killed(fedhet.resume("killed"), "flower-superlink", "SuperLink ended unexpectedly")
+    _program_killed(fedhet.resume("killed"), "flwr-simulation", "simulation ended unexpectedly")
     _program_killed(fedhet.resume("killed"), "raylet", "")  # who notices first says it
     _program_killed(fedhet.resume("killed"), "gcs_server", "")
-    _program_killed(fedhet.resume("killed"), "flower-superexec", "SuperExec ended unexpectedly")
     _everything_killed(fedhet.resume("killed"))
     _command_killed(fedhet.resume("killed"))
     _interrupted(fedhet.resume("killed"))

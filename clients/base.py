@@ -198,15 +198,18 @@ class MethodClient(NumPyClient, Generic[P]):
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
             shuffle = generator(self.config.seed, "shuffle", self.setup.data.client, self.round)
-            for number, phase in enumerate(self.phases()):
+            phases = self.phases()
+            for number, phase in enumerate(phases):
                 set_trainable(list(self.modules.values()), phase, self._fixed)
                 metrics["train_flops"] = float(metrics["train_flops"]) + self._flops(
                     number, phase, data
                 )
-                loss = train(phase, drawn, self.config, shuffle, self.round)
-                metrics[f"train_loss_{phase.name}".rstrip("_")] = loss.item()
+                loss = train(phase, drawn, self.config, shuffle, self.round).item()
+                metrics[f"train_loss_{phase.name}".rstrip("_")] = loss
                 if phase.after is not None:
                     phase.after()
+        if phases:
+            metrics.setdefault("train_loss", loss)
         for module in self.modules.values():
             module.eval()
         uploaded = self._noised(self.upload(), parameters, budget)

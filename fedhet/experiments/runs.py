@@ -157,8 +157,8 @@ def _read_folder(path: Path) -> Run | LeftOut:
     )  # fmt: skip
     if not run.evaluated:
         return LeftOut(path.name, "no round was evaluated", config)
-    if run.rounds[-1].get("train_loss") is None and run.rounds[-1]["replied"]:
-        return LeftOut(path.name, "failed: it diverged, the last loss is not finite", config)
+    if run.rounds[-1].get("train_loss") is None:
+        return LeftOut(path.name, "failed: it diverged, the last round has no loss", config)
     return run
 
 

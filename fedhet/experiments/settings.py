@@ -7,6 +7,7 @@ partition seed and seed, which all arms of a setting share.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -275,9 +276,10 @@ def _method(name: str) -> Method | None:
 
 
 def method_name(method: str) -> str:
-    """The papers' spelling, that of the method's classes, or the method's own name."""
+    """The papers' spelling, that of the method's classes (``PFedX`` is pFedX), or its own name."""
     known = _method(method)
     own = known.strategy.__name__.removesuffix("Strategy") if known else method
+    own = re.sub(r"^PF", "pF", own)
     return papers.method_names().get(method, own)
 
 

@@ -13,7 +13,7 @@ from fedhet.cli.arguments import execute
 from fedhet.errors import UserError
 from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, build, report
 from fedhet.experiments.runs import pack, read_runs
-from fedhet.experiments.settings import arrange
+from fedhet.experiments.settings import arrange, method_name
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_what_is_left_out_is_named(sweep, tmp_path):
     assert again.startswith("a second run of one cell, with the same result")
     assert reasons == {
         "fd-s0": "failed: not finite",
-        "fd-s1": "failed: it diverged, the last loss is not finite",
+        "fd-s1": "failed: it diverged, the last round has no loss",
         "fml-s0": "not finished: round 1 of 1",
     }
     (accuracy,) = (table for table in made.tables() if table.name.startswith("accuracy"))
@@ -261,3 +261,8 @@ def test_accuracy_stands_against_what_was_spent_on_privacy(tmp_path):
     figures = {figure.name: figure for figure in build([tmp_path], models=False).figures()}
     assert not figures["privacy"].absent
     assert figures["curves"].absent  # the budget is not a key like any other
+
+
+def test_methods_are_spelt_as_their_authors_do():
+    spelt = {"pfedes": "pFedES", "pfedafm": "pFedAFM", "fedgh": "FedGH", "lg_fedavg": "LG-FedAvg"}
+    assert {name: method_name(name) for name in spelt} == spelt

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import random
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -42,6 +44,10 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
+def cells_in(folder: Path) -> int:
+    return sum(len(path.read_text().splitlines()) > 2 for path in folder.glob("*/rounds.jsonl"))
+
+
 def test_a_killed_sweep_ends_in_the_same_bytes(tmp_path) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PRESET))
     whole = start(tmp_path, "whole")
@@ -50,11 +56,35 @@ def test_a_killed_sweep_ends_in_the_same_bytes(tmp_path) -> None:
     assert [cell["state"] for cell in index["cells"]] == ["finished", "finished"]
 
     killed, lines = start(tmp_path, "killed"), tmp_path / "killed"
-    wait_for(lambda: any(len(p.read_text().splitlines()) > 2 for p in lines.glob("*/rounds.jsonl")),
-             "a cell is in its rounds", pause=0.02)  # fmt: skip
+    wait_for(lambda: cells_in(lines) > 0, "a cell is in its rounds", pause=0.02)
     kill(killed)
     assert not hashes(lines)
     again = start(tmp_path, "killed")
     again.communicate(timeout=patience())
     assert again.returncode == 0
     assert hashes(lines) == hashes(tmp_path / "whole") and len(hashes(lines)) == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_five_times_at_random_ends_in_the_same_bytes(tmp_path) -> None:
+    kills, methods = 5, ["fedssa", "fedmrl", "pfedes", "fedgh"]
+    grid = {"method": methods, "seed": [0, 1]}
+    preset = PRESET | {"dataset": "synthetic:1200x4", "rounds": 20, "grid": grid}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(preset))
+    began = time.monotonic()
+    start(tmp_path, "whole").communicate(timeout=20 * patience())
+    took = time.monotonic() - began
+
+    chance, finished = random.SystemRandom(), []
+    for _ in range(kills):
+        killed = start(tmp_path, "killed")
+        time.sleep(took / kills * chance.uniform(0.3, 1.0))  # never done before the last kill
+        assert killed.poll() is None
+        kill(killed)
+        finished.append(len(hashes(tmp_path / "killed")))
+    again = start(tmp_path, "killed")
+    again.communicate(timeout=20 * patience())
+    print(f"cells finished before each kill: {finished} of {2 * len(methods)}")
+    assert again.returncode == 0
+    assert hashes(tmp_path / "killed") == hashes(tmp_path / "whole")
+    assert len(hashes(tmp_path / "killed")) == 2 * len(methods)

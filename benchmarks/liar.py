@@ -4,13 +4,14 @@ Client 3 trains honestly and sends its header rows times 100, within max-update-
 owns five of the ten classes, so that a class has about five owners and trim=0.2 cuts one row at
 each end.
 
-    python -m benchmarks.liar [--rounds 10] [--seed 0]
+    python -m benchmarks.liar [--rounds 6] [--seeds 0 1 2] [--rules mean trimmed-mean median]
 """
 
 import argparse
 import contextlib
 import tempfile
 
+import numpy as np
 from flwr.app import Message
 
 from benchmarks.common import emit
@@ -21,6 +22,7 @@ from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate
 
 LIAR, TIMES = 3, 100
+RULES = ["mean", "trimmed-mean", "median"]
 
 
 def lie(node: int, message: Message, reply: Message) -> Message:
@@ -53,18 +55,27 @@ def accuracy(rule: str, rounds: int, seed: int, *, lying: bool) -> tuple[float, 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print: a line per rule and seed, and one for every rule's mean over seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rules", nargs="+", default=RULES, choices=RULES)
     chosen = parser.parse_args()
-    for rule in ("mean", "trimmed-mean", "median"):
-        honest, _ = accuracy(rule, chosen.rounds, chosen.seed, lying=False)
-        lied, failures = accuracy(rule, chosen.rounds, chosen.seed, lying=True)
+    for rule in chosen.rules:
+        moved = []
+        for seed in chosen.seeds:
+            honest, _ = accuracy(rule, chosen.rounds, seed, lying=False)
+            lied, failures = accuracy(rule, chosen.rounds, seed, lying=True)
+            moved.append(lied - honest)
+            emit(
+                "liar", aggregation=rule, rounds=chosen.rounds, seed=seed,
+                honest=round(honest, 2), with_liar=round(lied, 2), moved=round(moved[-1], 2),
+                failures=failures,
+            )  # fmt: skip
+        spread = round(float(np.std(moved, ddof=1)), 2) if len(moved) > 1 else None
         emit(
-            "liar", aggregation=rule, rounds=chosen.rounds, seed=chosen.seed,
-            honest=round(honest, 2), with_liar=round(lied, 2), moved=round(lied - honest, 2),
-            failures=failures, target=1.0,
+            "liar", aggregation=rule, rounds=chosen.rounds, seeds=len(moved),
+            moved=round(float(np.mean(moved)), 2), std=spread, target=1.0,
         )  # fmt: skip
 
 

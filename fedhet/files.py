@@ -1,9 +1,10 @@
-"""Small files: read and replaced whole, in one step."""
+"""Files: read whole, and made or replaced in one step."""
 
 import contextlib
 import json
 import math
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -120,21 +121,64 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step; a full disk leaves the old one as it was."""
-    temporary = path.with_name(path.name + ".tmp")
+@contextmanager
+def replacing(
+    path: Path, *, private: bool = False, synced: bool = False, shared: bool = False
+) -> Iterator[Path]:
+    """A name beside ``path`` to write to; the file takes its place if the body succeeds.
+
+    Whatever fails, the old file stays as it was and no other is left. ``private``: only its owner
+    can read it. ``synced``: it is on the disk before it has the name, and then the name is.
+    ``shared``: several processes may write the same file at a time.
+    """
+    owner = f".{os.getpid()}" if shared else ""
+    temporary = path.with_name(f".{path.name}{owner}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with private_files() if private else contextlib.nullcontext():
+            yield temporary
+        if synced:
+            sync(temporary)
         temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
+    except BaseException:
+        with contextlib.suppress(OSError):  # clearing up may fail too; the first reason counts
             temporary.unlink(missing_ok=True)
         raise
+    if synced:  # a file whose name is not on the disk is lost as well
+        sync(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """A folder beside ``path`` to fill; it gets that name if the body succeeds and vanishes if not.
+
+    Only its owner can read it, and its files are on the disk before it has the name. Nobody else
+    may fill the same one meanwhile: what a killed process left of it is removed. Raises OSError if
+    there is something at ``path`` by then.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with private_files():
+            temporary.mkdir(parents=True)
+            yield temporary
+        for file in (*temporary.rglob("*"), temporary):
+            sync(file)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str, *, synced: bool = False) -> None:
+    """Replace a file in one step, as :func:`replacing` does."""
+    with replacing(path, synced=synced) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any, *, synced: bool = False) -> None:
     """Replace a JSON file in one step; not-a-number becomes null."""
-    write_text(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
+    write_text(path, text, synced=synced)
 
 
 def sync(path: Path) -> None:

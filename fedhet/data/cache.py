@@ -23,7 +23,7 @@ from filelock import FileLock
 from fedhet.data.listing import Indices, Listing, Pixels, Unread
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
-from fedhet.files import private_files
+from fedhet.files import appearing, private_files
 
 _FORMAT = 1
 _NAMED = 5
@@ -158,16 +158,10 @@ def _load(folder: Path) -> Dataset | None:
 
 
 def _build(folder: Path, listing: Listing, image_size: int) -> None:
-    """Write the entry; the caller holds the lock, so a leftover of a killed process may go."""
-    temporary = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir()
+    """Write the entry; the caller holds the lock and has found the one that is there damaged."""
+    with appearing(folder) as temporary:
         _write(temporary, listing, image_size)
         shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(folder: Path, listing: Listing, image_size: int) -> None:
@@ -183,7 +177,6 @@ def _write(folder: Path, listing: Listing, image_size: int) -> None:
         warnings.append(f"ignored {len(bad)} files that are no readable images: {_names(bad)}")
     with (folder / "labels.npy").open("wb") as file:
         np.save(file, labels, allow_pickle=False)
-        _sync(file)
     meta = {
         "classes": classes,
         "paths": [listing.paths[index] for index in kept],
@@ -194,7 +187,6 @@ def _write(folder: Path, listing: Listing, image_size: int) -> None:
     }
     with (folder / "meta.json").open("wb") as file:
         file.write(json.dumps(meta).encode())
-        _sync(file)
 
 
 def _write_images(
@@ -217,7 +209,7 @@ def _write_images(
     file.seek(0)
     # NumPy pads the header so that the first axis may change in place.
     assert _header(file, len(kept), shape) == start
-    _sync(file)
+    file.flush()
     return kept, unread
 
 
@@ -226,12 +218,6 @@ def _header(file: IO[bytes], count: int, shape: tuple[int, int, int]) -> int:
     header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
     np.lib.format.write_array_header_1_0(file, header)
     return file.tell()
-
-
-def _sync(file: IO[bytes]) -> None:
-    """Force the content to the disk: a rename may otherwise get there first."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _drop_empty(listing: Listing, labels: Indices) -> tuple[Indices, list[str], list[str]]:

@@ -31,7 +31,7 @@ from fedhet.experiments.markup import (
 from fedhet.experiments.modelled import of_models
 from fedhet.experiments.runs import LeftOut, Run, pack, read_runs, sweep_notes
 from fedhet.experiments.settings import arrange
-from fedhet.files import finite, write_text
+from fedhet.files import finite, replacing, write_text
 
 PAGE_LIMIT = 2_000_000  # bytes of report.html
 BEGIN, END = "<!-- fedhet report -->", "<!-- end of fedhet report -->"
@@ -96,7 +96,8 @@ def report(  # noqa: PLR0913
         for picture in made.figures():
             if picture.svg:
                 write_text(out / "figures" / f"{picture.name}.svg", picture.svg)
-                (out / "figures" / f"{picture.name}.png").write_bytes(picture.png)
+                with replacing(out / "figures" / f"{picture.name}.png") as file:
+                    file.write_bytes(picture.png)
         markdown = to_text(made)
         write_text(out / "tables.md", f"# {made.title}\n\n{markdown}")
         write_text(out / "report.html", to_page(made))

@@ -1,7 +1,6 @@
 """``fedhet predict``: an exported model classifies image files; a CSV with probabilities."""
 
 import csv
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 from fedhet.errors import UserError
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
-from fedhet.files import private_files
+from fedhet.files import replacing
 from fedhet.training.denormals import without_denormals
 from fedhet.training.loop import autocast, normalise
 
@@ -35,18 +34,14 @@ def predict(model_folder: Path, places: Sequence[Path], out: Path) -> Predicted:
     out = out.expanduser()
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
     files = ImageFiles(find_images(path.expanduser() for path in places), model.config.image_size)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with private_files():
+        with replacing(out, private=True, shared=True) as temporary:
             count = _write(model, files, temporary)
-        if not count:
-            reason = files.complaint() if files.unreadable else "the folders hold no image file"
-            raise UserError(f"images: nothing to classify: {reason}")
-        temporary.replace(out)
+            if not count:
+                reason = files.complaint() if files.unreadable else "the folders hold no image file"
+                raise UserError(f"images: nothing to classify: {reason}")
     except OSError as error:
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return Predicted(count, files.complaint() if files.unreadable else "")
 
 

@@ -5,9 +5,7 @@ all, and says in ``card.yaml`` what the model is.
 """
 
 import json
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import fedhet
 from fedhet.errors import UserError
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
-from fedhet.files import private_files
+from fedhet.files import appearing
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 
 
@@ -77,12 +75,15 @@ def export(
     if out.exists():
         raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
     exported = open_state(state, generation)
-    with _appearing(out) as folder:
-        card = exported.card() | {"sha256": write_weights(exported.model, folder)}
-        if images is not None:
-            card["onnx"] = onnx_file.write(exported.model, folder, images)
-        text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
-        (folder / CARD).write_text(text, encoding="utf-8")
+    try:
+        with appearing(out) as folder:  # private: a model trained on private images is, too
+            card = exported.card() | {"sha256": write_weights(exported.model, folder)}
+            if images is not None:
+                card["onnx"] = onnx_file.write(exported.model, folder, images)
+            text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
+            (folder / CARD).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
     return out
 
 
@@ -150,19 +151,3 @@ def _accuracies(bundle: dict[str, Tensor]) -> dict[str, float]:
         for name, value in bundle.items()
         if name.startswith("metrics/")
     }
-
-
-@contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``out`` if the body succeeds and vanishes otherwise."""
-    temporary = out.with_name(f".{out.name}.tmp")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with private_files():  # a model trained on private images is private, too
-            temporary.mkdir(parents=True)
-            yield temporary
-        temporary.rename(out)
-    except OSError as error:
-        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -12,10 +12,8 @@ to the server, which names it when it asks for the generation: damage, another c
 older one under this name is an error, never another result.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedhet.files import private_files, sync
+from fedhet.files import private_files, replacing, sync
 
 Bundle = dict[str, Tensor]
 
@@ -164,22 +162,16 @@ class FileStore:
         self._write(path, lambda file: file.write_bytes(data), name)
 
     def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
             with private_files():
                 self.folder.mkdir(parents=True, exist_ok=True)
+            # A repeated message may be at work beside the first one.
+            with replacing(path, private=True, synced=self.sync, shared=True) as temporary:
                 write(temporary)
-            if self.sync:
-                sync(temporary)
-            temporary.replace(path)
-            if self.sync:  # a file whose name is not on the disk is lost as well
-                for folder in (self.folder, *(place.parent for place in made)):
-                    sync(folder)
+            for place in made if self.sync else []:
+                sync(place.parent)
         except (OSError, SafetensorError) as error:
-            # Clearing up may fail as well (a read-only folder); the first reason counts.
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             raise StateError(
                 f"state '{self.folder}': {what} cannot be written: "
                 f"{getattr(error, 'strerror', None) or error}"

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedhet.errors import VerifyError
-from fedhet.files import private_files, sync
+from fedhet.files import replacing
 from fedhet.protocol.payload import Array
 from fedhet.records.hash_chain import hash_array
 
@@ -30,14 +30,10 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
     A digest of both lies beside them.
     """
-    temporary = path.with_name(path.name + ".tmp")
     data = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
     text = json.dumps({"names": list(data), **checkpoint.meta})  # a file has an order of its own
-    with private_files():
+    with replacing(path, private=True, synced=True) as temporary:
         save_file(data, temporary, metadata={"json": text, "sha256": _digest(text, data)})
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:

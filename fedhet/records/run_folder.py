@@ -23,7 +23,6 @@ from fedhet.files import (
     read_json,
     read_jsonl,
     read_yaml,
-    sync,
     write_json,
     write_text,
 )
@@ -213,8 +212,8 @@ class RunFolder:
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
-        write_json(self.summary, self.figures(config, self.read_rounds(), status, clients, reason))
-        sync(self.summary)
+        figures = self.figures(config, self.read_rounds(), status, clients, reason)
+        write_json(self.summary, figures, synced=True)
 
     def figures(
         self,

@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedhet.errors import RunFailedError
+from fedhet.files import replacing
 from fedhet.runtime import warm_server, warm_shim
 from fedhet.runtime.superlink import script
 
@@ -99,10 +100,9 @@ class Warm:
         path.mkdir(exist_ok=True)
         for name in warm_server.PROGRAMS:
             words = [sys.executable, "-SIE", warm_shim.__file__, self.address, script(name)]
-            made = path / f".{name}-{os.getpid()}"
-            made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
-            made.chmod(0o700)
-            made.replace(path / name)
+            with replacing(path / name, private=True, shared=True) as made:
+                made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+                made.chmod(0o700)
         return path
 
     def _start(self) -> None:

@@ -128,8 +128,8 @@ def test_a_damaged_entry_is_rebuilt(folder, tmp_path, damage):
 def test_a_leftover_of_a_killed_process_is_replaced(folder, tmp_path):
     _open(folder, tmp_path)
     entry = _entries(tmp_path)[0]
-    entry.rename(f"{entry}.tmp")
-    (Path(f"{entry}.tmp") / "images.npy").write_bytes(b"half")
+    half = entry.rename(entry.with_name(f".{entry.name}.tmp"))
+    (half / "images.npy").write_bytes(b"half")
     assert len(_open(folder, tmp_path).images) == 3
     assert _entries(tmp_path) == [entry]
 

@@ -255,7 +255,7 @@ def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     simulate(small(tmp_path, rounds=1))
-    final = max(i for i, name in enumerate(order) if name.startswith("server.safetensors"))
+    final = max(i for i, name in enumerate(order) if name.startswith(".server.safetensors"))
     for name in ("rounds.jsonl", "clients.csv"):
         assert order.index(name) < final
     assert order[final + 1] == "checkpoint"  # the folder: the new name

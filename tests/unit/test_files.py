@@ -1,0 +1,93 @@
+"""A file or a folder gets its name when all of it is there, and never otherwise."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fedhet.files import appearing, replacing
+
+
+class Stop(BaseException):
+    """Not an Exception: as Ctrl-C."""
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Names of what was synced and renamed, in order."""
+    order, fsync, replace, rename = [], os.fsync, Path.replace, Path.rename
+
+    def seen(handle):
+        order.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    monkeypatch.setattr(Path, "replace", lambda a, b: (order.append("named"), replace(a, b))[1])
+    monkeypatch.setattr(Path, "rename", lambda a, b: (order.append("named"), rename(a, b))[1])
+    return order
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Stop()])
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_fails_leaves_the_old_file(tmp_path, error, shared):
+    path = tmp_path / "x"
+    path.write_text("old")
+    with pytest.raises(type(error)), replacing(path, shared=shared) as new:
+        new.write_text("half")
+        raise error
+    assert path.read_text() == "old" and names(tmp_path) == ["x"]
+
+
+def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_path, synced):
+    with replacing(tmp_path / "x", synced=True) as new:
+        new.write_text("new")
+    assert synced == [".x.tmp", "named", tmp_path.name]
+    synced.clear()
+    with replacing(tmp_path / "x") as new:
+        new.write_text("newer")
+    assert synced == ["named"] and (tmp_path / "x").read_text() == "newer"
+
+
+def test_only_what_is_private_is_closed_to_others(tmp_path):
+    before = os.umask(0o022)
+    try:
+        for name, private in (("open", False), ("closed", True)):
+            with replacing(tmp_path / name, private=private) as new:
+                new.write_text("x")
+        with appearing(tmp_path / "folder") as new:
+            (new / "x").write_text("x")
+    finally:
+        assert os.umask(before) == 0o022
+    assert (mode(tmp_path / "open"), mode(tmp_path / "closed")) == (0o644, 0o600)
+    assert (mode(tmp_path / "folder"), mode(tmp_path / "folder" / "x")) == (0o700, 0o600)
+
+
+def test_a_folder_appears_whole_and_synced(tmp_path, synced):
+    (tmp_path / ".out.tmp").mkdir()
+    (tmp_path / ".out.tmp" / "of a killed process").touch()
+    with appearing(tmp_path / "out") as new:
+        (new / "in").mkdir()
+        (new / "in" / "x").write_text("x")
+    assert synced == ["in", "x", ".out.tmp", "named", tmp_path.name]
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["in"]
+
+
+def test_a_folder_that_fails_vanishes_and_one_that_is_there_stays(tmp_path):
+    with pytest.raises(Stop), appearing(tmp_path / "out") as new:
+        (new / "x").write_text("x")
+        raise Stop
+    assert names(tmp_path) == []
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    with pytest.raises(OSError, match="not empty"), appearing(tmp_path / "out") as new:
+        (new / "x").write_text("x")
+    assert names(tmp_path / "out") == ["mine"] and names(tmp_path) == ["out"]

@@ -31,6 +31,7 @@ from benchmarks.common import emit
 from fedhet.config import build_config
 from fedhet.files import read_jsonl
 from fedhet.protocol.messages import instruction
+from fedhet.runtime.signals import interruptible
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.testing import simulate
 
@@ -93,11 +94,11 @@ class Deployment:
             text=True, check=False,
         )  # fmt: skip
 
-    def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """Start a command that stays."""
+    def start(self, name: str, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start a command that stays; ``before`` it stand words such as ``nice``."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                ["nice", script("fedhet"), *words], env=self.env, cwd=self.folder, stdout=log,
+                [*before, script("fedhet"), *words], env=self.env, cwd=self.folder, stdout=log,
                 stderr=log,
             )  # fmt: skip
         return self.running[name]
@@ -107,6 +108,7 @@ class Deployment:
         self.start(
             site, "node", f"tls/clients/{site}", "--server", f"127.0.0.1:{self.port}", "--data",
             f"sites/{site}", "--split", f"sites/{site}.csv", "--model", self.models[site],
+            before=("nice", "-n", "2"),  # the SuperLink never waits for its clients' training
         )  # fmt: skip
 
     def said(self, name: str) -> str:
@@ -117,6 +119,12 @@ class Deployment:
         """A program of Flower's below a command."""
         below = psutil.Process(self.running[of].pid).children(recursive=True)
         return next(p for p in below if any(Path(w).name == name for w in p.cmdline()[:2]))
+
+    def all_are_back(self) -> bool:
+        """Whether the server answers and every node is online."""
+        done = self.do("status", "--json")
+        nodes = json.loads(done.stdout)["nodes"] if done.returncode == 0 else []
+        return bool(nodes) and all(node["status"] == "online" for node in nodes)
 
     def stop(self) -> None:
         """End everything."""
@@ -161,7 +169,7 @@ def deployed(place: Deployment, config: Mapping[str, Any], *, disturbed: bool) -
     if run.returncode not in {0, 3}:
         raise SystemExit(place.said("run"))
     while run.returncode:
-        until(lambda: '"offline"' not in place.do("status", "--json").stdout, "all are back")
+        until(place.all_are_back, "all are back")
         done = place.do("resume", str(folder), "--superlink", "tls")
         run.returncode = done.returncode
         if done.returncode not in {0, 3}:
@@ -187,13 +195,16 @@ def simulated(config: Mapping[str, Any], sites: Sequence[str], lost: set[tuple[i
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print; a signal ends everything that was started."""
+    with interruptible():
+        _main()
+
+
+def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("zip", type=Path)
     parser.add_argument("partition", type=Path)
-    parser.add_argument(
-        "--methods", nargs="+", default=["standalone", "fedssa", "fedmrl", "pfedes"]
-    )
+    parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--disturb", action="store_true")

@@ -104,6 +104,8 @@ def advice(places: Credentials, servers: Sequence[str]) -> str:
             f"on every client: {places.ca} and its own key, over a channel that you trust",
             f"put away:        {places.ca_key} (whoever has it can pretend to be the server)",
         ]
+    elif not places.ca.exists():
+        return f"keys only: '{places.folder}' has no CA, which --server HOST makes"
     lines += [
         f"then, on the server:  fedhet server {places.folder}",
         f"on a client:          fedhet node {places.folder}/clients/NAME --server HOST:8443 "

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedhet.errors import RunFailedError, UserError
+from fedhet.runtime.fleet import knows
 from fedhet.runtime.processes import guarded
+from fedhet.runtime.strays import Strays
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.runtime.warm import Warm, available
 
@@ -24,11 +26,16 @@ PATIENCE = 15.0  # seconds for an orderly end
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
 # What Flower says when it does not let a node in, and what it means.
+UNKNOWN = (
+    "refused: the server does not know this key; it is registered by the `fedhet server` that "
+    "finds its .pub in tls/clients; trying again"
+)
+HELD = "not let in yet: the server still holds this key's last connection; trying again"
+NOT_ADMITTED = "[code: 2004]"  # for one of two reasons
 REFUSALS = {
-    "[code: 2004]": "not let in yet: the server still holds this key's last connection, or does "
+    NOT_ADMITTED: "not let in yet: the server still holds this key's last connection, or does "
     "not know the key; trying again",
-    "[code: 2001]": "refused: the server does not know this key; it is registered by the `fedhet "
-    "server` that finds its .pub in tls/clients; trying again",
+    "[code: 2001]": UNKNOWN,
     "Connection attempt failed": "the server does not answer; trying again",
 }
 FATAL = "CERTIFICATE_VERIFY_FAILED"
@@ -66,6 +73,7 @@ class Node:
     _last: str = ""
     _warm: Warm | None = None
     _process: subprocess.Popen[str] | None = None
+    _strays: Strays | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -74,9 +82,9 @@ class Node:
         if self.plan.warm and available():
             self._warm = Warm(env)
             env["PATH"] = f"{self._warm.programs()}:{env['PATH']}"
-            threading.Thread(target=self._keep_warm, args=(self._warm,), daemon=True).start()
         elif self.plan.warm:
             self._tell("this platform cannot fork: each message starts a fresh process")
+        threading.Thread(target=self._keep, daemon=True).start()
         try:
             while True:
                 self._once(env)
@@ -87,15 +95,22 @@ class Node:
             if self._warm is not None:
                 self._warm.release()
 
-    def _keep_warm(self, warm: Warm) -> None:
-        """Hold the server, and start another when it has died; messages go on without meanwhile."""
+    def _keep(self) -> None:
+        """Look after what the SuperNode starts, as long as it is wanted."""
         while not self._ended.is_set():
-            if not warm.held():
-                try:
-                    warm.hold()
-                except (RunFailedError, OSError) as error:
-                    self._tell(f"each message starts a fresh process: {error}")
+            if self._warm is not None:
+                self._keep_warm(self._warm)
+            if self._strays is not None and self._strays.end():
+                self._tell("a run ended before its message was here: ended the client that waited")
             self._ended.wait(RETRY)
+
+    def _keep_warm(self, warm: Warm) -> None:
+        """Hold the server; start another when it has died: messages go on without meanwhile."""
+        if not warm.held():
+            try:
+                warm.hold()
+            except (RunFailedError, OSError) as error:
+                self._tell(f"each message starts a fresh process: {error}")
 
     def _once(self, env: Mapping[str, str]) -> None:
         """One life of the SuperNode, told in lines; UserError if another would be no better."""
@@ -106,9 +121,11 @@ class Node:
                 start_new_session=True,
             )  # fmt: skip
             assert self._process.stdout is not None
+            self._strays = Strays(self._process.pid)
             for line in self._process.stdout:
                 log.write(line)
                 log.flush()
+                self._strays.hear(line)
                 if FATAL in line:
                     raise UserError(
                         f"{self.plan.server}: the server's certificate is not from "
@@ -126,10 +143,19 @@ class Node:
             text = line[start + len(OWN) :].strip()
         elif found := ADMITTED.search(line):
             text = f"admitted by {self.plan.server} (node {found.group(1)})"
+        elif NOT_ADMITTED in line:
+            text = self._why()
         else:
             text = next((what for sign, what in REFUSALS.items() if sign in line), "")
         if text:
             self._tell(text)
+
+    def _why(self) -> str:
+        """Why the server did not let this node in."""
+        try:
+            return HELD if knows(self.plan.server, self.plan.ca, self.plan.key) else UNKNOWN
+        except (UserError, OSError):
+            return REFUSALS[NOT_ADMITTED]
 
     def _tell(self, text: str) -> None:
         if text != self._last:

@@ -12,12 +12,11 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedhet.data.cache import open_private_folder
 from fedhet.errors import UserError
 from fedhet.models import build_model
+from fedhet.runtime.fleet import knows, read_key
 from fedhet.runtime.node import NodePlan
 from fedhet.schema import REPRESENTATION
 
@@ -39,7 +38,7 @@ def check(plan: NodePlan) -> Iterator[Finding]:
     """Every finding, as soon as it is there."""
     for what, test in (
         ("key", _key), ("images", _images), ("model", _model), ("connection", _connection),
-        ("disk", _disk), ("device", _device),
+        ("admission", _admission), ("disk", _disk), ("device", _device),
     ):  # fmt: skip
         yield _tried(what, test, plan)
 
@@ -54,10 +53,8 @@ def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> Findin
 def _key(plan: NodePlan) -> str:
     if plan.key.stat().st_mode & 0o077:
         raise UserError(f"'{plan.key}' can be read by others: chmod 600 {plan.key}")
-    key = load_ssh_private_key(plan.key.read_bytes(), None)
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise UserError(f"'{plan.key}' is no elliptic curve key, as `fedhet certs` makes them")
-    return f"{plan.key} (whether the server knows it shows when the node joins)"
+    read_key(plan.key)
+    return str(plan.key)
 
 
 def _images(plan: NodePlan) -> str:
@@ -101,6 +98,14 @@ def _connection(plan: NodePlan) -> str:
     if skew > SKEW:
         raise UserError(f"this clock and the server's are {skew:.0f} s apart: signatures expire")
     return f"{plan.server} over TLS; clocks {skew:.0f} s apart"
+
+
+def _admission(plan: NodePlan) -> str:
+    if not knows(plan.server, plan.ca, plan.key):
+        raise UserError(
+            f"{plan.server} does not know the key '{plan.key}': put its .pub into tls/clients there"
+        )
+    return f"{plan.server} knows this key"
 
 
 def _disk(plan: NodePlan) -> str:

@@ -65,7 +65,7 @@ class FederationServer:
                 probe.bind((self.host, self.port))
             except (OSError, OverflowError) as error:
                 raise UserError(
-                    f"--port: {self.host}:{self.port} cannot be used: {error}"
+                    f"--host, --port: {self.host}:{self.port} cannot be used: {error}"
                 ) from error
 
     def _serve(self, started: list[subprocess.Popen[bytes]]) -> None:

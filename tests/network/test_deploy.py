@@ -13,6 +13,7 @@ from network.federation import PRESET, simulated_hash
 from network.pace import patience
 from network.programs import Process, wait_for
 
+from fedhet.runtime.server_folder import CONNECTION, ServerFolder
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.runtime.warm import state
 
@@ -22,6 +23,36 @@ CLOSED = (
     "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs",
     "/v1/fleet/..%2fcontrol%2flist-runs", "/v1/fleet//v1/control/list-runs",
 )  # fmt: skip
+
+# An app whose message never arrives whole: its run ends while the SuperNodes fetch it.
+VANISHING = """
+import time
+import flwr.superlink.grid.http_grid as http
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client, server = ClientApp(), ServerApp()
+
+@server.main()
+def main(grid, context):
+    http.push_objects = lambda *words, **more: None
+    for node in grid.get_node_ids():
+        grid.push_messages([Message(RecordDict({"c": ConfigRecord({"x": 1})}), node, "train")])
+    time.sleep(6)  # a SuperNode looks for messages every three seconds
+"""
+VANISHING_PROJECT = """
+[project]
+name = "vanishing"
+version = "1.0.0"
+description = ""
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "vanishing:server"
+clientapp = "vanishing:client"
+"""
 
 
 class Commands:
@@ -43,6 +74,15 @@ class Commands:
             [script("fedhet"), *words], env=self.env, cwd=self.folder, capture_output=True,
             text=True, check=False, timeout=patience(),
         )  # fmt: skip
+
+    def vanish(self):
+        """Run the app whose message never arrives."""
+        app = self.folder / "vanishing"
+        app.mkdir()
+        (app / "vanishing.py").write_text(VANISHING)
+        (app / "pyproject.toml").write_text(VANISHING_PROJECT)
+        env = self.env | {"FLWR_HOME": str(ServerFolder(self.folder / "tls").flwr_home)}
+        subprocess.run([script("flwr"), "run", str(app), CONNECTION], env=env, check=True)
 
     def status(self):
         done = self.do("status", "--superlink", "tls", "--json")
@@ -95,7 +135,10 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     assert answer(tls, port, "/v1/fleet/pull-messages") not in {403, 404, 502}
     check = commands.do("node", "tls/clients/0", *where, "--partition", "0/2", "--check")
     assert check.returncode == 0, check.stdout
-    assert "over TLS; clocks" in check.stdout
+    assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout
+
+    commands.vanish()  # what the nodes make of it is looked at below
+    wait_for(lambda: server.said("finished:completed"), "the message is gone")
 
     own = {"clients": 2, "rounds": 2}
     lines = [f"{key}: {value}\n" for key, value in (PRESET | own).items()]
@@ -106,6 +149,9 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     assert summary["failures"] == []
     assert summary["run_sha256"] == simulated_hash(tmp_path, **own)
     assert all(node.said("round 2: test accuracy") == 1 for node in nodes)
+    for node in nodes:
+        wait_for(lambda node=node: node.said("ended the client that waited"), "nobody waits on")
+        wait_for(lambda node=node: node.child("flwr-clientapp") is None, "no client is left")
 
     for process in (nodes[1], server):  # the other client waits, keys and runs stay
         process.terminate()
@@ -117,7 +163,8 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     found = commands.status()
     assert [node["status"] for node in found["nodes"]] == ["online", "offline"]
     assert [node["last_round"] for node in found["nodes"]] == [2, 2]
-    assert [(run["method"], run["round"]) for run in found["runs"]] == [("fedssa", 2)]
+    runs = [(run["method"], run.get("round")) for run in found["runs"]]
+    assert runs == [("fedssa", 2), (None, None)]
 
 
 def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(commands, tmp_path):
@@ -131,5 +178,7 @@ def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(commands, tmp_p
     false = commands.start("false", "node", "tls/clients/0", "--ca", "other/ca.crt", *where)
     wait_for(lambda: not false.running(), "a false CA ends the command")
     assert false.popen.returncode == 2 and false.said("is not from the CA in")
-    wait_for(lambda: foreign.said("does not know the key"), "it says why")
+    wait_for(lambda: foreign.said("does not know this key"), "it says why")
     assert foreign.running()
+    check = commands.do("node", "other/clients/0", "--ca", "tls/ca.crt", *where, "--check")
+    assert check.returncode == 2 and "does not know the key" in check.stdout

@@ -31,6 +31,7 @@ def tls(tmp_path, monkeypatch):
         (["node", "tls/clients/a", "--server", "https://h", "--partition", "0/1"], "https://h"),
         (["node", "tls/clients/a", "--server", "h", "--partition", "0/1", "--ca", "x"], "/x"),
         (["server", "elsewhere"], "fedhet certs --out"),
+        (["server", "tls", "--host", ""], "--host: ''"),
         (["status", "--superlink", "tls"], "fedhet server"),
         (["unit", "client"], "server or node"),
     ],
@@ -48,8 +49,8 @@ def test_the_check_names_all_that_is_wrong(tls, capsys):
     assert execute(words) == 2
     said = capsys.readouterr()
     wrong = [line.split(":")[0] for line in said.out.splitlines() if line.startswith("WRONG")]
-    assert wrong == ["WRONG key", "WRONG model", "WRONG connection"]
-    assert said.err.strip().endswith("key, model, connection")
+    assert wrong == ["WRONG key", "WRONG model", "WRONG connection", "WRONG admission"]
+    assert said.err.strip().endswith("key, model, connection, admission")
 
 
 @pytest.mark.parametrize("what", ["server", "node"])

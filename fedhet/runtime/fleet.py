@@ -1,0 +1,82 @@
+"""Ask a server whether it knows a client's key, without joining.
+
+Flower activates a node in one request and has no other that a node which is not active may send.
+So the request is made with a heartbeat interval that no server accepts: it looks for the key first,
+and which of the two it complains about tells. Flower calls this client private; it is used here
+and nowhere else.
+"""
+
+import json
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedhet.errors import UserError
+
+NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
+UNAUTHORIZED = 401
+
+
+def read_key(path: Path) -> EllipticCurvePrivateKey:
+    """A client's private key; UserError if the file holds none."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"'{path}' is no private key of `fedhet certs`: {error}") from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"'{path}' is no elliptic curve key, as `fedhet certs` makes them")
+    return key
+
+
+def knows(server: str, ca: Path, path: Path) -> bool:
+    """Whether the server at ``host:port`` knows the public half of the key in ``path``.
+
+    Raises:
+        UserError: no key, no certificate, a server that cannot be reached or that refuses the
+            signature, as it does when the clocks differ.
+
+    """
+    key = read_key(path)
+    public = key.public_key()
+    try:
+        client = FleetHttpClient.from_server_address(
+            server, False, ca.read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+             NodeAuthHttpInterceptor(key, public)],
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{ca}' is no certificate: {error}") from error
+    try:
+        client.ActivateNode(
+            ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=NEVER)
+        )
+    except httpx.HTTPStatusError as error:
+        return _understood(error.response, server)
+    except httpx.HTTPError as error:
+        raise UserError(f"{server} cannot be reached: {error}") from error
+    finally:
+        client.close()
+    raise UserError(f"{server} is no SuperLink of Flower 1.41")  # it accepted that
+
+
+def _understood(answer: httpx.Response, server: str) -> bool:
+    """What a refusal says about the key."""
+    if answer.status_code == UNAUTHORIZED:
+        raise UserError(f"{server} refuses this key's signature: the clocks differ")
+    try:
+        code = json.loads(answer.text)["code"]
+    except (ValueError, KeyError, TypeError):
+        code = None
+    if code not in {
+        ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
+    }:  # fmt: skip
+        raise UserError(f"{server}: {answer.status_code} {answer.text[:100]}")
+    return bool(code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)

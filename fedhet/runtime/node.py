@@ -79,9 +79,10 @@ class Node:
     def run(self) -> None:
         """Until a signal (the caller turns it into an exception); UserError if it never can."""
         env = environment({"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL, "FEDHET_NODE": "1"})
-        if self.plan.warm and available():
-            self._warm = Warm(env)
-            env["PATH"] = f"{self._warm.programs()}:{env['PATH']}"
+        if available():
+            warm = Warm(env)
+            env["PATH"] = f"{warm.programs(cold=not self.plan.warm)}:{env['PATH']}"
+            self._warm = warm if self.plan.warm else None
         elif self.plan.warm:
             self._tell("this platform cannot fork: each message starts a fresh process")
         threading.Thread(target=self._keep, daemon=True).start()

@@ -94,12 +94,16 @@ class Warm:
             self._lease.close()
             self._lease = None
 
-    def programs(self) -> Path:
-        """A folder to put first in PATH: shims by the names of the programs."""
-        path = self.folder / "bin"
+    def programs(self, *, cold: bool = False) -> Path:
+        """A folder to put first in PATH: shims by the names of the programs.
+
+        With ``cold`` they ask no server, and become the real programs at once.
+        """
+        path = self.folder / ("cold" if cold else "bin")
         path.mkdir(exist_ok=True)
+        address = "" if cold else self.address
         for name in warm_server.PROGRAMS:
-            words = [sys.executable, "-SIE", warm_shim.__file__, self.address, script(name)]
+            words = [sys.executable, "-SIE", warm_shim.__file__, address, script(name)]
             with replacing(path / name, private=True, shared=True) as made:
                 made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
                 made.chmod(0o700)

@@ -3,9 +3,13 @@
 Run by path as ``python -SIE warm_shim.py SOCKET PROGRAM ARGUMENTS...`` in place of PROGRAM (a full
 path): the standard library and nothing else, so that it costs 0.03 CPU seconds. Without a server
 that answers, the real program takes over in this very process.
+
+Either gets SIGTERM when the process that started it is gone. Flower's own remedy, a thread that
+raises SIGINT, does not wake a main thread that waits for a message: it would outlive its SuperNode.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -14,6 +18,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+PR_SET_PDEATHSIG = 1
 PATIENCE = 30.0  # seconds for the server to answer: fifty nodes may ask at the same time
 
 
@@ -51,6 +56,7 @@ def line(server: socket.socket) -> str:
 def main() -> NoReturn:
     """Work of the program; its exit code becomes ours."""
     address, *words = sys.argv[1:]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         server = greet(address, words)
         if line(server) != "ready":

@@ -119,6 +119,26 @@ def test_signals_reach_the_program_and_kill_9_takes_it_along(place, server):
         until(lambda child=child: not child.is_running())
 
 
+ORPHAN = """
+import subprocess, sys
+made = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+made.stdout.readline()
+print(made.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("address", ["socket", ""])
+def test_a_program_ends_with_the_process_that_started_it(place, server, address):
+    """From the warm server, and as itself."""
+    real = place / "real" / "toy"
+    real.write_text("#!/bin/sh\necho asleep\nexec sleep 600\n")
+    command = [sys.executable, "-SIE", warm_shim.__file__, str(place / address) if address else ""]
+    started = [sys.executable, "-c", ORPHAN, *command, str(real), "sleep"]
+    pid = int(subprocess.run(started, capture_output=True, text=True, check=True).stdout)
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
+    until(lambda: warm._call(str(place / "socket"), {})[1]["jobs"] == [])
+
+
 def test_without_a_server_the_real_program_runs(place):
     made = shim(place, "a")
     made.communicate()

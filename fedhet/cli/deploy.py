@@ -4,7 +4,9 @@
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,11 +77,14 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = False,
 ) -> None:
     """Take part in a federation, and stay: a line for every round."""
+    from fedhet.runtime.fleet import read_ca, read_key
     from fedhet.runtime.node import Node, NodePlan
 
-    own = check_id(name or key.name, "--name")
+    own = check_id(key.name if name is None else name, "--name")
     home = (state or Path.home() / ".fedhet" / own).expanduser().absolute()
     config = _images(data, partition, own)
+    if split is not None and data is None:
+        raise UserError("--split: only used with --data")
     extra: dict[str, object] = {"state-dir": home, "model": model, "device": device}
     extra["limits"] = _file(limits, "--limits") if limits else None
     extra["split-file"] = _file(split, "--split") if split else None
@@ -91,6 +96,12 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     if check:
         _check(plan)
         return
+    read_key(plan.key)
+    read_ca(plan.ca)
+    if {"model", "device", "limits", "split-file"} & config.keys():
+        # Aside: the process that stays need not have torch in its memory.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
+            aside.submit(_refuse, plan).result()
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -101,6 +112,12 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
             Node(plan, _say).run()
     except Interrupted as stop:
         _say(f"stopped ({stop})")
+
+
+def _refuse(plan: Any) -> None:
+    from fedhet.runtime.node_check import refuse
+
+    refuse(plan)
 
 
 def _images(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:

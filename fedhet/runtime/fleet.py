@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.x509 import load_pem_x509_certificate
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -36,6 +37,16 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
     return key
 
 
+def read_ca(path: Path) -> bytes:
+    """A CA's certificate (PEM); UserError if the file holds none."""
+    try:
+        text = path.read_bytes()
+        load_pem_x509_certificate(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{path}' is no certificate: {error}") from error
+    return text
+
+
 def knows(server: str, ca: Path, path: Path) -> bool:
     """Whether the server at ``host:port`` knows the public half of the key in ``path``.
 
@@ -46,14 +57,11 @@ def knows(server: str, ca: Path, path: Path) -> bool:
     """
     key = read_key(path)
     public = key.public_key()
-    try:
-        client = FleetHttpClient.from_server_address(
-            server, False, ca.read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-             NodeAuthHttpInterceptor(key, public)],
-        )  # fmt: skip
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{ca}' is no certificate: {error}") from error
+    client = FleetHttpClient.from_server_address(
+        server, False, read_ca(ca),
+        [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+         NodeAuthHttpInterceptor(key, public)],
+    )  # fmt: skip
     try:
         client.ActivateNode(
             ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=NEVER)

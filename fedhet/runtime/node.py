@@ -4,11 +4,13 @@ Flower's own output goes to a log; here is what a person wants to know, a line e
 """
 
 import json
+import os
 import re
+import selectors
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from fedhet.runtime.warm import Warm, available
 
 Say = Callable[[str], None]
 TASK_POLL = "0.3"  # seconds between looks for a message; each costs 5 ms of CPU
+LOOK = 1.0  # seconds between looks whether a SuperNode that says nothing still runs
 RETRY = 5.0  # seconds before a SuperNode that ended is started again
 PATIENCE = 15.0  # seconds for an orderly end
 OWN = "fedhet: "  # how lines of our own ClientApp begin
@@ -39,6 +42,27 @@ REFUSALS = {
     "Connection attempt failed": "the server does not answer; trying again",
 }
 FATAL = "CERTIFICATE_VERIFY_FAILED"
+
+
+def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """The lines that a program prints, until it has ended.
+
+    Not until its output ends: what it started has the same, and may live longer.
+    """
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            ended = process.poll() is not None
+            if selector.select(0 if ended else LOOK):
+                part = os.read(process.stdout.fileno(), 1 << 16)
+                if not part:
+                    return
+                *lines, rest = (rest + part).split(b"\n")
+                yield from (line.decode(errors="replace") + "\n" for line in lines)
+            elif ended:
+                return
 
 
 @dataclass(frozen=True)
@@ -72,7 +96,7 @@ class Node:
     say: Say
     _last: str = ""
     _warm: Warm | None = None
-    _process: subprocess.Popen[str] | None = None
+    _process: subprocess.Popen[bytes] | None = None
     _strays: Strays | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -118,12 +142,11 @@ class Node:
         with self.plan.log.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 guarded(self.plan.words()), env=dict(env), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
                 start_new_session=True,
             )  # fmt: skip
-            assert self._process.stdout is not None
             self._strays = Strays(self._process.pid)
-            for line in self._process.stdout:
+            for line in said(self._process):
                 log.write(line)
                 log.flush()
                 self._strays.hear(line)

@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 
 from fedhet.data.cache import open_private_folder
+from fedhet.data.partition_file import read_partition_file
 from fedhet.errors import UserError
 from fedhet.models import build_model
+from fedhet.node.limits import LimitError, read_limits
 from fedhet.runtime.fleet import knows, read_key
 from fedhet.runtime.node import NodePlan
 from fedhet.schema import REPRESENTATION
@@ -37,10 +39,20 @@ class Finding:
 def check(plan: NodePlan) -> Iterator[Finding]:
     """Every finding, as soon as it is there."""
     for what, test in (
-        ("key", _key), ("images", _images), ("model", _model), ("connection", _connection),
-        ("admission", _admission), ("disk", _disk), ("device", _device),
+        ("key", _key), ("limits", _limits), ("images", _images), ("model", _model),
+        ("connection", _connection), ("admission", _admission), ("disk", _disk),
+        ("device", _device),
     ):  # fmt: skip
         yield _tried(what, test, plan)
+
+
+def refuse(plan: NodePlan) -> None:
+    """UserError for the first option that cannot be right, whatever the server says."""
+    for key, test in OPTIONS.items():
+        if plan.config.get(key):
+            finding = _tried(key, test, plan)
+            if not finding.good:
+                raise UserError(finding.text)
 
 
 def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> Finding:
@@ -57,10 +69,27 @@ def _key(plan: NodePlan) -> str:
     return str(plan.key)
 
 
+def _limits(plan: NodePlan) -> str:
+    path = plan.config.get("limits")
+    try:
+        read_limits(plan.config)
+    except LimitError as error:  # what it does not tell the server, the owner of the file may know
+        reason = " ".join(str(error.__cause__).split())
+        raise UserError(f"--limits: '{path}' allows nothing: {reason}") from error
+    return str(path or "none: any run may train here")
+
+
 def _images(plan: NodePlan) -> str:
     if not plan.config.get("data-dir"):
         return "a share of a public data set"
     dataset = open_private_folder(str(plan.config["data-dir"]))
+    if plan.config.get("split-file"):
+        ids, _ = read_partition_file(str(plan.config["split-file"]), dataset.paths, 0)
+        if plan.config["name"] not in ids:
+            raise UserError(
+                f"--split: '{plan.config['split-file']}' has no line for client "
+                f"'{plan.config['name']}'"
+            )
     classes = len(dataset.classes)
     return f"{len(dataset.labels)} images of {classes} classes: {', '.join(dataset.classes)}"
 
@@ -122,6 +151,14 @@ def _disk(plan: NodePlan) -> str:
 def _device(plan: NodePlan) -> str:
     name = str(plan.config.get("device", ""))
     found = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    if name.startswith("cuda") and not found:
-        raise UserError(f"'{name}' is not there: no CUDA device found")
+    if name:
+        try:
+            index = torch.device(name).index or 0
+        except RuntimeError as error:
+            raise UserError(f"--device: '{name}' is not allowed: cpu, cuda, cuda:1 ...") from error
+        if name.startswith("cuda") and index >= len(found):
+            raise UserError(f"--device: '{name}' is not there: {len(found)} CUDA device(s) found")
     return name or (f"CUDA: {', '.join(found)}" if found else "no GPU: the run trains on the CPU")
+
+
+OPTIONS = {"limits": _limits, "model": _model, "device": _device, "split-file": _images}

@@ -57,7 +57,11 @@ class FederationServer:
             lock.release()
 
     def _check(self) -> None:
-        """The port is free."""
+        """The port is free, and the database can be one."""
+        home = self.database.parent
+        made = home == self.folder.home  # by us
+        if self.database.is_dir() or not (home.is_dir() or made):
+            raise UserError(f"--database: '{self.database}' cannot be a file: no folder '{home}'")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

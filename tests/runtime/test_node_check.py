@@ -4,6 +4,7 @@ import datetime
 import errno
 import http.server
 import json
+import re
 import shutil
 import ssl
 import tempfile
@@ -15,7 +16,10 @@ import pytest
 from PIL import Image
 
 from fedhet.cli.arguments import execute
+from fedhet.errors import UserError
 from fedhet.runtime.certs import make
+from fedhet.runtime.node import NodePlan
+from fedhet.runtime.node_check import refuse
 
 KNOWN, UNKNOWN = 2003, 2004  # Flower's codes: a heartbeat interval out of bounds, no such key
 
@@ -131,3 +135,28 @@ def test_a_disk_that_is_full(site, capsys, monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     code, wrong, _ = check(site, capsys)
     assert code == 2 and "No space left" in wrong["disk"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--model", "cnn-9"), "'cnn-9' is unknown"),
+        (("--device", "gpu"), "--device: 'gpu'"),
+        (("--device", "cuda:99"), "--device: 'cuda:99'"),
+        (("--limits", "limits.yaml"), "--limits: "),
+        (("--split", "split.csv"), "split.csv"),
+        (("--split", "others.csv"), "no line for client 'a'"),
+    ],
+)
+def test_an_option_that_cannot_be_right_is_refused_before_joining(site, words, names):
+    (site.folder / "limits.yaml").write_text("max-epoch: 5\n")
+    (site.folder / "split.csv").write_text("a,b\n1,2\n")
+    (site.folder / "others.csv").write_text("path,client,split\na/0.png,b,train\n")
+    option, value = words
+    own = site.folder / value
+    config = {"data-dir": str(site.folder / "images"), "name": "a"}
+    key = "split-file" if option == "--split" else option.strip("-")
+    config[key] = str(own) if own.exists() else value
+    plan = NodePlan(site.folder, site.folder, "h:1", config, site.folder / "log")
+    with pytest.raises(UserError, match=re.escape(names)):
+        refuse(plan)

@@ -1,16 +1,23 @@
 """Mistakes in the commands of a deployment, the check, the status: nothing is started."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from fedhet.cli.arguments import execute
 from fedhet.runtime.certs import make
 from fedhet.runtime.control import Node, Run
-from fedhet.runtime.node import REFUSALS, NodePlan
+from fedhet.runtime.node import REFUSALS, NodePlan, said
 from fedhet.runtime.node import Node as Keeper
 from fedhet.runtime.server_folder import CONNECTION, ServerFolder, connect
 from fedhet.runtime.status import collect
+
+SHARE = ("--partition", "0/1")
+NODE = ("node", "tls/clients/a", "--server", "h", *SHARE)
 
 
 @pytest.fixture
@@ -30,6 +37,13 @@ def tls(tmp_path, monkeypatch):
         (["node", "tls/clients/b", "--server", "h:1", "--partition", "0/1"], "clients/b"),
         (["node", "tls/clients/a", "--server", "https://h", "--partition", "0/1"], "https://h"),
         (["node", "tls/clients/a", "--server", "h", "--partition", "0/1", "--ca", "x"], "/x"),
+        (["server", "tls", "--database", "no/x.db"], "--database: '"),
+        (["server", "tls", "--host", "no host"], "--host, --port: no host:8443"),
+        ([*NODE, "--name", ""], "--name: ''"),
+        ([*NODE, "--ca", "tls/clients/a.pub"], "is no certificate"),
+        (["node", "tls/clients/a.pub", "--server", "h", *SHARE], "no private key"),
+        ([*NODE, "--split", "tls/ca.crt"], "--split: only used with --data"),
+        ([*NODE, "--model", "cnn-9"], "'cnn-9' is unknown (did you mean"),
         (["server", "elsewhere"], "fedhet certs --out"),
         (["server", "tls", "--host", ""], "--host: ''"),
         (["status", "--superlink", "tls"], "fedhet server"),
@@ -79,6 +93,20 @@ def test_what_flower_says_is_said_once_and_plainly(tmp_path):
         keeper._translate(line)
     assert said == ["admitted by h:1 (node 17)", "round 1: test accuracy 50.00 %",
                     REFUSALS["[code: 2004]"]]  # fmt: skip
+
+
+LEAVES = """
+import subprocess, sys
+made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(f"left behind {made.pid}")
+"""
+
+
+def test_a_node_that_ended_is_noticed_though_what_it_started_holds_its_output():
+    words = [sys.executable, "-c", LEAVES]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, bufsize=0) as process:
+        (line,) = said(process)
+    os.kill(int(line.split()[-1]), signal.SIGKILL)
 
 
 class Link:

@@ -166,6 +166,11 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     runs = [(run["method"], run.get("round")) for run in found["runs"]]
     assert runs == [("fedssa", 2), (None, None)]
 
+    supernode = nodes[0].child("flower-supernode")
+    assert supernode is not None
+    supernode.kill()
+    wait_for(lambda: nodes[0].said("ended with code -9: starting it again"), "it is missed")
+
 
 def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(commands, tmp_path):
     ports = free_ports(2)

@@ -3,4 +3,4 @@
 set -eu
 image=${1:-python:3.12-slim-bookworm}
 digest=$(docker buildx imagetools inspect "$image" --format '{{.Manifest.Digest}}')
-printf 'FEDHET_BASE=%s@%s\n' "${image%%:*}" "$digest" | tee "$(dirname "$0")/.env"
+printf 'FEDHET_BASE=%s@%s\n' "${image%:*}" "$digest" | tee "$(dirname "$0")/.env"

@@ -17,18 +17,17 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from uuid import uuid4
 
 from flwr.app import Message
 from flwr.server.superlink.fleet.vce.vce_api import _register_nodes
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
+from fedhet.protocol.flower import be_one_process, posted
 from fedhet.protocol.messages import QUERY, answer, instruction
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
@@ -44,7 +43,7 @@ class Echo:
     pull_interval = 0.0  # what marks a simulation's grid
 
     def __init__(self, clients: int) -> None:
-        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+        be_one_process()
         self.clients = clients
         self.waiting: dict[str, Message] = {}
         self.requests = 0
@@ -57,8 +56,7 @@ class Echo:
         """Take requests; they are answered when pulled."""
         found = []
         for message in messages:
-            found.append(str(uuid4()))
-            message.metadata.__dict__["_message_id"] = found[-1]
+            found.append(posted(message))
             self.waiting[found[-1]] = message
         self.requests += len(found)
         return found

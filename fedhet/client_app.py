@@ -20,16 +20,18 @@ from flwr.clientapp import ClientApp
 
 from clients.base import MethodClient, Setup
 from fedhet.config import envelope, find_method, from_run_config
-from fedhet.errors import UserError
+from fedhet.errors import UserError, brief
 from fedhet.ids import check_id
 from fedhet.models import build_model
 from fedhet.node.limits import Asked, Limits, check_run, check_upload, read_limits
-from fedhet.node.site import LocalData, assigned_model, choose_device, is_simulated, load_local
+from fedhet.node.site import LocalData, assigned_model, choose_device, load_local
 from fedhet.node.state import ContextStore, FileStore, StateLostError, StateStore
+from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction, message_bytes
 from fedhet.schema import REPRESENTATION, RunConfig
 from fedhet.training.denormals import without_denormals
 
+LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 app = ClientApp()
 
 
@@ -96,9 +98,8 @@ def _answered(message: Message, handler: Callable[[], Message]) -> Message:
         return answer(message, {"error": _out_of_memory()})
     except Exception as error:  # a client's fault must reach the server as one line
         traceback.print_exc()
-        text = " ".join(str(error).split())[:400]
-        _say(lambda: f"failed: {text}")
-        reason = f"{type(error).__name__}: {text}{_where(error)}"
+        reason = f"{brief(error)[:LONGEST]}{_where(error)}"
+        _say(lambda: f"failed: {reason}")
         return answer(message, {"error": reason, "state-lost": isinstance(error, StateLostError)})
 
 

@@ -264,7 +264,13 @@ def _check_combinations(config: RunConfig) -> None:
         raise UserError(
             f"{missing}: 0 is not allowed: dp-clip, dp-epsilon and dp-delta are needed together"
         )
-    if config.clients and config.min_replies > config.cohort(config.clients):
+    if config.clients:
+        check_replies(config)
+
+
+def check_replies(config: RunConfig) -> None:
+    """UserError if more replies are asked for than come; ``clients`` is known."""
+    if config.min_replies > config.cohort(config.clients):
         raise UserError(
             f"min-replies: {config.min_replies} is more than the "
             f"{config.cohort(config.clients)} clients of a round (fraction x clients)"

@@ -37,6 +37,13 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
 
 
+def one_line(text: object, limit: int | None = 500) -> str:
+    """Text from elsewhere, printable, on one line of at most ``limit`` characters."""
+    words = " ".join(str(text).split())[:limit]
+    return "".join(c if c.isprintable() else "?" for c in words)
+
+
 def brief(error: BaseException) -> str:
-    """Kind and text of an error, on one line of at most 500 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    """Kind and text of an error, as :func:`one_line`; the kind alone if it has no text."""
+    kind = type(error).__name__
+    return one_line(f"{kind}: {error}" if str(error).strip() else kind)

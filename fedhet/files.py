@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from fedhet.errors import UserError, VerifyError
+from fedhet.errors import UserError, VerifyError, one_line
 
 _umask = threading.Lock()
 _inside: list[int] = []  # the process's own umask while somebody makes private files
@@ -64,8 +64,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"config '{path}': cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"config '{path}': not valid YAML: {line}") from error
+        raise UserError(f"config '{path}': not valid YAML: {one_line(error)}") from error
     if loaded is None:
         raise UserError(f"config '{path}': is empty; `fedhet keys` lists what it may say")
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):

@@ -17,10 +17,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedhet.config import find_method, from_run_config
 from fedhet.counting import counter
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.keys import Names
-from fedhet.protocol.mail import SIMULATION_POLL, poll_interval
 from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
 from fedhet.protocol.work import Work
@@ -59,9 +59,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run(grid, job, roster)
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if isinstance(error, RunFailedError | UserError):
-            reason = str(error)
+        plain = isinstance(error, RunFailedError | UserError)
+        reason = str(error) if plain else brief(error)
         log.error("run failed: %s", reason)
         with contextlib.suppress(OSError):  # on a full disk the log is all there is
             job.folder.write_summary(job.config, "failed", len(roster.ids), reason)
@@ -97,7 +96,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     kept = load_checkpoint(folder.checkpoint) if job.resume else None
     if kept is not None:
         roster.load(kept.meta["roster"])
-    simulated = poll_interval(grid) == SIMULATION_POLL
+    simulated = is_simulated(grid)
     if simulated:
         claim_states(folder, config)
     handshake = Handshake(grid, experiment, roster, terms(config), Names(config.client_keys))

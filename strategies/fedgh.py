@@ -27,16 +27,13 @@ from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params
-from fedhet.training.optimisers import SGD
 from strategies.base import Upload
 from strategies.class_vectors import ClassVectorStrategy, stacked
 from strategies.server_training import (
     MOST_EPOCHS,
     load_state,
-    server_generator,
-    shuffled,
     state_arrays,
-    train_on_server,
+    train_on_pairs,
 )
 
 
@@ -78,12 +75,10 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
         def loss(chosen: Tensor) -> Tensor:
             return F.cross_entropy(self.header(vectors[chosen]), labels[chosen])
 
-        optimiser = SGD([(list(self.header.parameters()), self.params.server_lr)])
-        draws = server_generator(self.config, round_)
-        size, epochs = self.config.batch_size, self.params.server_epochs
-        return train_on_server(
-            self.header, optimiser, loss, shuffled(len(labels), size, epochs, draws)
-        )
+        return train_on_pairs(
+            self.header, loss, len(labels), config=self.config, round_=round_,
+            epochs=self.params.server_epochs, lr=self.params.server_lr,
+        )  # fmt: skip
 
     def arrays(self) -> dict[str, Array]:
         """Global header: weight (C, d), bias (C,)."""

@@ -38,17 +38,14 @@ from torch import Tensor, nn
 from fedhet.protocol.payload import Array
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params
-from fedhet.training.optimisers import SGD
 from strategies.base import Upload
 from strategies.class_vectors import stacked
 from strategies.prototypes import PrototypeStrategy
 from strategies.server_training import (
     MOST_EPOCHS,
     load_state,
-    server_generator,
-    shuffled,
     state_arrays,
-    train_on_server,
+    train_on_pairs,
 )
 
 SMALLEST = 1e-12  # of a squared distance: its root has no slope at 0
@@ -130,12 +127,10 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
             apart = distances(vectors[chosen], self.trainable()) + margin * own
             return F.cross_entropy(-apart, labels[chosen])
 
-        optimiser = SGD([(list(self.trainable.parameters()), self.params.server_lr)])
-        draws = server_generator(self.config, round_)
-        size, epochs = self.config.batch_size, self.params.server_epochs
-        numbers = train_on_server(
-            self.trainable, optimiser, loss, shuffled(len(labels), size, epochs, draws)
-        )
+        numbers = train_on_pairs(
+            self.trainable, loss, len(labels), config=self.config, round_=round_,
+            epochs=self.params.server_epochs, lr=self.params.server_lr,
+        )  # fmt: skip
         with torch.inference_mode():
             self.prototypes = self.trainable().numpy().copy()
         return {**self.count(uploads), "margin": margin, **numbers}

@@ -25,8 +25,9 @@ from fedhet.protocol.checks import (
     check_reply,
     reply_limit,
 )
+from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.mail import SIMULATION_POLL, exchange, longest_first, poll_interval
+from fedhet.protocol.mail import exchange, longest_first
 from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
@@ -91,7 +92,7 @@ class Rounds:
         Raises RunFailedError when too many rounds in a row had too few valid replies.
         """
         self.strategy.summary()
-        self.simulated = poll_interval(grid) == SIMULATION_POLL
+        self.simulated = is_simulated(grid)
         if not self.folder.checkpoint.exists():  # so that lines without one are a loss, no start
             self._checkpoint(0)
         skipped = 0

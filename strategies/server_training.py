@@ -16,7 +16,7 @@ from fedhet.protocol.payload import Array
 from fedhet.rng import one_thread, torch_seed
 from fedhet.schema import RunConfig
 from fedhet.training.loop import batches
-from fedhet.training.optimisers import Optimiser
+from fedhet.training.optimisers import SGD, Optimiser
 
 log = logging.getLogger("fedhet")
 
@@ -63,6 +63,25 @@ def train_on_server(
         module.load_state_dict(before)
         return {"server_discarded": 1.0}
     return {"server_discarded": 0.0, "server_loss": float(total) / max(1, count)}
+
+
+def train_on_pairs(  # noqa: PLR0913
+    module: nn.Module,
+    loss: Callable[[Tensor], Tensor],
+    count: int,
+    *,
+    config: RunConfig,
+    round_: int,
+    epochs: int,
+    lr: float,
+) -> dict[str, float]:
+    """``epochs`` of plain SGD on ``loss(positions)`` of ``count`` pairs that came in this round.
+
+    In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
+    """
+    optimiser = SGD([(list(module.parameters()), lr)])
+    steps = shuffled(count, config.batch_size, epochs, server_generator(config, round_))
+    return train_on_server(module, optimiser, loss, steps)
 
 
 def state_arrays(module: nn.Module, prefix: str = "") -> dict[str, Array]:

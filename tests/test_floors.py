@@ -11,7 +11,7 @@ ROOMS = {"records", "node", "protocol", "training", "models", "data"}  # below t
 BELOW = {f"fedhet.{name}" for name in GROUND | ROOMS}
 
 
-def imports(path: Path) -> set[str]:
+def every_import(path: Path) -> set[str]:
     """Modules that a file imports, wherever in it, with the names taken out of packages."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -20,7 +20,13 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] in {"fedhet", "strategies", "clients"}}
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Those of our own packages."""
+    ours = {"fedhet", "strategies", "clients"}
+    return {name for name in every_import(path) if name.split(".")[0] in ours}
 
 
 def place(path: Path) -> str:
@@ -29,6 +35,7 @@ def place(path: Path) -> str:
     return ".".join(parts[:2])
 
 
+FLOWERS = {"flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp"}  # public
 SOURCES = [p for top in ("fedhet", "strategies", "clients") for p in (ROOT / top).rglob("*.py")]
 
 
@@ -50,3 +57,14 @@ def test_nothing_imports_what_is_above_it(path: Path) -> None:
 def test_a_client_sees_only_its_own_half_of_the_server(path: Path) -> None:
     taken = {name.split(".")[1] for name in imports(path) if name.startswith("strategies.")}
     assert taken <= {path.stem, "class_vectors"}, f"{path} imports strategies {sorted(taken)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_one_module_imports_what_flower_calls_private(path: Path) -> None:
+    taken = {name for name in every_import(path) if name.split(".")[0] == "flwr"}
+    private = {name for name in taken if name.rpartition(".")[0] not in FLOWERS}
+    reaches_in = "__dict__" in path.read_text(encoding="utf-8")
+    if place(path) == "fedhet.protocol" and path.stem == "flower":
+        assert private and reaches_in
+    else:
+        assert not private and not reaches_in, f"{path}: {sorted(private)}"

@@ -19,7 +19,7 @@ from typer.models import ArgumentInfo
 
 import fedhet
 from fedhet.cli.deploy import add_commands
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.plugins import look_here
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig, kebab
@@ -418,5 +418,5 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
 
 def _complain(message: str, code: int) -> int:
     """One line, whatever a text that came from elsewhere contains."""
-    print(f"fedhet: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"fedhet: error: {one_line(message, None)}", file=sys.stderr)
     return code

@@ -201,9 +201,8 @@ class Torchvision:
         except Exception as error:
             if not existed:
                 shutil.rmtree(self.root, ignore_errors=True)
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"dataset {self.name}: download into {self.root} failed ({reason}); put "
+                f"dataset {self.name}: download into {self.root} failed ({brief(error)}); put "
                 "torchvision's files there by hand, or use dataset=image-folder data-path=FOLDER"
             ) from error
         images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 from fedhet.files import read_jsonl, read_yaml, write_text
 from fedhet.ids import client_order
 from fedhet.records.run_folder import CLIENT_COLUMNS
@@ -131,7 +131,7 @@ def _read(path: Path) -> Run | LeftOut:
     try:
         return unpack(path) if path.is_file() else _read_folder(path)
     except (OSError, ValueError, KeyError, TypeError, IndexError, UserError) as error:
-        what = " ".join(f"{error}".split())[:200]
+        what = one_line(error, 200)
         return LeftOut(path.stem if path.is_file() else path.name, f"cannot be read: {what}")
 
 
@@ -146,7 +146,7 @@ def _read_folder(path: Path) -> Run | LeftOut:
     summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     if summary["status"] != "completed":
         reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
-        return LeftOut(path.name, " ".join(reason.split()), config)
+        return LeftOut(path.name, one_line(reason), config)
     environment = {}
     if (path / "environment.json").exists():
         environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor
 
 import fedhet
-from fedhet.errors import UserError
+from fedhet.errors import UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
 from fedhet.files import appearing
@@ -99,9 +99,8 @@ def open_state(state: Path, generation: int | None = None) -> Exported:
     except StateError as error:
         raise UserError(str(error)) from error
     except (KeyError, TypeError, RuntimeError) as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(
-            f"state '{state}': generation {chosen} does not fit {DESCRIPTION}: {line}"
+            f"state '{state}': generation {chosen} does not fit {DESCRIPTION}: {brief(error)}"
         ) from error
 
 

@@ -1,10 +1,7 @@
 """What one client is and has: identity, device, images. Resolved here and nowhere else."""
 
-import contextlib
 import hashlib
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,7 +24,6 @@ from fedhet.rng import generator
 from fedhet.schema import RunConfig
 from fedhet.training.loop import ImageSet
 
-_SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 # Images cross to a GPU once per process, as long as a client is dealt the same ones.
 _ON_DEVICE: dict[tuple[object, ...], tuple[bytes, ImageSet]] = {}
@@ -195,22 +191,3 @@ def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.
     if device.type != "cpu":  # there the memory map is the cache
         _ON_DEVICE[key] = dealt, found
     return found
-
-
-def is_simulated() -> bool:
-    """Whether clients here are simulated (Ray, or inline) rather than a deployed node's."""
-    said = _SIMULATING.get()
-    if said is not None:
-        return said
-    ray = sys.modules.get("ray")  # an actor has imported it; a deployed client never does
-    return ray is not None and bool(ray.is_initialized())
-
-
-@contextlib.contextmanager
-def simulating(answer: bool = True) -> Iterator[None]:  # noqa: FBT001, FBT002
-    """Within this block :func:`is_simulated` is ``answer``, whatever else runs here."""
-    token = _SIMULATING.set(answer)
-    try:
-        yield
-    finally:
-        _SIMULATING.reset(token)

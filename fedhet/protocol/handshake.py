@@ -7,10 +7,10 @@ from collections import Counter
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailedError, one_line
 from fedhet.protocol.keys import Badge, Names, badges
-from fedhet.protocol.mail import Mail, poll_interval
-from fedhet.protocol.messages import QUERY, Instruction, one_line, read_reply, request
+from fedhet.protocol.mail import Mail
+from fedhet.protocol.messages import QUERY, Instruction, read_reply, request
 from fedhet.protocol.people import Terms, read_declaration
 from fedhet.protocol.roster import Roster
 
@@ -69,7 +69,7 @@ class Handshake:
                 break
             if (nodes and not expected and settled) or time.monotonic() > deadline:
                 break
-            time.sleep(poll_interval(self.grid))
+            time.sleep(self._mail.interval)
         if not nodes:
             reasons = "; ".join(sorted(set(self.roster.refused.values()))) or "no node is online"
             if self._all_refuse(expected, settled=True):

@@ -16,6 +16,8 @@ from typing import Any
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
+from fedhet.protocol.flower import is_simulated, posted
+
 log = logging.getLogger("fedhet")
 SIMULATION_POLL = 0.01
 NETWORK_POLL = 0.25
@@ -31,11 +33,6 @@ REMIND_AFTER = 75.0  # seconds
 REMINDERS = 2  # for one message
 NO_REPLY = 1000  # error codes of our own, above Flower's
 NOT_SENT = 1001
-
-
-def poll_interval(grid: Grid) -> float:
-    """Seconds between polls: the in-memory grid of a simulation has a pull interval of its own."""
-    return SIMULATION_POLL if hasattr(grid, "pull_interval") else NETWORK_POLL
 
 
 class _Pull(threading.Thread):
@@ -67,7 +64,8 @@ class Mail:
 
     def __init__(self, grid: Grid, window: int = WINDOW) -> None:
         self.grid = grid
-        self.simulated = poll_interval(grid) == SIMULATION_POLL
+        self.simulated = is_simulated(grid)
+        self.interval = SIMULATION_POLL if self.simulated else NETWORK_POLL  # seconds
         self.window = window if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
         self.pending: dict[str, Message] = {}  # a message that was repeated has several ids
@@ -146,9 +144,9 @@ class Mail:
         they get a fifth of it at most.
         """
         if self.simulated:
-            time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * SIMULATION_POLL)
+            time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * self.interval)
         else:
-            time.sleep(max(NETWORK_POLL, 4 * self._asking))
+            time.sleep(max(self.interval, 4 * self._asking))
 
     def _pull(self) -> Iterable[Message]:
         """The replies that are there.
@@ -247,5 +245,5 @@ def longest_first(
 
 def _error(message: Message, code: int, reason: str) -> Message:
     if not message.metadata.message_id:  # never pushed: give it an id, so that it can be answered
-        message.metadata.__dict__["_message_id"] = f"unsent-{id(message):x}"
+        posted(message, f"unsent-{id(message):x}")
     return Message(Error(code=code, reason=reason), reply_to=message)

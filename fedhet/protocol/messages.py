@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedhet.errors import brief, one_line
 from fedhet.protocol.payload import Array
 
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
@@ -176,14 +177,8 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         }
         return Reply(info, metrics, arrays_of(message), size)
     except Exception as error:  # what a stranger sends may fail in any way
-        reason = f"reply cannot be read: {type(error).__name__}: {one_line(error)}"
+        reason = f"reply cannot be read: {brief(error)}"
         return Reply({"error": reason}, message_bytes=size)
-
-
-def one_line(text: object) -> str:
-    """A stranger's text for a log: one line, printable, not longer than 500 characters."""
-    words = " ".join(str(text).split())[:500]
-    return "".join(c if c.isprintable() else "?" for c in words)
 
 
 def message_bytes(message: Message) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedhet.errors import one_line
 from fedhet.ids import is_id
-from fedhet.protocol.messages import Reply, one_line
+from fedhet.protocol.messages import Reply
 
 EXACT = 2**53  # counts below are exact as floats, too
 MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems

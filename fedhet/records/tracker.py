@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from fedhet.errors import UserError
+from fedhet.errors import UserError, brief
 from fedhet.schema import RunConfig
 
 PACKAGES = {
@@ -61,8 +61,7 @@ class Tracker:
             action()
         except Exception as error:  # noqa: BLE001  (whatever another package raises)
             self._service = None
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            log.warning("tracker %s is left out from here on: %s", self._name, reason)
+            log.warning("tracker %s is left out from here on: %s", self._name, brief(error))
 
     def __enter__(self) -> Self:
         return self

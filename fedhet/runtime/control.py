@@ -1,7 +1,6 @@
 """Flower's Control API from this process: register keys, list nodes and runs.
 
-``flwr supernode ...`` does the same, at two CPU seconds a call. Flower calls this client private;
-it is used here and nowhere else.
+``flwr supernode ...`` does the same, at two CPU seconds a call.
 """
 
 import contextlib
@@ -17,11 +16,9 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_ssh_public_key,
 )
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedhet.errors import RunFailedError, UserError
+from fedhet.protocol.flower import ControlCalls
 
 KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
@@ -52,16 +49,13 @@ class Control:
     def __init__(self, address: str, ca: Path) -> None:
         self.address = address
         try:
-            self._client = ControlHttpClient.from_server_address(
-                address, False, ca.read_bytes(),
-                [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-            )  # fmt: skip
+            self._calls = ControlCalls(address, ca.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"'{ca}' is no certificate: {error}") from error
 
     def close(self) -> None:
         """Hang up."""
-        self._client.close()
+        self._calls.close()
 
     def register(self, name: str, key: Path) -> bool:
         """Let the owner of a public key take part under ``name``; False if it may already.
@@ -75,7 +69,7 @@ class Control:
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         try:
             with self._calling():
-                self._client.RegisterNode(RegisterNodeRequest(public_key=pem, name=name))
+                self._calls.register(name, pem)
         except AlreadyThereError:
             return False
         return True
@@ -83,7 +77,7 @@ class Control:
     def nodes(self) -> list[Node]:
         """All nodes that were ever registered and not removed."""
         with self._calling():
-            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+            found = self._calls.nodes()
         return [
             Node(node.node_id, node.name, node.status)
             for node in found
@@ -93,7 +87,7 @@ class Control:
     def runs(self, limit: int = 20) -> list[Run]:
         """The last runs, newest first."""
         with self._calling():
-            found = self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values()
+            found = self._calls.runs(limit)
         runs = []
         for run in found:
             sent = json.loads(run.override_config["config"].string or "{}")

@@ -17,9 +17,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedhet import client_app, server_app
-from fedhet.errors import RunFailedError, UserError
-from fedhet.node.site import simulating
-from fedhet.protocol.flower import be_one_process, posted
+from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.protocol.flower import be_one_process, posted, simulating
 from fedhet.runtime.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.runtime.signals import Interrupted, undisturbed
 
@@ -118,7 +117,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
         ending = ("stopped", str(interrupt) or "SIGINT")
         raise
     except Exception as error:
-        ending = ("failed", " ".join(f"{type(error).__name__}: {error}".split()))
+        ending = ("failed", brief(error))
         cause = error
     finally:
         with undisturbed():

@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedhet.config import envelope
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
 from fedhet.runtime.server_folder import connect
@@ -109,7 +109,7 @@ def simulate(launch: Launch, on_rounds: OnRounds) -> None:
         ending = ("stopped", str(interrupt))
         raise
     except (RunFailedError, OSError, subprocess.SubprocessError) as error:
-        ending = ("failed", " ".join(str(error).split()))
+        ending = ("failed", one_line(error))
     finally:
         with undisturbed():
             link.stop()

@@ -15,7 +15,7 @@ import torch
 
 from fedhet.data.cache import open_private_folder
 from fedhet.data.partition_file import read_partition_file
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 from fedhet.models import build_model
 from fedhet.node.limits import LimitError, read_limits
 from fedhet.runtime.fleet import knows, read_key
@@ -59,7 +59,7 @@ def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> Findin
     try:
         return Finding(what, True, test(plan))
     except (UserError, OSError, ValueError) as error:
-        return Finding(what, False, " ".join(str(error).split()))
+        return Finding(what, False, one_line(error))
 
 
 def _key(plan: NodePlan) -> str:

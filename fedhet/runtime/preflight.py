@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fedhet.config import check_replies
 from fedhet.data.cache import Dataset
 from fedhet.data.partition import Partition
 from fedhet.errors import UserError
@@ -101,11 +102,7 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     if config.tracker != "none":
         tracker_package(config.tracker)
     choose_device(config, {})
-    if config.min_replies > config.cohort(config.clients):
-        raise UserError(
-            f"min-replies: {config.min_replies} is more than the "
-            f"{config.cohort(config.clients)} clients of a round (fraction x clients)"
-        )
+    check_replies(config)
     dataset, partition = load_partition(config, config.clients)
     check_models(config, len(dataset.classes))
     return dataset, partition

@@ -5,8 +5,7 @@ and every client's traceback; the SuperLink's PATH leads to this one instead. Fl
 actors without restarts: one that dies stays in the pool, and every client that it is given fails.
 """
 
-from flwr.simulation.app import flwr_simulation
-from flwr.simulation.ray_transport.ray_actor import ClientAppActor
+from fedhet.protocol.flower import run_simulation
 
 # A task that was under way is repeated once: a client starts from the generation that the server
 # names, so that changes nothing. Who kills its process again and again fails, and is named.
@@ -15,5 +14,4 @@ ACTOR = {"max_restarts": -1, "max_task_retries": 1}
 
 def main() -> None:
     """Run Flower's program."""
-    ClientAppActor._default_options.update(ACTOR)  # type: ignore[attr-defined]
-    flwr_simulation()
+    run_simulation(ACTOR)

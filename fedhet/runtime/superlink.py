@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 import fedhet
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.runtime.processes import MARKER, Herd, alive, guarded
 from fedhet.runtime.ray_session import (
     federation_config,
@@ -103,7 +103,7 @@ def flwr(words: list[str], env: Mapping[str, str]) -> dict[str, Any]:
     except ValueError:
         answer = {"success": False, "error-message": done.stderr or done.stdout}
     if done.returncode or not answer.get("success"):
-        reason = " ".join(str(answer.get("error-message", done.stderr)).split())
+        reason = one_line(answer.get("error-message", done.stderr))
         raise RunFailedError(f"flwr {words[0]}: {reason or f'exit code {done.returncode}'}")
     return answer
 

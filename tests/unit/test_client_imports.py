@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, sys
 from flwr.app import Context, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from fedhet import client_app
+from fedhet.protocol.flower import be_one_process, posted
 from fedhet.protocol.messages import QUERY, TRAIN, Instruction, read_reply, request, to_record
 
 method, state_dir = sys.argv[1:]
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+be_one_process()
 values = {"method": method, "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
           "local-epochs": 1, "rounds": 1}
 context = Context(
@@ -28,7 +28,7 @@ context = Context(
 
 def ask(kind, what, arrays=None):
     message = request(kind, 1, what, 60.0, arrays)
-    message.metadata.__dict__["_message_id"] = kind
+    posted(message)
     reply = read_reply(client_app.app(message, context), 1 << 30)
     assert not reply.error, reply.error
     return reply

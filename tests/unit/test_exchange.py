@@ -1,14 +1,12 @@
 """Collecting replies: time limits hold even where Flower's own calls block."""
 
 import threading
-import time
-from uuid import uuid4
 
 import pytest
 from flwr.app import Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.protocol import mail
+from fedhet.protocol.flower import be_one_process, posted
 from fedhet.protocol.mail import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
 
 
@@ -16,15 +14,14 @@ class Network:
     """A grid as on a network (no ``pull_interval``); node 2's reply never arrives completely."""
 
     def __init__(self, refuse=False):
-        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+        be_one_process()
         self.sent, self.refuse, self.release = {}, refuse, threading.Event()
 
     def push_messages(self, messages):
         if self.refuse:
             return []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
-            self.sent[message.metadata.message_id] = message
+            self.sent[posted(message)] = message
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids):
@@ -42,14 +39,12 @@ def messages(*nodes):
 
 
 def test_a_reply_that_hangs_in_flower_holds_up_nobody():
-    grid, started = Network(), time.monotonic()
-    replies = []
-    for _, reply in exchange(grid, messages(1, 2, 4), timeout=2.0):
-        replies.append((reply.metadata.src_node_id, reply.has_error(), time.monotonic() - started))
+    grid, replies = Network(), []
+    for _, reply in exchange(grid, messages(1, 2, 4), timeout=5.0):
+        replies.append((reply.metadata.src_node_id, reply.has_error()))
+    assert not grid.release.is_set()  # Flower's call still hangs
     grid.release.set()
-    assert [(node, failed) for node, failed, _ in replies[:2]] == [(1, False), (4, False)]
-    assert replies[1][2] < 1.5
-    assert replies[2][1] and 2.0 <= replies[2][2] < 4.0
+    assert replies[:2] == [(1, False), (4, False)] and replies[2][1]
 
 
 def test_an_error_of_the_connection_is_not_swallowed():

@@ -19,6 +19,7 @@ from fedhet.counting import counter
 from fedhet.errors import RunFailedError
 from fedhet.ids import is_id
 from fedhet.protocol.checks import FLOAT32
+from fedhet.protocol.flower import posted
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
@@ -133,8 +134,7 @@ class Canned:
     def push_messages(self, messages):
         for message in messages:
             identity = f"m{message.metadata.dst_node_id}"
-            message.metadata.__dict__["_message_id"] = identity
-            self.asked[identity] = message
+            self.asked[posted(message, identity)] = message
         return list(self.asked)
 
     def pull_messages(self, identities):

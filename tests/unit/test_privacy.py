@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.config import resumed_config
 from fedhet.errors import UserError
@@ -21,6 +20,7 @@ from fedhet.node.privacy import (
     privatise,
     sigma,
 )
+from fedhet.protocol.flower import be_one_process, posted
 from fedhet.protocol.payload import MaskedHeader
 from fedhet.testing import simulate, small
 
@@ -41,10 +41,10 @@ class Silent:
 
 def flowers(received, upload, monkeypatch):
     """What LocalDpMod makes of it, without its noise."""
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    be_one_process()
     monkeypatch.setattr(np.random, "normal", Silent().normal)
     message = Message(RecordDict({"a": ArrayRecord(received)}), 5, "train")
-    message.metadata.__dict__["_message_id"] = "x"
+    posted(message)
     reply = Message(RecordDict({"a": ArrayRecord(upload)}), reply_to=message)
     mod = LocalDpMod(DP["dp_clip"], DP["dp_clip"], DP["dp_epsilon"], DP["dp_delta"])
     context = Context(

@@ -33,6 +33,7 @@ from fedhet.training.denormals import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 app = ClientApp()
+shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
 
 
 @lru_cache(maxsize=4)
@@ -93,14 +94,23 @@ def _answered(message: Message, handler: Callable[[], Message]) -> Message:
     try:
         with without_denormals():
             return handler()
-    except torch.OutOfMemoryError:
-        traceback.print_exc()
+    except torch.OutOfMemoryError as error:
+        _show(error)
         return answer(message, {"error": _out_of_memory()})
     except Exception as error:  # a client's fault must reach the server as one line
-        traceback.print_exc()
+        _show(error)
         reason = f"{brief(error)[:LONGEST]}{_where(error)}"
         _say(lambda: f"failed: {reason}")
         return answer(message, {"error": reason, "state-lost": isinstance(error, StateLostError)})
+
+
+def _show(error: Exception) -> None:
+    """Print the traceback, unless one of the same error in the same place was printed before."""
+    frames = traceback.extract_tb(error.__traceback__)
+    key = (type(error), *((frame.filename, frame.lineno) for frame in frames))
+    if key not in shown:
+        shown.add(key)
+        traceback.print_exception(error)
 
 
 def _say(text: Callable[[], str]) -> None:

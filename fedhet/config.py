@@ -48,7 +48,7 @@ def find_method(name: str) -> Method:
     if not plugins.is_own("method", name):
         known = [*METHODS, *plugins.installed("method")]
         raise UserError(
-            f"method: unknown value '{name}'{nearest(name.lower(), known)}; "
+            f"method: unknown value '{name}'{plugins.hint('method', name, known)}; "
             f"allowed: {', '.join(known)} "
             "or your own module:METHOD"
         )

@@ -5,14 +5,16 @@ package may also give it a name of its own in an entry-point group. Neither hide
 """
 
 import importlib
+import importlib.util
 import keyword
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import UserError, brief
+from fedhet.errors import UserError, brief, nearest
 
 GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
 
@@ -42,6 +44,21 @@ def is_own(kind: str, name: str) -> bool:
     if all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         return True
     raise UserError(f"{kind} {name!r} is not of the form package.module:NAME")
+
+
+def hint(kind: str, name: str, allowed: Iterable[str]) -> str:
+    """What somebody may have meant who wrote ``name``; imports nothing.
+
+    A module of theirs is named with what it holds; otherwise the nearest allowed name, if any.
+    """
+    try:
+        found = name.isidentifier() and importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        found = False
+    what = {"method": "METHOD", "model": "make", "dataset": "load"}[kind]
+    if found:
+        return f"; '{name}' is a module: write {name}:NAME, such as {name}:{what}"
+    return nearest(name.lower(), allowed)
 
 
 def load(kind: str, name: str) -> Any:

@@ -1,9 +1,8 @@
-"""The commands of a deployment: ``server``, ``node``, ``status`` and ``unit``."""
+"""The commands of a deployment: ``certs``, ``server``, ``node``, ``status`` and ``unit``."""
 # ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
 
 import json
 import sys
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime
 from multiprocessing import get_context
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedhet.cli.words import Json, Register
 from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.runtime.signals import Interrupted, interruptible
@@ -22,6 +22,22 @@ Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet
 
 def _say(text: str) -> None:
     print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}", flush=True)
+
+
+def certs(
+    out: Annotated[Path, typer.Option(help="folder to make them in")],
+    server: Annotated[
+        list[str] | None, typer.Option(help="name or address of the server; repeat for more")
+    ] = None,
+    client: Annotated[list[str] | None, typer.Option(help="client id; repeat for more")] = None,
+) -> None:
+    """Make a CA, a server certificate and a key pair per client; only keys without --server."""
+    from fedhet.runtime.certs import advice, make
+
+    servers, clients = server or [], client or []
+    if not servers and not clients:
+        raise UserError("certs: give --server NAME, --client ID, or both")
+    print(advice(make(out, servers, clients), servers))
 
 
 def server(
@@ -179,7 +195,7 @@ def status(
     superlink: Annotated[
         Path, typer.Option(metavar="TLS", help="the folder that `fedhet server` was given")
     ] = Path("tls"),
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
+    as_json: Json = False,
 ) -> None:
     """Nodes with their models, images, last rounds and failures, and the runs."""
     from fedhet.cli.show import percent, show_table
@@ -260,7 +276,7 @@ def unit(
     sys.stdout.write(text)
 
 
-def add_commands(command: Callable[[], Callable[[Callable[..., None]], object]]) -> None:
-    """Make them commands of ``fedhet``; ``command`` makes the decorator of one."""
-    for function in (server, node, status, unit):
+def add_commands(command: Register) -> None:
+    """Make them commands of ``fedhet``."""
+    for function in (certs, server, node, status, unit):
         command()(function)

@@ -46,8 +46,8 @@ def find_source(name: str, *, data_path: str, seed: int, downloads: Path) -> Sou
         return Own(name, data_path)
     known = [*NAMES, *plugins.installed("dataset")]
     raise UserError(
-        f"dataset {name!r} is unknown{nearest(name, known)}; allowed: {', '.join(known)} or your "
-        "own module:load"
+        f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
+        f"{', '.join(known)} or your own module:load"
     )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import relu
 
 from fedhet import plugins
-from fedhet.errors import UserError, brief, nearest
+from fedhet.errors import UserError, brief
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.cnn import CNN_NAMES, cnn
 
@@ -53,8 +53,8 @@ def validate_model_name(name: str) -> None:
     if not plugins.is_own("model", name):
         known = [*MODEL_NAMES, *plugins.installed("model")]
         raise UserError(
-            f"model {name!r} is unknown{nearest(name, known)}; allowed: {', '.join(known)} "
-            "or your own module:factory"
+            f"model {name!r} is unknown{plugins.hint('model', name, known)}; allowed: "
+            f"{', '.join(known)} or your own module:factory"
         )
 
 

@@ -107,6 +107,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
     reader = Reader(launch.folder, on_rounds)
     ending = ("failed", "the run ended early")
     cause: Exception | None = None
+    client_app.shown.clear()  # another run of this process may have had the same
     try:
         with _console_to_log(launch), _torch_as_it_was():
             text = launch.envelope(owner=0)

@@ -181,6 +181,15 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
             f"run '{folder.path}' cannot go on: with keep-state=false the clients' states were "
             "deleted at its end"
         )
+    last = folder.read_rounds()[-1:]
+    failed = read_summary(folder).get("status") == "failed"
+    if failed and finished == config.rounds and last and not last[0]["replied"]:
+        first = next((f"client {f['client']}: {f['reason']}" for f in last[0]["failures"]), "?")
+        raise UserError(
+            f"run '{folder.path}' has no round left, and nobody replied validly in the last one "
+            f"({first}): when that is mended, rounds=N with N > {finished} goes on from here, and "
+            f"`fedhet run {folder.path / 'config.yaml'} name=NEW` starts anew"
+        )
     if config.state_backend == "context":
         raise UserError(
             f"run '{folder.path}' cannot be resumed: with state-backend=context the clients' "

@@ -34,6 +34,15 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_a_module_without_its_name_is_told_from_a_typo(capsys, here, monkeypatch):
+    (here / "fedmine.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(here))
+    for key, name in (("method", "METHOD"), ("models", "make"), ("dataset", "load")):
+        line = refused(capsys, "run", "quickstart", f"{key}=fedmine")
+        assert f"'fedmine' is a module: write fedmine:NAME, such as fedmine:{name}" in line
+        assert "did you mean" not in line
+
+
 def _never(*_: object) -> None:
     raise AssertionError("a process would have been started")
 
@@ -231,6 +240,34 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
     monkeypatch.setattr(session, "engine", lambda _: killed)
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
+
+
+FIRST_LINE = """
+import sys
+
+class Stop:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {"torch", "ray", "flwr"}:
+            raise SystemExit(7)
+
+sys.meta_path.insert(0, Stop())
+from fedhet.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("run quickstart", True), ("run quickstart --json", False), ("resume x", True),
+     ("keys", False)],
+)  # fmt: skip
+def test_a_line_is_shown_before_the_imports_that_take_seconds(here, words, said):
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_LINE, *words.split()],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7 and done.stdout == ""
+    assert done.stderr == ("fedhet: loading torch and Flower ...\n" if said else "")
 
 
 @pytest.fixture

@@ -52,14 +52,40 @@ def test_it_leaves_the_process_as_it_was(tmp_path):
 
 def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, monkeypatch):
     def receive(self, payload):
-        if self.setup.data.client == "1":
-            raise ZeroDivisionError("by hand")
+        if self.setup.data.client != "2":
+            raise AssertionError
 
     monkeypatch.setattr(FedSSAClient, "receive", receive)
-    folder = launched(small(tmp_path, rounds=1), "broken")
-    for text in (capsys.readouterr().err, folder.log.read_text()):
-        assert "Traceback" in text and "in receive" in text
-    assert [f["client"] for f in summary(folder)["failures"]] == ["1"]
+    for name in ("broken", "again"):
+        folder = launched(small(tmp_path, rounds=2), name)
+        for text in (capsys.readouterr().err, folder.log.read_text()):
+            assert text.count("Traceback") == text.count("in receive") == 1
+        failures = summary(folder)["failures"]
+        assert [f["client"] for f in failures] == ["0", "1", "0", "1"]
+        assert {f["reason"].partition(":")[0] for f in failures} == {
+            "AssertionError (test_inline.py"
+        }
+
+
+def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for(
+    tmp_path, capsys, monkeypatch
+):
+    def receive(self, payload):
+        raise TypeError("by hand")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FedSSAClient, "receive", receive)
+        with pytest.raises(RunFailedError, match="no client ever replied"):
+            launched(small(tmp_path, engine="inline", rounds=1, name="broken"), "")
+    run = str(tmp_path / "runs" / "broken")
+    capsys.readouterr()
+    assert execute(["resume", run]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for part in ("client 0: TypeError: by hand (test_inline.py:", "rounds=N with N > 1", "anew"):
+        assert part in line
+    assert execute(["resume", run, "rounds=2"]) == 0
+    records = RunFolder(tmp_path / "runs" / "broken").read_rounds()
+    assert [record["replied"] > 0 for record in records] == [False, True]
 
 
 def test_an_error_of_the_server_is_shown_and_fails_the_run(tmp_path, capsys, monkeypatch):

@@ -1,0 +1,51 @@
+"""What the modules of commands share: words that several take, and how help is shown."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperArgument, TyperCommand
+from typer.models import ArgumentInfo
+
+Register = Callable[[], Callable[[Callable[..., None]], object]]  # makes a command's decorator
+
+ConfigName = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="YAML file, or a shipped preset (quickstart)")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="keys that replace the file's")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE...", help="engine, rounds and other keys that may change"),
+]
+Connection = Annotated[
+    str | None,
+    typer.Option(help="run there: a connection in Flower's config.toml", metavar="CONNECTION"),
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+
+
+class Command(TyperCommand):
+    """A command whose ``--help`` shows what its arguments mean.
+
+    Since click's arguments have a help text of their own (8.2), theirs, empty, replaces typer's.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        hints = get_type_hints(self.callback, include_extras=True)
+        for parameter in self.params:
+            for note in getattr(hints.get(str(parameter.name)), "__metadata__", ()):
+                if isinstance(note, ArgumentInfo) and isinstance(parameter, TyperArgument):
+                    parameter.help = parameter.help or note.help
+
+
+def loading(*, as_json: bool = False) -> None:
+    """Say, before the imports that take seconds, why nothing happens yet; on stderr.
+
+    Not for a program that reads, nor where they were imported before.
+    """
+    if not as_json and "torch" not in sys.modules:
+        print("fedhet: loading torch and Flower ...", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.errors import HookError
-from fedhet.models import SplitModel, build_model, training_flops
+from fedhet.models import SplitModel, build_model
 from fedhet.node.budget import Budget
 from fedhet.node.site import LocalData, image_set
 from fedhet.node.state import Bundle, StateStore
@@ -24,16 +24,14 @@ from fedhet.training.loop import (
     Fixed,
     ImageSet,
     Phase,
-    autocast,
-    batches,
     correct,
     set_trainable,
     train,
 )
+from fedhet.training.work import phase_flops
 
-# Modules are built once per process and weights swapped in; FLOPs are counted once as well.
+# Modules are built once per process and weights swapped in.
 _MODULES: dict[tuple[object, ...], tuple[dict[str, nn.Module], Fixed]] = {}
-_FLOPS: dict[tuple[object, ...], float] = {}
 
 
 @dataclass(frozen=True)
@@ -360,29 +358,5 @@ class MethodClient(NumPyClient, Generic[P]):
         return total
 
     def _flops(self, number: int, phase: Phase, data: ImageSet) -> float:
-        """FLOPs of a whole phase, from one batch counted once per (method, model, phase)."""
-        chosen = torch.arange(len(data), device=self.device)
-        chosen = chosen if phase.images is None else phase.images
-        batch = next(iter(batches(chosen, self.config.batch_size)))
-        key = (
-            type(self), self.config.params, self.setup.model, number, self.classes,
-            self.config.image_size, self.config.models, len(batch),
-        )  # fmt: skip
-        if key not in _FLOPS:
-            kept = {n: {k: v.clone() for k, v in m.state_dict().items()}
-                    for n, m in self.modules.items()}  # fmt: skip
-            # FLOPs are counted once per process: draws of the counted step must leave no trace.
-            drawn = [(made, made.get_state()) for made in self._generators]
-
-            def step() -> Tensor:
-                with autocast(self.config, self.device):
-                    return phase.scalar(*data.batch(batch))
-
-            with torch_seeded(self.config.seed, "flops"):
-                _FLOPS[key] = training_flops(step) / len(batch)
-            for made, state in drawn:
-                made.set_state(state)
-            for name, module in self.modules.items():
-                module.load_state_dict(kept[name])
-                module.zero_grad(set_to_none=True)
-        return _FLOPS[key] * len(chosen) * phase.epochs
+        kind = (type(self), self.setup.model, self.classes, number)
+        return phase_flops(kind, phase, data, self.config, self.modules, self._generators)

@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from flwr.app import Message
@@ -17,10 +17,16 @@ from flwr.client import NumPyClient
 from flwr.common import Scalar
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.task_identity import TaskIdentity
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 __all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
 
+INVALID_HEARTBEAT = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
+ACTIVATION_FAILED = int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
@@ -106,3 +112,27 @@ class ControlCalls:
         from flwr.proto.control_pb2 import ListRunsRequest
 
         return list(self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values())
+
+
+def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat: float) -> None:
+    """Ask the Fleet API at ``address``, as a SuperNode does, to activate the owner of ``key``.
+
+    ``heartbeat`` is the interval in seconds that it promises. Raises httpx's errors.
+    """
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    public = key.public_key()
+    client = FleetHttpClient.from_server_address(
+        address, False, ca,
+        [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+         NodeAuthHttpInterceptor(key, public)],
+    )  # fmt: skip
+    asked = public_key_to_bytes(public)
+    try:
+        client.ActivateNode(ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat))
+    finally:
+        client.close()

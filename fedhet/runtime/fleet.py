@@ -2,8 +2,7 @@
 
 Flower activates a node in one request and has no other that a node which is not active may send.
 So the request is made with a heartbeat interval that no server accepts: it looks for the key first,
-and which of the two it complains about tells. Flower calls this client private; it is used here
-and nowhere else.
+and which of the two it complains about tells.
 """
 
 import json
@@ -13,14 +12,9 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificate
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.error import ApiErrorCode
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedhet.errors import UserError
+from fedhet.protocol.flower import ACTIVATION_FAILED, INVALID_HEARTBEAT, activate
 
 NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
 UNAUTHORIZED = 401
@@ -56,22 +50,12 @@ def knows(server: str, ca: Path, path: Path) -> bool:
 
     """
     key = read_key(path)
-    public = key.public_key()
-    client = FleetHttpClient.from_server_address(
-        server, False, read_ca(ca),
-        [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-         NodeAuthHttpInterceptor(key, public)],
-    )  # fmt: skip
     try:
-        client.ActivateNode(
-            ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=NEVER)
-        )
+        activate(server, read_ca(ca), key, NEVER)
     except httpx.HTTPStatusError as error:
         return _understood(error.response, server)
     except httpx.HTTPError as error:
         raise UserError(f"{server} cannot be reached: {error}") from error
-    finally:
-        client.close()
     raise UserError(f"{server} is no SuperLink of Flower 1.41")  # it accepted that
 
 
@@ -83,8 +67,6 @@ def _understood(answer: httpx.Response, server: str) -> bool:
         code = json.loads(answer.text)["code"]
     except (ValueError, KeyError, TypeError):
         code = None
-    if code not in {
-        ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED,
-    }:  # fmt: skip
+    if code not in {INVALID_HEARTBEAT, ACTIVATION_FAILED}:
         raise UserError(f"{server}: {answer.status_code} {answer.text[:100]}")
-    return bool(code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
+    return bool(code == INVALID_HEARTBEAT)

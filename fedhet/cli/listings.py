@@ -9,12 +9,13 @@ from typing import Any
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
+from fedhet import plugins
 from fedhet.cli.show import percent, show_table
 from fedhet.config import find_method, method_name
 from fedhet.errors import RunFailedError, UserError
 from fedhet.models import MODEL_NAMES, model_table
 from fedhet.records.run_folder import RunFolder
-from fedhet.registry import METHODS
+from fedhet.registry import METHODS, Method
 from fedhet.runtime.session import read_summary
 from fedhet.schema import RunConfig, Schema, kebab
 
@@ -80,14 +81,12 @@ def _key_line(key: str, what: Mapping[str, Any]) -> str:
 
 def methods(name: str | None, *, as_json: bool) -> None:
     """``fedhet methods``: names and their own keys; with ``name`` one method in full."""
-    chosen = METHODS if name is None else {method_name(name): find_method(name)}
-    table: list[dict[str, Any]] = [
-        {"name": own, "about": method.about, "keys": schema_keys(method.params)}
-        for own, method in chosen.items()
-    ]
-    if name is not None:
-        module = inspect.getmodule(next(iter(chosen.values())).strategy)
-        table[0]["text"] = inspect.getdoc(module) or ""
+    if name is None:
+        table = [_listed(own) for own in (*METHODS, *plugins.installed("method"))]
+    else:
+        found = find_method(name)
+        table = [_method_row(method_name(name), found)]
+        table[0]["text"] = inspect.getdoc(inspect.getmodule(found.strategy)) or ""
     if as_json:
         print(json.dumps(table if name is None else table[0], indent=2))
         return
@@ -97,6 +96,18 @@ def methods(name: str | None, *, as_json: bool) -> None:
             print(f"    {_key_line(key, what)}")
         if "text" in row:
             print(f"\n{row['text']}\n\nfedhet run {row['name']}  (all other keys: fedhet keys)")
+
+
+def _method_row(name: str, method: Method) -> dict[str, Any]:
+    return {"name": name, "about": method.about, "keys": schema_keys(method.params)}
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """A method in the list of all; what somebody installed and is broken must not hide the rest."""
+    try:
+        return _method_row(name, find_method(name))
+    except UserError as error:
+        return {"name": name, "about": str(error), "keys": {}}
 
 
 def models(classes: int, *, as_json: bool) -> None:

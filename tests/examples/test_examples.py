@@ -8,15 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.pictures import images_of, write_images
 
 from fedhet import plugins
 from fedhet.cli.arguments import execute
+from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.export.save import export
 from fedhet.protocol.payload import ClassVectors
+from fedhet.records.run_folder import RunFolder
 from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+CLASSES = ("disc", "square", "cross", "ring")
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +77,20 @@ def test_a_method_a_model_and_a_data_set_of_ones_own_run_resume_and_predict(tmp_
     summary = json.loads((tmp_path / "own" / "summary.json").read_text())
     assert summary["method"] == "fedgh:METHOD" and summary["rounds"] == 2
     with (tmp_path / "own" / "clients.csv").open() as file:
-        assert {row["model"] for row in csv.DictReader(file)} == {"tiny_net:make"}
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == {"tiny_net:make"}
+    recorded = {row["client"]: row["test_accuracy"] for row in rows}  # the last line's
     (states,) = (tmp_path / "own" / "state").iterdir()
     export(states / "0", tmp_path / "model")
+    images = images_of(build_config(RunFolder(tmp_path / "own").started_config()), "0")
+    (tmp_path / "pictures").mkdir()
+    write_images(tmp_path / "pictures", images.images)
+    words = [str(tmp_path / "model"), str(tmp_path / "pictures"), "--out", str(tmp_path / "p.csv")]
+    assert execute(["predict", *words]) == 0
+    with (tmp_path / "p.csv").open() as file:
+        said = [row["class"] for row in csv.DictReader(file)]
+    right = sum(one == CLASSES[k] for one, k in zip(said, images.labels.tolist(), strict=True))
+    assert 100.0 * right / len(said) == float(recorded["0"])
 
 
 def test_what_a_factory_froze_stays_as_it_was(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers.pictures import images_of, write_images
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -19,13 +20,11 @@ from fedhet.export.images import find_images
 from fedhet.export.model import load_model, rebuild
 from fedhet.export.predict import classify, predict
 from fedhet.export.save import export, open_state
-from fedhet.node.site import image_set, load_local
 from fedhet.node.state import FileStore
 from fedhet.registry import METHODS
 from fedhet.testing import simulate, small
 from fedhet.training.loop import correct
 
-CPU = torch.device("cpu")
 VARIANTS = [
     *((name, {}) for name in METHODS),
     *(
@@ -44,12 +43,6 @@ VARIANTS = [
 def states(folder, config):
     root = folder.state_dir(config) / folder.experiment
     return {path.name: path for path in sorted(root.iterdir())}
-
-
-def images_of(config, client, part="test"):
-    node = {"partition-id": int(client), "num-partitions": config.clients}
-    data = load_local(config, node, simulated=True)
-    return image_set(data, part, data.dataset.classes, CPU)
 
 
 def percent(model, config, client, part):
@@ -181,11 +174,6 @@ def test_the_description_is_written_once(run):
 
 
 # --- predict -------------------------------------------------------------------------------------
-
-
-def write_images(folder, images):
-    for number, image in enumerate(images.numpy()):
-        Image.fromarray(image).save(folder / f"{number:03d}.png")
 
 
 def rows_of(path):

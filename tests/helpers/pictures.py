@@ -1,0 +1,23 @@
+"""A client's images as its process sees them, and as files."""
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from fedhet.node.site import image_set, load_local
+from fedhet.schema import RunConfig
+from fedhet.training.loop import ImageSet
+
+
+def images_of(config: RunConfig, client: str, part: str = "test") -> ImageSet:
+    """The images of one part of a client's, in a simulation."""
+    node = {"partition-id": int(client), "num-partitions": config.clients}
+    data = load_local(config, node, simulated=True)
+    return image_set(data, part, data.dataset.classes, torch.device("cpu"))
+
+
+def write_images(folder: Path, images: torch.Tensor) -> None:
+    """Images uint8 (n, h, w, 3) as PNG files, in their order."""
+    for number, image in enumerate(images.numpy()):
+        Image.fromarray(image).save(folder / f"{number:03d}.png")

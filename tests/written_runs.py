@@ -10,6 +10,15 @@ from fedhet.config import build_config
 CLIENTS = 4
 
 
+def counted(loss: float | None, clients: int = 2) -> dict:
+    """What a round's line says of its replies; without a loss they overflowed."""
+    if loss is not None:
+        return {"train_loss": loss, "replied": clients, "failed": 0, "failures": []}
+    reason = "metric 'train_loss' is nan, not finite"
+    failures = [{"client": str(k), "reason": reason} for k in range(clients)]
+    return {"train_loss": None, "replied": 0, "failed": clients, "failures": failures}
+
+
 def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     """A run folder written by hand: ``tests`` are the clients' accuracies after each round."""
     own = {
@@ -29,9 +38,9 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     rounds = [
         {
             "round": r, "test_accuracy_mean": sum(row) / len(row), "val_accuracy_mean": 1.0,
-            "train_loss": own.get("loss", 0.5),
-            "sampled": 2, "replied": 2, "failed": 0, "uplink_floats": 100, "downlink_floats": 60,
-            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "failures": [], "sha256": "ab",
+            "sampled": 2, "uplink_floats": 100, "downlink_floats": 60,
+            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "sha256": "ab",
+            **counted(own.get("loss", 0.5)),
         }
         for r, row in enumerate(tests, start=1)
     ]  # fmt: skip

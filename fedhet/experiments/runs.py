@@ -6,6 +6,7 @@ nothing of the machine: small enough to be committed, and read back to the same 
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given
 _DIGITS = 10  # significant ones that are kept: far beyond what is shown, half the size
 _MACHINE = ("out", "name", "state-dir")  # keys of the configuration that a record leaves out
 _FILES = ("data-path", "partition-file")  # of these it keeps the last part
+# How a client is left out whose numbers left the range in which there is anything to learn.
+DIVERGENCE = re.compile(
+    r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-norm|not within"
+)
 _ROUND = {
     "round", "train_loss", "sampled", "replied", "failed", "evaluated_clients", "uplink_floats",
     "uplink_bytes", "downlink_floats", "downlink_bytes", "train_flops",
@@ -157,9 +162,15 @@ def _read_folder(path: Path) -> Run | LeftOut:
     )  # fmt: skip
     if not run.evaluated:
         return LeftOut(path.name, "no round was evaluated", config)
-    if run.rounds[-1].get("train_loss") is None:
-        return LeftOut(path.name, "failed: it diverged, the last round has no loss", config)
+    if diverged(rounds[-1]):
+        return LeftOut(path.name, "failed: it diverged, in the last round no reply counted", config)
     return run
+
+
+def diverged(line: Mapping[str, Any]) -> bool:
+    """Whether a line of ``rounds.jsonl`` has no valid reply, and one whose numbers overflowed."""
+    reasons = (failure["reason"] for failure in line["failures"])
+    return line["replied"] == 0 and any(map(DIVERGENCE.search, reasons))
 
 
 def _kept(name: str, value: Any) -> bool:

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError
 from fedhet.experiments.grid import Cell
+from fedhet.experiments.runs import DIVERGENCE, diverged
 from fedhet.files import read_jsonl, write_json, write_text
 from fedhet.records.environment import source_digest, versions
 from fedhet.runtime.processes import end_with_parent
@@ -34,8 +35,6 @@ POLL = 0.2  # seconds between looks at the cells
 FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
 Work = Callable[[list[str]], int]  # runs a command line of fedhet, returns its exit code
 _FORKS = multiprocessing.get_context("forkserver")
-# How a run says that its numbers left the range in which there is anything to learn.
-_DIVERGENCE = re.compile(r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-norm")
 
 
 @dataclass
@@ -64,11 +63,10 @@ class Job:
         summary = read_summary(self.folder)
         status, reason = str(summary.get("status", "")), str(summary.get("reason", ""))
         self.reason = reason
-        lines = self.folder / "rounds.jsonl"
-        last = read_jsonl(lines)[-1:] if status == "completed" else []
-        if status == "completed" and last and last[0].get("train_loss") is not None:
-            self.state = FINISHED
-        elif status == "completed" or (status == "failed" and _DIVERGENCE.search(reason)):
+        if status == "completed":
+            last = read_jsonl(self.folder / "rounds.jsonl")[-1]
+            self.state = DIVERGED if diverged(last) else FINISHED
+        elif status == "failed" and DIVERGENCE.search(reason):
             self.state = DIVERGED
         else:
             self.state = FAILED if status == "failed" else PENDING

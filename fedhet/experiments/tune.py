@@ -18,6 +18,7 @@ import yaml
 from fedhet.config import find_method, method_keys, method_name
 from fedhet.errors import UserError
 from fedhet.experiments.grid import SWEEP_KEYS, Cell, resolve
+from fedhet.experiments.runs import diverged
 from fedhet.files import read_jsonl, read_yaml
 from fedhet.rng import generator
 from fedhet.schema import RunConfig, kebab
@@ -147,7 +148,7 @@ def validation(folders: Sequence[Path]) -> float | None:
     found = []
     for folder in folders:
         records = [r for r in read_jsonl(folder / "rounds.jsonl") if r["val_accuracy_mean"]]
-        if not records or records[-1]["train_loss"] is None:
+        if not records or diverged(records[-1]):
             return None
         found.append(records[-1]["val_accuracy_mean"])
     return float(np.mean(found))

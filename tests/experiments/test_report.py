@@ -121,7 +121,7 @@ def test_what_is_left_out_is_named(sweep, tmp_path):
     assert again.startswith("a second run of one cell, with the same result")
     assert reasons == {
         "fd-s0": "failed: not finite",
-        "fd-s1": "failed: it diverged, the last round has no loss",
+        "fd-s1": "failed: it diverged, in the last round no reply counted",
         "fml-s0": "not finished: round 1 of 1",
     }
     (accuracy,) = (table for table in made.tables() if table.name.startswith("accuracy"))

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 from experiments import work
+from written_runs import counted
 
 from fedhet.errors import UserError
 from fedhet.experiments import sweep
@@ -26,9 +27,7 @@ def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=No
     folder.mkdir(parents=True)
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "run.json").write_text("{}")
-    lines = [
-        {"round": r + 1, "test_accuracy_mean": 50.0, "train_loss": loss} for r in range(rounds)
-    ]
+    lines = [{"round": r + 1, "test_accuracy_mean": 50.0, **counted(loss)} for r in range(rounds)]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if status:
         (folder / "summary.json").write_text(json.dumps({"status": status, "reason": reason}))
@@ -51,9 +50,18 @@ def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
     }  # fmt: skip
 
 
-def test_a_loss_that_is_no_number_is_divergence(cells, tmp_path) -> None:
+def test_replies_that_all_overflowed_are_divergence(cells, tmp_path) -> None:
     leave(tmp_path / cells[0].name, loss=None)
     assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "diverged"
+
+
+def test_a_last_round_without_replies_is_no_divergence(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name)
+    path = tmp_path / cells[0].name / "rounds.jsonl"
+    offline = {"client": "0", "reason": "no node is connected"}
+    line = {"round": 3, "test_accuracy_mean": 50.0, **counted(None), "failures": [offline]}
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "finished"
 
 
 def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from written_runs import counted
 
 from fedhet.cli import tune as command
 from fedhet.config import load_config
@@ -30,9 +31,9 @@ def pretend(words):
     good = 90.0 - 1000 * abs(config.lr - 0.01) + config.seed - getattr(config.params, "lam", 0)
     loss = None if config.lr == 0.003 and config.method == "standalone" else 1.0
     lines = [
-        {"round": 1, "test_accuracy_mean": 1.0, "val_accuracy_mean": 99.0, "train_loss": 1.0},
+        {"round": 1, "test_accuracy_mean": 1.0, "val_accuracy_mean": 99.0, **counted(1.0)},
         {"round": 2, "test_accuracy_mean": 1000 * config.lr, "val_accuracy_mean": good,
-         "train_loss": loss},
+         **counted(loss)},
     ]  # fmt: skip
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps({"status": "completed", "reason": ""}))

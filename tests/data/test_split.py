@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhet.data.split import split_client, split_counts, split_folder
@@ -36,6 +36,7 @@ def test_counts_by_hand(split, images, expected):
     assert tuple(split_counts([images], split)[0]) == expected
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 5000), max_size=30),
     st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20)),

@@ -24,7 +24,7 @@ from fedhet.schema import REPRESENTATION
 
 ENOUGH = 1 << 30  # bytes free for states and caches
 SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
-TIMEOUT = 10.0
+TIMEOUT = 60.0  # seconds for a server that is busy
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def _connection(plan: NodePlan) -> str:
     link = http.client.HTTPSConnection(
         host.strip("[]"), int(port), timeout=TIMEOUT, context=context
     )
+    sent = datetime.now(UTC)
     try:
         link.request("POST", "/v1/fleet/check")
         answer = link.getresponse()
@@ -123,7 +124,8 @@ def _connection(plan: NodePlan) -> str:
     if not date:
         return f"{plan.server} over TLS; it does not tell the time"
     there = parsedate_to_datetime(date).replace(tzinfo=UTC)
-    skew = abs((datetime.now(UTC) - there).total_seconds())
+    early, late = (sent - there).total_seconds(), (there - datetime.now(UTC)).total_seconds()
+    skew = max(0.0, early, late)  # however long the answer took
     if skew > SKEW:
         raise UserError(f"this clock and the server's are {skew:.0f} s apart: signatures expire")
     return f"{plan.server} over TLS; clocks {skew:.0f} s apart"

@@ -25,7 +25,7 @@ from fedhet.files import replacing
 from fedhet.runtime import warm_server, warm_shim
 from fedhet.runtime.superlink import script
 
-START = 120.0  # seconds for its imports, on a machine that is busy
+START = 300.0  # seconds for its imports, on a machine that is busy
 # Settings that a library reads when it is imported; what is read later is each message's own.
 READ_ONCE = (
     "FLWR_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "GOMP_", "TORCH_", "PYTORCH_", "PYTHON", "LD_",
@@ -123,6 +123,7 @@ class Warm:
         deadline = time.monotonic() + START
         while self._lease is None:
             if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()  # not to be left behind when another is started
                 last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 reason = last[-1] if last else f"no answer in {START:g} s"
                 raise RunFailedError(f"the warm server did not start: {reason}")

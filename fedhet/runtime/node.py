@@ -146,10 +146,12 @@ class Node:
                 start_new_session=True,
             )  # fmt: skip
             self._strays = Strays(self._process.pid)
+            admitted = False
             for line in said(self._process):
                 log.write(line)
                 log.flush()
                 self._strays.hear(line)
+                admitted = admitted or ADMITTED.search(line) is not None
                 if FATAL in line:
                     raise UserError(
                         f"{self.plan.server}: the server's certificate is not from "
@@ -157,7 +159,7 @@ class Node:
                     )
                 self._translate(line)
         code = self._process.wait()
-        if self._last.startswith("admitted"):
+        if admitted:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
 
     def _translate(self, line: str) -> None:

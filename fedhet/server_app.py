@@ -61,9 +61,12 @@ def main(grid: Grid, context: Context) -> None:
     except BaseException as error:
         plain = isinstance(error, RunFailedError | UserError)
         reason = str(error) if plain else brief(error)
-        log.error("run failed: %s", reason)
+        status = "failed"
+        if isinstance(error, SystemExit):  # that is how Flower ends a ServerApp
+            status, reason = "stopped", "Flower was told to stop the run"
+        log.error("run %s: %s", status, reason)
         with contextlib.suppress(OSError):  # on a full disk the log is all there is
-            job.folder.write_summary(job.config, "failed", len(roster.ids), reason)
+            job.folder.write_summary(job.config, status, len(roster.ids), reason)
         raise
     finally:
         lock.release()

@@ -157,9 +157,12 @@ class Reader:
 
 
 def conclude(launch: Launch, ending: tuple[str, str]) -> None:
-    """Write ``summary.json`` unless the ServerApp did; what stopped it may have made it fail."""
+    """Write ``summary.json`` unless the ServerApp did.
+
+    A ServerApp that was ended says that it failed or was stopped; this knows which.
+    """
     status, _ = launch.status()
-    if not status or (ending[0] == "stopped" and status == "failed"):
+    if not status or {status, ending[0]} == {"stopped", "failed"}:
         with contextlib.suppress(OSError):  # on a full disk nothing more can be written
             launch.folder.write_summary(launch.config, ending[0], launch.clients(), ending[1])
 

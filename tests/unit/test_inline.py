@@ -8,15 +8,17 @@ import sys
 import pytest
 import torch
 from filelock import FileLock
+from flwr.app import Context, RecordDict
 
 from clients.fedssa import FedSSAClient
+from fedhet import server_app
 from fedhet.cli.arguments import execute
 from fedhet.errors import RunFailedError
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import inline
-from fedhet.runtime.launch import Launch
+from fedhet.runtime.launch import Launch, conclude
 from fedhet.runtime.signals import Interrupted
-from fedhet.testing import simulate, small
+from fedhet.testing import LocalGrid, simulate, small
 
 
 def summary(folder: RunFolder) -> dict:
@@ -142,3 +144,22 @@ def test_the_command_line_runs_and_extends_it_without_ray(tmp_path, capsys):
     assert "nothing to resume; rounds=N with N > 2 adds rounds" in capsys.readouterr().err
     assert execute(["resume", str(first), "rounds=1"]) == 2
     assert "rounds: 1 is not allowed: 2 are finished" in capsys.readouterr().err
+
+
+class EndedGrid(LocalGrid):
+    """Flower ends its ServerApp in the middle of a message, as `flwr stop` makes it."""
+
+    def push_messages(self, messages):
+        raise SystemExit(0)
+
+
+def test_a_server_app_that_flower_ends_was_stopped_unless_the_command_knows_better(tmp_path):
+    config = small(tmp_path)
+    launch = Launch(config, RunFolder.create(config, "ended"))
+    text = launch.envelope(owner=0)
+    context = Context(0, 0, {}, RecordDict(), {"config": text})
+    with pytest.raises(SystemExit):
+        server_app.app(EndedGrid(text, config.clients), context)
+    assert launch.status() == ("stopped", "Flower was told to stop the run")
+    conclude(launch, ("failed", "the SuperLink ended"))
+    assert launch.status() == ("failed", "the SuperLink ended")

@@ -202,7 +202,7 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
             conclude(launch, ("stopped", str(interrupt)))
         raise
     if status != "finished:completed":
-        conclude(launch, ("failed", details))
+        conclude(launch, ("stopped" if status == "finished:stopped" else "failed", details))
         raise RunFailedError(f"run {status}: {details} (log: flwr log {run_id} {connection})")
     if launch.status()[0]:
         raise_unless_completed(launch, f"log: flwr log {run_id} {connection}")

@@ -43,9 +43,9 @@ class Command(TyperCommand):
 
 
 def loading(*, as_json: bool = False) -> None:
-    """Say, before the imports that take seconds, why nothing happens yet; on stderr.
+    """Say to a terminal, before the imports that take seconds, why nothing happens yet.
 
-    Not for a program that reads, nor where they were imported before.
+    Not to a program: what it reads on stderr is a run's trouble, nothing else.
     """
-    if not as_json and "torch" not in sys.modules:
+    if sys.stderr.isatty() and not as_json and "torch" not in sys.modules:
         print("fedhet: loading torch and Flower ...", file=sys.stderr, flush=True)

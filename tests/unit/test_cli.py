@@ -1,6 +1,7 @@
 """The command line in this process: every mistake is one line and a code; nothing is launched."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -256,18 +257,31 @@ main(sys.argv[1:])
 """
 
 
+def first_line(words: str, **where) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", FIRST_LINE, *words.split()]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, **where)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [("run quickstart", True), ("run quickstart --json", False), ("resume x", True),
      ("keys", False)],
 )  # fmt: skip
-def test_a_line_is_shown_before_the_imports_that_take_seconds(here, words, said):
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_LINE, *words.split()],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 7 and done.stdout == ""
-    assert done.stderr == ("fedhet: loading torch and Flower ...\n" if said else "")
+def test_a_terminal_sees_a_line_before_the_imports_that_take_seconds(here, words, said):
+    screen, terminal = os.openpty()
+    done = first_line(words, stderr=terminal)
+    os.write(terminal, b"end")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert (
+        os.read(screen, 1000)
+        == (b"fedhet: loading torch and Flower ...\r\n" if said else b"") + b"end"
+    )
+    os.close(terminal)
+    os.close(screen)
+
+
+def test_a_pipe_sees_no_such_line(here):
+    assert first_line("run quickstart", stderr=subprocess.PIPE).stderr == ""
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import claim_states, remove_states
 from fedhet.records.tracker import Tracker
+from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig
 from strategies.rounds import Rounds
 
@@ -64,6 +65,8 @@ def main(grid: Grid, context: Context) -> None:
         status = "failed"
         if isinstance(error, SystemExit):  # that is how Flower ends a ServerApp
             status, reason = "stopped", "Flower was told to stop the run"
+        elif isinstance(error, Interrupted):
+            status, reason = "stopped", str(error)
         log.error("run %s: %s", status, reason)
         with contextlib.suppress(OSError):  # on a full disk the log is all there is
             job.folder.write_summary(job.config, status, len(roster.ids), reason)

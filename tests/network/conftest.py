@@ -1,27 +1,29 @@
-"""One federation of three SuperNodes for all tests that do not need their own."""
+"""One federation of three SuperNodes for a file of tests that do not need their own."""
 
 import pytest
 from network.federation import Federation
 from network.pace import patience
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout reads the mark
+def pytest_runtest_protocol(item: pytest.Item):
     """A hang of any network test ends some time; most wait a few times in a row."""
     if item.get_closest_marker("network"):
         item.add_marker(pytest.mark.timeout(10 * patience()))
+    return (yield)
 
 
 @pytest.fixture(scope="session")
 def _federation(tmp_path_factory):
     federation = Federation(tmp_path_factory.mktemp("net"), 3)
     try:
-        yield federation.start()
+        yield federation
     finally:
         federation.stop()
 
 
 @pytest.fixture
 def federation(_federation):
-    """The shared federation, whole: SuperLink up, three nodes online with their partition."""
+    """The shared federation; :meth:`Federation.whole` makes it as a test needs it."""
     yield _federation
-    _federation.repair()
+    _federation.tidy()

@@ -8,11 +8,13 @@ import functools
 import json
 import os
 import shlex
+import signal
 import ssl
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 from flwr.app import Error, Message
 from network.programs import Process, Supervisor, wait_for
 
@@ -20,11 +22,13 @@ from fedhet.config import build_config
 from fedhet.protocol.messages import instruction
 from fedhet.runtime.certs import Credentials, make
 from fedhet.runtime.control import Control
+from fedhet.runtime.node import TASK_POLL
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.runtime.warm import Warm
 from fedhet.testing import simulate
 
 CONNECTION = "net"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"  # "installed" on every node
 PRESET = {
     "method": "fedssa",
     "dataset": "synthetic:300x4",
@@ -45,9 +49,12 @@ class Federation:
         self.port, *self.ports = free_ports(nodes + 6)
         self.names = [str(k) for k in range(nodes)]  # a key's name is its client's id
         self.tls: Credentials = make(folder / "tls", ["127.0.0.1"], self.names)
+        modules = [str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
         self.env = environment(
-            {"FLWR_HOME": str(self.home), "FEDHET_CACHE": os.environ.get("FEDHET_CACHE", "")}
-        )
+            {"FLWR_HOME": str(self.home), "FEDHET_CACHE": os.environ.get("FEDHET_CACHE", ""),
+             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL,
+             "PYTHONPATH": os.pathsep.join(filter(None, modules))}
+        )  # fmt: skip
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.tls.ca}"\n'
@@ -70,15 +77,49 @@ class Federation:
 
     # --- life ----------------------------------------------------------------------------------
 
-    def start(self) -> "Federation":
-        self.warm.hold()
-        self.start_superlink()
-        for name in self.names:
-            self.control.register(name, Path(f"{self.tls.client(name)}.pub"))
-        for k in range(self.size):
-            self.start_node(k)
+    def whole(self, configs: Mapping[int, str] | None = None) -> "Federation":
+        """SuperLink up and all nodes online, with their partition or with these configurations.
+
+        Only what differs is started (again). A node that was killed is refused, again and again,
+        until its last heartbeat has expired.
+        """
+        if not self.warm.held():
+            self.warm.hold()
+        if not self.superlink.running():
+            self.start_superlink()
+        if not self.nodes:
+            for name in self.names:
+                self.control.register(name, Path(f"{self.tls.client(name)}.pub"))
+        wanted = {k: self.node_words(k, (configs or {}).get(k, "")) for k in range(self.size)}
+        others = {
+            k: words
+            for k, words in wanted.items()
+            if k not in self.nodes or not self.nodes[k].running() or self.nodes[k].words != words
+        }
+        self.end_nodes(*others)
+        for k, words in others.items():
+            log = self.folder / f"node-{k}.log"
+            self.nodes[k] = Process(words, log, self.node_env)
+        before = {k: self.nodes[k].said("SuperNode ID") for k in others}
+        for k in others:
+            self.supervise(k)
+        for k, times in before.items():
+            let_in = functools.partial(self._let_in, k, times)
+            wait_for(let_in, f"node {k} is let in")
+        self.unsupervise()
         self.wait_online(self.size)
         return self
+
+    def _let_in(self, k: int, before: int) -> bool:
+        return self.nodes[k].said("SuperNode ID") > before
+
+    def end_nodes(self, *which: int) -> None:
+        """End those of these nodes that run, all at once: each takes seconds to say good-bye."""
+        ended = [self.nodes[k] for k in which if k in self.nodes]
+        for node in ended:
+            node.terminate()
+        for node in ended:
+            node.end()
 
     def start_superlink(self) -> None:
         self.superlink.start()
@@ -94,7 +135,7 @@ class Federation:
 
         wait_for(answers, "the SuperLink answers")
 
-    def node_words(self, k: int, config: str = "", key: Path | None = None) -> list[str]:
+    def node_words(self, k: int, config: str = "") -> list[str]:
         text = config or f"partition-id={k} num-partitions={self.size}"
         if "state-dir" not in text:
             text += f' state-dir="{self.state_dir(k)}"'
@@ -102,17 +143,9 @@ class Federation:
             # As if on a machine of its own: the SuperLink never waits for its clients' training.
             "nice", script("flower-supernode"), "--root-certificates", str(self.tls.ca),
             "--superlink", f"127.0.0.1:{self.port}", "--port", str(self.ports[k]),
-            "--auth-supernode-private-key", str(key or self.tls.client(self.names[k])),
+            "--auth-supernode-private-key", str(self.tls.client(self.names[k])),
             "--node-config", text,
         ]  # fmt: skip
-
-    def start_node(self, k: int, config: str = "") -> Process:
-        """Start (or restart at once, with SIGTERM) SuperNode k with a node configuration."""
-        if k in self.nodes:
-            self.nodes[k].end()
-        log = self.folder / f"node-{k}.log"
-        self.nodes[k] = Process(self.node_words(k, config), log, self.node_env).start()
-        return self.nodes[k]
 
     def extra(self, words: Sequence[str], name: str) -> Process:
         """A further program, ended with the federation."""
@@ -128,37 +161,26 @@ class Federation:
             supervisor.stop()
         self.supervisors.clear()
 
-    def repair(self) -> None:
-        """Bring everything back to how :meth:`start` left it."""
+    def tidy(self) -> None:
+        """End what a test started beside the nodes."""
         self.unsupervise()
         for process in self.others:
             process.end()
-        if not self.superlink.running():
-            self.start_superlink()
-        for k, node in self.nodes.items():
-            if not node.running():
-                self.revive(k)
-            elif node.words != self.node_words(k):
-                self.start_node(k)
-        self.wait_online(self.size)
-
-    def revive(self, k: int) -> None:
-        """Start a SuperNode that was killed: refused, again and again, until it is forgotten."""
-        node = self.nodes[k]
-        node.words, before = self.node_words(k), node.said("SuperNode ID")
-        supervisor = self.supervise(k)
-        wait_for(lambda: node.said("SuperNode ID") > before, f"node {k} is let in")
-        supervisor.stop()
-        self.supervisors.remove(supervisor)
 
     def stop(self) -> None:
-        self.unsupervise()
-        for process in (*self.others, *self.nodes.values()):
-            process.terminate()  # all at once: each takes seconds to say good-bye
-        for process in (*self.others, *self.nodes.values(), self.superlink):
-            process.end()
+        self.tidy()
+        self.end_nodes(*self.nodes)
+        self.superlink.end()
         self.control.close()
         self.warm.release()
+
+    def memory(self) -> dict[str, float]:
+        """MiB that the SuperLink and its ServerApp hold."""
+        assert self.superlink.popen is not None
+        app = self.superlink.child("flwr-serverapp")
+        assert app is not None
+        found = {"superlink": psutil.Process(self.superlink.popen.pid), "serverapp": app}
+        return {name: one.memory_info().rss / 2**20 for name, one in found.items()}
 
     def state_dir(self, k: int) -> Path:
         return self.folder / "state" / self.names[k]
@@ -206,25 +228,38 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_rounds(self, count: int) -> None:
-        def done() -> bool:
-            assert self.process.running(), self.process.log.read_text()
-            return len(self.rounds()) >= count
+        self.wait_for_round(lambda record: record["round"] >= count)
 
-        wait_for(done, f"round {count} of {self.folder.name} is finished")
+    def wait_for_round(self, wanted: Callable[[dict], bool]) -> None:
+        """Until the last finished round is such, however many rounds that takes."""
+        rounds = -1
+        while not any(map(wanted, self.rounds()[-1:])):
+            assert self.process.running(), self.process.log.read_text()
+            rounds = self._next_round(rounds)
+
+    def interrupt(self) -> int:
+        """Ctrl-C; the exit code."""
+        assert self.process.popen is not None
+        self.process.popen.send_signal(signal.SIGINT)
+        wait_for(lambda: not self.process.running(), "an interrupted command ends")
+        return int(self.process.popen.returncode)
 
     def result(self, code: int = 0) -> dict:
         """Wait for its end, however long it takes while rounds are finished; its summary."""
         rounds = -1
-        while rounds < (rounds := len(self.rounds())):
-            over = functools.partial(self._over, rounds)
-            wait_for(over, f"round {rounds + 1} of {shlex.join(self.process.words)}")
+        while self.process.running():
+            rounds = self._next_round(rounds)
         assert self.process.popen is not None
         assert self.process.popen.returncode == code, self.process.log.read_text()
         return self.summary()
 
-    def _over(self, rounds: int) -> bool:
-        """Whether it has ended, or got further than that many rounds."""
-        return not self.process.running() or len(self.rounds()) > rounds
+    def _next_round(self, rounds: int) -> int:
+        """Wait until more rounds than that are finished, or the command is; how many now."""
+        wait_for(
+            lambda: not self.process.running() or len(self.rounds()) > rounds,
+            f"round {rounds + 1} of {shlex.join(self.process.words)}",
+        )
+        return len(self.rounds())
 
     def summary(self) -> dict:
         return json.loads((self.folder / "summary.json").read_text())

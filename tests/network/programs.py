@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 from network.pace import patience
 
+from fedhet.runtime.node import RETRY
 from fedhet.runtime.warm import state
 
 
@@ -102,7 +103,7 @@ class Process:
 
 
 class Supervisor:
-    """Starts a program again whenever it has ended, as systemd's ``Restart=always`` does."""
+    """Starts a program again whenever it has ended, as ``fedhet node`` does."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -116,7 +117,7 @@ class Supervisor:
             if not self.process.running():
                 self.process.start()
                 self.starts += 1
-            self._stop.wait(1.0)
+            self._stop.wait(RETRY)
 
     def stop(self) -> None:
         self._stop.set()

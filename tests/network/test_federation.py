@@ -1,15 +1,13 @@
 """Real processes on loopback, TLS and authentication on: same bytes, intruders, full disks."""
 
 import csv
-import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from network.federation import PRESET, simulated_hash
-from network.pace import patience
-from network.programs import wait_for
+from network.federation import EXAMPLES, Federation, simulated_hash
+from network.programs import Process, wait_for
 
 from fedhet.runtime.certs import make
 from fedhet.runtime.superlink import script
@@ -17,12 +15,9 @@ from fedhet.runtime.superlink import script
 pytestmark = pytest.mark.network
 
 
-def test_simulation_and_processes_give_the_same_bytes_beside_intruders(federation, tmp_path):
-    """Points 1 and 5: intruders are refused, and the round in progress does not notice."""
-    run = federation.run("same")
-    before = federation.nodes[0].said("Receiving: train message")
-    wait_for(federation.receiving(0, before + 1), "a round")
-    other = make(tmp_path / "other", ["127.0.0.1"], ["stranger"])
+def intrude(federation: Federation, folder: Path) -> dict[str, Process]:
+    """SuperNodes that may not join, each for another reason."""
+    other = make(folder / "other", ["127.0.0.1"], ["stranger"])
     address, ports = f"127.0.0.1:{federation.port}", federation.ports[federation.size :]
     trusted = ["--root-certificates", str(federation.tls.ca)]
     key = ["--auth-supernode-private-key", str(other.client("stranger"))]
@@ -38,9 +33,10 @@ def test_simulation_and_processes_give_the_same_bytes_beside_intruders(federatio
         command = [script("flower-supernode"), "--superlink", address, "--port", str(port), *words,
                  "--node-config", "partition-id=0 num-partitions=3"]  # fmt: skip
         intruders[name] = federation.extra(command, f"intruder-{name.replace(' ', '-')}")
-    summary = run.result()
-    assert summary["failures"] == []
-    assert summary["run_sha256"] == simulated_hash(tmp_path)
+    return intruders
+
+
+def check_refused(intruders: dict[str, Process]) -> None:
     for name, intruder in intruders.items():
         wait_for(lambda intruder=intruder: not intruder.running(), f"{name} gives up")
         assert intruder.popen.returncode != 0, name
@@ -48,48 +44,55 @@ def test_simulation_and_processes_give_the_same_bytes_beside_intruders(federatio
     assert intruders["wrong CA"].said("CERTIFICATE_VERIFY_FAILED")
 
 
-def test_a_ray_simulation_gives_the_same_bytes(tmp_path):
-    """Point 1, the other half: the Ray-backed simulation is what `simulated_hash` stands for."""
-    words = [f"{key}={value}" for key, value in PRESET.items()]
-    config = tmp_path / "preset.yaml"
-    config.write_text("dataset: digits\n")
-    command = [script("fedhet"), "run", str(config), *words, f"out={tmp_path}", "name=ray"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(), check=False)
-    assert done.returncode == 0, done.stderr
-    ray = json.loads((tmp_path / "ray" / "summary.json").read_text())
-    assert ray["run_sha256"] == simulated_hash(tmp_path)
+@pytest.fixture
+def small_disk(federation, tmp_path):
+    """A folder for two generations of 2.7 MB, but not for the two that are kept and a third.
 
-
-def test_a_client_that_cannot_save_is_left_out(federation, tmp_path):
-    """Point 4: no folder can be made on client 0; the disk of client 2 fills up in round 3."""
-    (tmp_path / "file").write_text("not a folder")
+    None where we may not mount.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
-    # Two generations of 2.7 MB fit, but not the two that are kept and a third.
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=7m", "tmpfs", str(disk)], check=False
-    )
-    try:
-        federation.start_node(0, f'partition-id=0 num-partitions=3 state-dir="{tmp_path}/file/x"')
-        if mounted.returncode == 0:
-            federation.start_node(2, f'partition-id=2 num-partitions=3 state-dir="{disk}"')
-        federation.wait_online(3)
-        run = federation.run("full")
-        summary = run.result()
-        lost = {(1, "0"), (2, "0"), (3, "0")} | ({(3, "2")} if mounted.returncode == 0 else set())
-        assert {(f["round"], f["client"]) for f in summary["failures"]} == lost
-        for failure in summary["failures"]:
-            assert "StateError: state" in failure["reason"] and "cannot be" in failure["reason"]
-        if mounted.returncode == 0:
-            full = [f["reason"] for f in summary["failures"] if f["client"] == "2"]
-            assert "No space left" in full[0]
-            kept = sorted(path.name for path in disk.rglob("*.safetensors"))
-            assert kept == ["00000001.safetensors", "00000002.safetensors"]
-        assert summary["run_sha256"] == simulated_hash(tmp_path, lost)
-    finally:
-        if mounted.returncode == 0:
-            federation.nodes[2].end()
-            subprocess.run(["umount", str(disk)], check=False)
+    words = ["mount", "-t", "tmpfs", "-o", "size=7m", "tmpfs", str(disk)]
+    if subprocess.run(words, check=False).returncode:
+        yield None
+        return
+    yield disk
+    federation.end_nodes(2)
+    subprocess.run(["umount", str(disk)], check=False)
+
+
+def test_same_bytes_as_the_simulation_beside_intruders_and_clients_that_cannot_save(
+    federation, small_disk, tmp_path, monkeypatch
+):
+    """Points 1, 4 and 5, with a method that is not ours, installed on every node.
+
+    No folder can be made on client 0; the disk of client 2 fills up in round 3; intruders are
+    refused, and the round in progress does not notice.
+    """
+    monkeypatch.syspath_prepend(EXAMPLES)
+    (tmp_path / "file").write_text("not a folder")
+    configs = {0: f'partition-id=0 num-partitions=3 state-dir="{tmp_path}/file/x"'}
+    lost = {(1, "0"), (2, "0"), (3, "0")}
+    if small_disk is not None:
+        configs[2] = f'partition-id=2 num-partitions=3 state-dir="{small_disk}"'
+        lost |= {(3, "2")}
+    federation.whole(configs)
+    run = federation.run("same", method="fedrep:METHOD")
+    before = federation.nodes[0].said("Receiving: train message")
+    wait_for(federation.receiving(0, before + 1), "a round")
+    intruders = intrude(federation, tmp_path)
+    summary = run.result()
+    assert {(f["round"], f["client"]) for f in summary["failures"]} == lost
+    for failure in summary["failures"]:
+        assert "StateError: state" in failure["reason"] and "cannot be" in failure["reason"]
+    if small_disk is not None:
+        full = [f["reason"] for f in summary["failures"] if f["client"] == "2"]
+        assert "No space left" in full[0]
+        kept = sorted(path.name for path in small_disk.rglob("*.safetensors"))
+        assert kept == ["00000001.safetensors", "00000002.safetensors"]
+    assert summary["method"] == "fedrep:METHOD"
+    assert summary["run_sha256"] == simulated_hash(tmp_path, lost, method="fedrep:METHOD")
+    check_refused(intruders)
 
 
 def private_folder(folder: Path, classes: str) -> Path:
@@ -122,13 +125,12 @@ def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partiti
         shutil.copy(path, tmp_path / str(k) / name)
     everybody = tmp_path / "partition.csv"
     everybody.write_text("path,client,split\n" + "".join(line for _, line in lines))
+    configs = {}
     for k, model in enumerate(models):
         own = tmp_path / f"{k}.csv"
         own.write_text("path,client,split\n" + "".join(line for j, line in lines if j == k))
-        federation.start_node(
-            k, f'data-dir="{tmp_path}/{k}" name="{k}" model="{model}" split-file="{own}"'
-        )
-    federation.wait_online(3)
+        configs[k] = f'data-dir="{tmp_path}/{k}" name="{k}" model="{model}" split-file="{own}"'
+    federation.whole(configs)
     same = {"method": "fedmrl", "dataset": "image-folder", "classes": ",".join(classes),
             "rounds": 2}  # fmt: skip
     summary = federation.run("sites", **same).result()
@@ -144,10 +146,10 @@ def test_private_images_and_own_models(federation, tmp_path):
     """Two hospitals with images of their own; a third member takes the name of the first."""
     folders = {k: private_folder(tmp_path / str(k), c) for k, c in enumerate(("012", "23", "13"))}
     more = {1: ' model="cnn-4" device="cpu"'}
-    for k, folder in folders.items():
-        text = f'data-dir="{folder}" name="{k % 2}"' + more.get(k, "")
-        federation.start_node(k, text)
-    federation.wait_online(3)
+    federation.whole(
+        {k: f'data-dir="{folder}" name="{k % 2}"' + more.get(k, "")
+         for k, folder in folders.items()}
+    )  # fmt: skip
     run = federation.run("private", clients=0, classes="0,1,2,3", rounds=1)
     summary = run.result()
     assert summary["clients"] == 2

@@ -21,7 +21,10 @@ import psutil
 import pytest
 from network.pace import patience
 
+from fedhet.config import load_config
+from fedhet.runtime.session import find_preset
 from fedhet.runtime.superlink import script
+from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
 
@@ -125,8 +128,8 @@ class Commands:
         where = ("--out", str(self.base), "--name", name)
         return self._start(self.base / name, "run", "quickstart", *WORK, *words, *where)
 
-    def resume(self, name: str) -> Command:
-        return self._start(self.base / name, "resume", str(self.base / name))
+    def resume(self, name: str, *words: str) -> Command:
+        return self._start(self.base / name, "resume", str(self.base / name), *words)
 
     def _start(self, folder: Path, *words: str) -> Command:
         process = subprocess.Popen(
@@ -219,29 +222,29 @@ def test_a_run_leaves_a_complete_folder(base):
     assert f"fedssa: 4 clients, 4 per round, rounds 1 to {ROUNDS}" in log
 
 
-def test_the_number_of_actors_changes_no_bit_and_the_seed_does(fedhet, base):
-    command = fedhet.run("two", "actors=2")
-    command.wait(1)
-    assert len(command.pid_of("ray::ClientAppActor")) <= 2
-    assert command.end()[0] == 0
-    assert command.summary()["run_sha256"] == base.summary()["run_sha256"]
-    other = fedhet.run("other", "rounds=1", "seed=1")
-    assert other.end()[0] == 0
-    assert other.rounds()[0]["sha256"] != base.rounds()[0]["sha256"]
-    assert_gone(other.folder, [])
+def test_one_process_gives_the_same_bytes_and_another_seed_others(base, tmp_path):
+    """The in-process simulation of other tests stands for one on Ray."""
+    where = ("rounds=1", f"out={tmp_path}")
+    first = {}
+    for seed in (0, 1):
+        config = load_config(find_preset("quickstart"), [*WORK, *where, f"seed={seed}"])
+        first[seed] = simulate(config)[0].read_rounds()[0]["sha256"]
+    assert first[0] == base.rounds()[0]["sha256"] != first[1]
 
 
 def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, base):
+    """It begins and ends in one process, without Ray: the engines take over from each other."""
+    _interrupted(fedhet.run("killed", "engine=inline"), signal.SIGTERM)
+    _two_commands(fedhet, "killed", "engine=ray")
     # First what a simulation survives for a while: enough rounds are left for it to be noticed.
-    _program_killed(fedhet.run("killed"), "flower-superexec", "SuperExec ended unexpectedly")
+    _program_killed(fedhet.resume("killed"), "flower-superexec", "SuperExec ended unexpectedly")
     _program_killed(fedhet.resume("killed"), "flower-superlink", "SuperLink ended unexpectedly")
     _program_killed(fedhet.resume("killed"), "flwr-simulation", "simulation ended unexpectedly")
     _program_killed(fedhet.resume("killed"), "raylet", "")  # who notices first says it
     _program_killed(fedhet.resume("killed"), "gcs_server", "")
     _everything_killed(fedhet.resume("killed"))
     _command_killed(fedhet.resume("killed"))
-    _interrupted(fedhet.resume("killed"))
-    last = fedhet.resume("killed")
+    last = fedhet.resume("killed", "engine=inline")
     code, out, err = last.end()
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == str(last.folder)
@@ -251,20 +254,26 @@ def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, bas
     assert_gone(last.folder, [])
 
 
-def test_a_training_process_killed_before_and_in_its_rounds_is_replaced(fedhet, base):
-    """Its client is asked again, from the generation that the server means: no reply is lost."""
-    command = fedhet.run("actor", "actors=1")
-    command.until(lambda: command.pid_of("ray::ClientAppActor"))
+def test_neither_the_number_of_actors_nor_their_death_changes_a_bit(fedhet, base):
+    """A dead one's client is asked again, from the generation that the server means."""
+    command = fedhet.run("actors", "actors=2")
+    command.until(lambda: actors(command))
     for rounds in (0, 2):
         command.wait(rounds)
-        for pid in command.pid_of("ray::ClientAppActor") + command.pid_of(
-            "ray::ClientAppActor.run"
-        ):
+        assert len(actors(command)) <= 2
+        for pid in actors(command):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert command.end()[0] == 0
     assert command.summary()["run_sha256"] == base.summary()["run_sha256"]
     assert command.summary()["failures"] == []
+    assert_gone(command.folder, [])
+
+
+def actors(command: Command) -> list[int]:
+    """Training processes, idle or at work."""
+    names = ("ray::ClientAppActor", "ray::ClientAppActor.run")
+    return [pid for name in names for pid in command.pid_of(name)]
 
 
 OWN_TERMINAL = """
@@ -335,17 +344,27 @@ def _command_killed(command: Command) -> None:
         time.sleep(0.2)
 
 
-def _interrupted(command: Command) -> None:
-    """Ctrl-C: nothing is left, and the run is marked."""
-    rounds = len(command.rounds())
-    command.wait(rounds + 1)
+def _interrupted(command: Command, number: signal.Signals) -> None:
+    """Ctrl-C or SIGTERM: nothing is left, and the run is marked."""
+    command.wait(len(command.rounds()) + 1)
     pids = command.pids()
-    command.process.send_signal(signal.SIGINT)
+    command.process.send_signal(number)
     code, _, err = command.end()
-    assert code == 130
+    assert code == 128 + number
     assert err == f"fedhet: continue it with: fedhet resume {command.folder}\n"
     assert command.summary()["status"] == "stopped"
     assert_gone(command.folder, pids)
+
+
+def _two_commands(fedhet: Commands, name: str, *words: str) -> None:
+    """While one command has the run folder, no other gets it."""
+    first = fedhet.resume(name, *words)
+    first.until(lambda: first.pid_of("flower-superlink"))
+    for second in (fedhet.run(name), fedhet.resume(name)):
+        code, out, err = second.end()
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert "already exists" in err or "in use by another process" in err
+    _interrupted(first, signal.SIGINT)
 
 
 def test_a_run_that_fails_says_why_and_leaves_no_process(fedhet):
@@ -357,16 +376,3 @@ def test_a_run_that_fails_says_why_and_leaves_no_process(fedhet):
     assert command.summary()["status"] == "failed"
     assert "max-update-norm" in str(command.summary()["reason"])
     assert_gone(command.folder, [])
-
-
-def test_two_commands_never_share_a_run_folder(fedhet):
-    first = fedhet.run("shared", "rounds=1")
-    first.until(lambda: first.pid_of("flower-superlink"))
-    for second in (fedhet.run("shared"), fedhet.resume("shared")):
-        code, out, err = second.end()
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "already exists" in err or "in use by another process" in err
-    first.process.send_signal(signal.SIGTERM)
-    assert first.end()[0] == 128 + signal.SIGTERM
-    assert first.summary()["status"] == "stopped"
-    assert_gone(first.folder, [])

@@ -15,12 +15,13 @@ from network.federation import PRESET
 from network.pace import patience
 from network.programs import Process, wait_for
 
+from fedhet.cli.arguments import execute
 from fedhet.config import build_config
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.testing import simulate
 
-pytestmark = pytest.mark.network
-CHANGES = {"clients": 4, "rounds": 3, "state-backend": "context"}
+pytestmark = [pytest.mark.network, pytest.mark.xdist_group("commands")]
+CHANGES = {"clients": 4, "rounds": 2, "state-backend": "context"}
 
 
 class Cluster:
@@ -67,7 +68,7 @@ def cluster(tmp_path):
     made.stop()
 
 
-def test_two_ray_nodes_give_the_same_bytes_and_nothing_to_resume(cluster, tmp_path):
+def test_two_ray_nodes_give_the_same_bytes_and_nothing_to_resume(cluster, tmp_path, capsys):
     values = PRESET | CHANGES
     (tmp_path / "preset.yaml").write_text("".join(f"{k}: {v}\n" for k, v in values.items()))
     words = ["run", str(tmp_path / "preset.yaml"), f"out={tmp_path}", "name=run"]
@@ -94,7 +95,5 @@ def test_two_ray_nodes_give_the_same_bytes_and_nothing_to_resume(cluster, tmp_pa
     assert summary["run_sha256"] == json.loads(twin.summary.read_text())["run_sha256"]
 
     (folder / "summary.json").write_text(json.dumps(summary | {"status": "failed"}))
-    again = subprocess.run(
-        [script("fedhet"), "resume", str(folder)], capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 2 and "state-backend=context" in again.stderr
+    assert execute(["resume", str(folder)]) == 2
+    assert "state-backend=context" in capsys.readouterr().err

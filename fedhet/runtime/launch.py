@@ -19,6 +19,7 @@ from fedhet.runtime.signals import Interrupted, undisturbed
 from fedhet.runtime.superlink import (
     SLOW_START,
     SuperLink,
+    clear,
     environment,
     flwr,
     run_status,
@@ -89,6 +90,7 @@ def take_over(folder: RunFolder) -> FileLock:
             time.sleep(POLL)
     herd.adopt_leftovers()
     herd.stop(grace=0.0)
+    clear(folder.path)
     folder.lock().release()
     return lock
 

@@ -129,13 +129,26 @@ def write_run_config(path: Path, envelope: str) -> None:
     path.write_text(f"config = {json.dumps(envelope, ensure_ascii=False)}\n", encoding="utf-8")
 
 
+def clear(folder: Path) -> None:
+    """Remove the FLWR_HOME of a run's SuperLink, this or a killed one, and Ray's sessions."""
+    remove_session_folders(folder)
+    home = _home(folder)
+    if home.is_symlink():  # not ours: we make a folder
+        home.unlink()
+    shutil.rmtree(home, ignore_errors=True)  # follows no link
+
+
+def _home(folder: Path) -> Path:
+    return folder / "flwr"
+
+
 class SuperLink:
     """``flower-superlink --simulation`` on a free port, with everything that it starts."""
 
     def __init__(self, config: RunConfig, folder: Path, python_path: list[str]) -> None:
         self.config = config
         self.folder = folder
-        self.home = folder / "flwr"
+        self.home = _home(folder)
         self.log = folder / "log.txt"
         self.herd = Herd(folder)
         self.run_id = ""
@@ -155,7 +168,6 @@ class SuperLink:
 
     def start(self) -> None:
         """Start it and wait until it answers; RunFailedError if it does not."""
-        self.clear()
         self.home.mkdir(mode=0o700)
         self.env["RAY_TMPDIR"] = make_session_folder(self.folder)
         self._replace_program()
@@ -232,14 +244,7 @@ class SuperLink:
         self.herd.stop(grace)
         if self._process is not None:
             self._process.wait()
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove the FLWR_HOME of this or of an earlier start, and Ray's sessions with it."""
-        remove_session_folders(self.folder)
-        if self.home.is_symlink():  # not ours: we make a folder
-            self.home.unlink()
-        shutil.rmtree(self.home, ignore_errors=True)  # follows no link
+        clear(self.folder)
 
     def _present(self) -> set[str]:
         return {kind for process in self.herd.living() for kind in _kinds(process)}

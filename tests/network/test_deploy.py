@@ -83,7 +83,8 @@ class Commands:
         (app / "vanishing.py").write_text(VANISHING)
         (app / "pyproject.toml").write_text(VANISHING_PROJECT)
         env = self.env | {"FLWR_HOME": str(ServerFolder(self.folder / "tls").flwr_home)}
-        subprocess.run([script("flwr"), "run", str(app), CONNECTION], env=env, check=True)
+        words = [script("flwr"), "run", str(app), CONNECTION]
+        subprocess.run(words, env=env, cwd=self.folder, check=True)  # it leaves the app's bundle
 
     def status(self):
         done = self.do("status", "--superlink", "tls", "--json")

@@ -25,7 +25,8 @@ _MACHINE = ("out", "name", "state-dir")  # keys of the configuration that a reco
 _FILES = ("data-path", "partition-file")  # of these it keeps the last part
 # How a client is left out whose numbers left the range in which there is anything to learn.
 DIVERGENCE = re.compile(
-    r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-norm|not within"
+    r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-norm"
+    r"|'train_loss' is \S+, not within"
 )
 _ROUND = {
     "round", "train_loss", "sampled", "replied", "failed", "evaluated_clients", "uplink_floats",

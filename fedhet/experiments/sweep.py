@@ -63,9 +63,11 @@ class Job:
         summary = read_summary(self.folder)
         status, reason = str(summary.get("status", "")), str(summary.get("reason", ""))
         self.reason = reason
-        if status == "completed":
-            last = read_jsonl(self.folder / "rounds.jsonl")[-1]
-            self.state = DIVERGED if diverged(last) else FINISHED
+        records = read_jsonl(self.folder / "rounds.jsonl") if status == "completed" else []
+        if records:
+            self.state = DIVERGED if diverged(records[-1]) else FINISHED
+        elif status == "completed":
+            self.state, self.reason = FAILED, "rounds.jsonl has no line: `fedhet verify` says more"
         elif status == "failed" and DIVERGENCE.search(reason):
             self.state = DIVERGED
         else:

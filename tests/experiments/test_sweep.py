@@ -10,6 +10,7 @@ from written_runs import counted
 from fedhet.errors import UserError
 from fedhet.experiments import sweep
 from fedhet.experiments.grid import read_cells
+from fedhet.experiments.runs import diverged
 from fedhet.experiments.sweep import Sweep, shard
 from fedhet.records.environment import source_digest, versions
 
@@ -62,6 +63,21 @@ def test_a_last_round_without_replies_is_no_divergence(cells, tmp_path) -> None:
     line = {"round": 3, "test_accuracy_mean": 50.0, **counted(None), "failures": [offline]}
     path.write_text(path.read_text() + json.dumps(line) + "\n")
     assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "finished"
+
+
+def test_a_summary_without_lines_is_no_result(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name)
+    (tmp_path / cells[0].name / "rounds.jsonl").write_text("")
+    (job,) = Sweep.open("s", tmp_path, cells[:1]).jobs
+    assert job.state == "failed" and "rounds.jsonl" in job.reason
+
+
+def test_only_a_loss_out_of_bounds_is_divergence() -> None:
+    def line(reason: str) -> dict:
+        return {**counted(None), "failures": [{"client": "0", "reason": reason}]}
+
+    assert diverged(line("metric 'train_loss' is 4e+40, not within -3e+38 and 3e+38"))
+    assert not diverged(line("metric 'train_flops' is -1e+30, not within 0 and 1e+20"))
 
 
 def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:

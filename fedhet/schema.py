@@ -13,7 +13,8 @@ from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type v
 from fedhet.ids import CLIENT_ID
 
 REPRESENTATION = 500  # d: width of the representation that every model ends in
-KEY_POLICIES = _, REGISTERED, OFF = ("auto", "registered", "off")  # or a folder
+REGISTERED, OFF = "registered", "off"
+KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
 Precision = Literal["fp32", "tf32", "bf16"]
 
 

@@ -74,8 +74,9 @@ def _limits(plan: NodePlan) -> str:
     try:
         read_limits(plan.config)
     except LimitError as error:  # what it does not tell the server, the owner of the file may know
-        reason = " ".join(str(error.__cause__).split())
-        raise UserError(f"--limits: '{path}' allows nothing: {reason}") from error
+        raise UserError(
+            f"--limits: '{path}' allows nothing: {one_line(error.__cause__)}"
+        ) from error
     return str(path or "none: any run may train here")
 
 

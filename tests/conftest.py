@@ -1,6 +1,6 @@
-"""One thread and a private cache for every test, and the order in which workers take them.
+"""One thread and a private cache for every test, and how workers share them.
 
-``pytest -n 4 --dist loadgroup --no-loadscope-reorder`` keeps the tests of a file with one worker,
+``pytest -n 5 --dist loadscope --no-loadscope-reorder`` keeps the tests of a file with one worker,
 for their fixtures. Files that start real processes come first: they wait more than they compute,
 and the rest runs beside them. What shares nothing comes last, test by test, so that all workers
 end together.
@@ -8,6 +8,7 @@ end together.
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 ALONE = {"test_zoo_matrix.py", "test_fairness.py", "test_fuzz.py"}  # one test for each method
 
@@ -20,12 +21,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
-    for item in items:
-        if item.path.name not in ALONE and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 def _turn(item: pytest.Item) -> int:
@@ -33,3 +30,15 @@ def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("network"):
         return 0
     return 2 if item.path.name in ALONE else 1
+
+
+class Files(LoadScopeScheduling):
+    """A file to a worker, whatever classes are in it; those in ALONE test by test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return nodeid if file.rpartition("/")[2] in ALONE else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    return Files(config, log)

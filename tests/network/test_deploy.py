@@ -17,7 +17,7 @@ from fedhet.runtime.server_folder import CONNECTION, ServerFolder
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.runtime.warm import state
 
-pytestmark = [pytest.mark.network, pytest.mark.xdist_group("commands")]
+pytestmark = pytest.mark.network
 CLOSED = (
     "/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/health", "/",
     "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs",

@@ -20,7 +20,7 @@ from fedhet.config import build_config
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.testing import simulate
 
-pytestmark = [pytest.mark.network, pytest.mark.xdist_group("commands")]
+pytestmark = pytest.mark.network
 CHANGES = {"clients": 4, "rounds": 2, "state-backend": "context"}
 
 

@@ -15,7 +15,7 @@ from network.programs import wait_for
 
 from fedhet.runtime.superlink import script
 
-pytestmark = [pytest.mark.network, pytest.mark.xdist_group("commands")]
+pytestmark = pytest.mark.network
 PRESET = {
     "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
     "local-epochs": 1, "batch-size": 16, "rounds": 12, "grid": {"seed": [0, 1]},

@@ -4,7 +4,8 @@ Real processes on 127.0.0.1, without TLS. What the SuperLink spends without any 
 first, then with nodes that have nothing to do, then a run of a few digits and CNN-5 on all of them:
 with nodes as Flower starts them (cold), then with those of ``fedhet node`` (warm).
 
-    python -m benchmarks.nodes [--nodes 8] [--seconds 30] [--rounds 8] [--kind cold|warm]
+    python -m benchmarks.nodes [--nodes 8] [--seconds 30] [--rounds 8]
+        [--method fedssa] [--kind cold|warm]
 """
 
 import argparse
@@ -25,7 +26,7 @@ from fedhet.runtime.warm import Warm, state
 
 SETTLE = 12.0  # seconds for imports and the first connection
 WARM_UP = 2  # rounds before the count starts
-RUN = ["method=fedssa", "dataset=digits", "models=cnn-5", "local-epochs=1", "start-timeout=300"]
+RUN = ["dataset=digits", "models=cnn-5", "local-epochs=1", "start-timeout=300"]
 
 
 def tree(pids: Sequence[int]) -> list[psutil.Process]:
@@ -101,10 +102,10 @@ class Home:
             self.warm.release()
 
 
-def run(home: Home, nodes: int, rounds: int) -> dict[str, float]:
+def run(home: Home, method: str, nodes: int, rounds: int) -> dict[str, float]:
     """A run on all nodes; CPU seconds a message, seconds a round, replies lost."""
     workers = home.nodes()
-    words = command(home.folder, [*RUN, f"clients={nodes}", f"rounds={rounds}"])
+    words = command(home.folder, [f"method={method}", *RUN, f"clients={nodes}", f"rounds={rounds}"])
     job = home.start(*words, "--superlink", CONNECTION)
     lines = home.folder / "run" / "rounds.jsonl"
     marks = []
@@ -127,7 +128,7 @@ def run(home: Home, nodes: int, rounds: int) -> dict[str, float]:
     }
 
 
-def measure(kind: str, nodes: int, seconds: float, rounds: int) -> None:
+def measure(kind: str, method: str, nodes: int, seconds: float, rounds: int) -> None:
     """Everything with one kind of node; prints its line."""
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder), kind)
@@ -153,11 +154,11 @@ def measure(kind: str, nodes: int, seconds: float, rounds: int) -> None:
             idle = cpu_per_second(home.nodes(), seconds)
             if any(process.poll() is not None for process in home.started):
                 raise SystemExit("a process ended early")
-            figures = run(home, nodes, rounds)
+            figures = run(home, method, nodes, rounds)
         finally:
             home.stop()
     emit(
-        "nodes", kind=kind, nodes=nodes, superlink_cpu_share_alone=round(alone, 4),
+        "nodes", kind=kind, method=method, nodes=nodes, superlink_cpu_share_alone=round(alone, 4),
         superlink_cpu_milliseconds_per_idle_node_and_second=round(1e3 * (busy - alone) / nodes, 2),
         node_cpu_milliseconds_per_idle_node_and_second=round(1e3 * idle / nodes, 2),
         **figures,
@@ -170,10 +171,11 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--method", default="fedssa")
     parser.add_argument("--kind", choices=["cold", "warm"], action="append")
     chosen = parser.parse_args()
     for kind in chosen.kind or ("cold", "warm"):
-        measure(kind, chosen.nodes, chosen.seconds, chosen.rounds)
+        measure(kind, chosen.method, chosen.nodes, chosen.seconds, chosen.rounds)
 
 
 if __name__ == "__main__":

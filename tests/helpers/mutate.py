@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedhet.protocol.messages import PACKED, arrays_of
 
 Random = np.random.Generator
 
@@ -98,9 +100,12 @@ def mutate_metrics(random: Random, metrics: dict[str, Any]) -> MetricRecord:
     return MetricRecord(new)
 
 
-def mutate_arrays(random: Random, record: ArrayRecord) -> ArrayRecord:
-    """One to three changes: values, types, shapes, numbers of arrays, bytes."""
-    items: list[Array] = list(record.values())
+def mutate_arrays(random: Random, content: RecordDict) -> ArrayRecord:
+    """One to three changes: values, types, shapes, numbers of arrays, bytes of one or of all."""
+    try:
+        items = [Array(array) for array in arrays_of(Message(content, 1, "train"))]
+    except ValueError:  # damaged already
+        items = []
     for _ in range(int(random.integers(1, 4))):
         if not items:
             items.append(Array(np.zeros(3, dtype=np.float32)))
@@ -108,7 +113,13 @@ def mutate_arrays(random: Random, record: ArrayRecord) -> ArrayRecord:
         items[at : at + 1] = pick(random, CHANGES)(random, items[at])
         if random.random() < 0.05:
             items.reverse()
-    return ArrayRecord({f"{i:05d}": item for i, item in enumerate(items)})
+    packed = Array(np.frombuffer(b"".join(item.data for item in items), dtype=np.uint8))
+    kind = random.random()
+    if kind < 0.1:
+        (packed,) = _bytes(random, packed)
+    elif kind < 0.15:
+        return ArrayRecord({f"{i:05d}": item for i, item in enumerate(items)})
+    return ArrayRecord({PACKED: packed})
 
 
 def _decoded(item: Array) -> np.ndarray:
@@ -174,5 +185,5 @@ def mutate(random: Random, content: RecordDict) -> RecordDict:
         elif isinstance(record, MetricRecord):
             new[name] = mutate_metrics(random, dict(record.items()))
         elif isinstance(record, ArrayRecord):
-            new[name] = mutate_arrays(random, record)
+            new[name] = mutate_arrays(random, new)
     return new

@@ -12,7 +12,7 @@ from torch import nn
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.node.site import load_partition
-from fedhet.protocol.messages import message_bytes, to_record
+from fedhet.protocol.messages import arrays_of, message_bytes, to_record
 from fedhet.registry import METHODS
 from fedhet.testing import make_client, make_strategy, simulate, small
 
@@ -66,7 +66,7 @@ def test_what_a_refused_reply_weighs_is_counted(tmp_path):
 
     def spoil(node, message, reply):
         if node == 1 and message.metadata.message_type == "train":
-            arrays = [a * np.nan for a in reply.content["arrays"].to_numpy_ndarrays()[1:]]
+            arrays = [a * np.nan for a in arrays_of(reply)[1:]]
             content = reply.content
             content["arrays"] = to_record([np.zeros(2, np.int64), *arrays])
             reply = Message(content, reply_to=message)

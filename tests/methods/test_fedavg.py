@@ -9,6 +9,7 @@ from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, tr
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
+from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
 ROUND = {"round": 1, "generation": 0, "evaluate": True}
@@ -46,9 +47,7 @@ def test_two_rounds_of_the_server(tmp_path, weighting):
     def watch(node, message, reply):
         config = message.content.config_records["config"]
         if message.metadata.message_type == "train":
-            sent[config["round"], node] = [
-                record.content["arrays"].to_numpy_ndarrays() for record in (message, reply)
-            ]
+            sent[config["round"], node] = [arrays_of(one) for one in (message, reply)]
         return reply
 
     config = fedavg(tmp_path, weighting=weighting, partition="dirichlet", alpha=0.8)

@@ -14,6 +14,7 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol import low_rank as lowrank
 from fedhet.protocol.checks import Rejected, check_arrays
 from fedhet.protocol.low_rank import apply, compress, dense, energy, entries, smallest_rank, whole
+from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
@@ -317,7 +318,7 @@ def test_compressed_downlink_keeps_everybody_on_the_servers_bits(tmp_path):
     sizes = [[], [], []]
     for message in grid.sent:
         if message.metadata.message_type == "train":
-            shapes = [a.shape for a in message.content["arrays"].to_numpy_ndarrays()]
+            shapes = [a.shape for a in arrays_of(message)]
             size = sum(math.prod(shape) for shape in shapes[1:])
             sizes[message.metadata.dst_node_id - 100].append(size)
     student = sum(a.size for n, a in arrays.items() if n in held)

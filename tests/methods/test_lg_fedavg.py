@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
+from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import ModelArrays
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
@@ -80,7 +81,7 @@ def test_the_mean_of_a_round_is_weighted_by_what_the_clients_declared(tmp_path):
     def watch(node, message, reply):
         if message.metadata.message_type == "train":
             round_ = message.content.config_records["config"]["round"]
-            sent[round_, node] = [m.content["arrays"].to_numpy_ndarrays() for m in (message, reply)]
+            sent[round_, node] = [arrays_of(one) for one in (message, reply)]
         return reply
 
     config = small(tmp_path, method="lg_fedavg", partition="dirichlet", alpha=0.8)

@@ -11,7 +11,7 @@ from PIL import Image
 from clients import base
 from fedhet.config import load_config, method_keys
 from fedhet.models import MODEL_NAMES
-from fedhet.protocol.messages import to_record
+from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig, kebab
 from fedhet.testing import check_method, simulate, small
@@ -125,7 +125,7 @@ def test_hostile_payloads_are_left_out_and_named(tmp_path, method):
     def lie(node, message, reply):
         if message.metadata.message_type != "train":
             return reply
-        content, arrays = reply.content, reply.content["arrays"].to_numpy_ndarrays()
+        content, arrays = reply.content, arrays_of(reply)
         if node not in ATTACKS:
             honest.append(arrays)
             return reply

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+from flwr.app import Array, Error, Message, MetricRecord
 
 from clients.base import MethodClient
 from fedhet.errors import RunFailedError, UserError
 from fedhet.ids import client_order
-from fedhet.protocol.messages import instruction, to_record
+from fedhet.protocol.messages import PACKED, arrays_of, instruction, to_record
 from fedhet.protocol.roster import Roster
 from fedhet.testing import simulate, small
 from fedhet.training.denormals import without_denormals
@@ -139,8 +139,7 @@ def set_data(data):
     """Put these bytes where an array should be."""
 
     def change(content):
-        first = next(iter(content["arrays"]))
-        content["arrays"][first] = Array("float32", (1,), "numpy.ndarray", data)
+        content["arrays"][PACKED] = Array(np.frombuffer(data, np.uint8))
 
     return change
 
@@ -393,8 +392,7 @@ def test_the_reported_mean_is_the_mean_of_the_clients(tmp_path):
 def test_private_layers_never_cross_the_wire(tmp_path):
     _, grid = simulate(small(tmp_path))
     for message in grid.sent:
-        record = message.content.array_records.get("arrays", ArrayRecord())
-        for array in record.to_numpy_ndarrays():
+        for array in arrays_of(message):
             assert array.size <= 4 * 500
 
 

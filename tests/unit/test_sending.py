@@ -2,7 +2,9 @@
 
 import pytest
 from flwr.app import MetricRecord
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fedhet.protocol.messages import arrays_of
 from fedhet.testing import simulate, small
 
 SECONDS = {0: 1.0, 1: 9.0, 2: 4.0}
@@ -41,3 +43,12 @@ def test_what_all_clients_get_is_encoded_once(tmp_path, method, records):
     _, grid = simulate(small(tmp_path, method=method, rounds=1))
     sent = [message.content["arrays"] for message in train_messages(grid, 1)]
     assert len(sent) == 3 and len({id(record) for record in sent}) == records
+
+
+def test_a_message_is_few_objects_however_many_tensors_it_carries(tmp_path):
+    """Each is a request of its own to the SuperLink, on each side."""
+    _, grid = simulate(small(tmp_path, method="fedmrl", rounds=1))
+    message = train_messages(grid, 1)[0]
+    assert len(arrays_of(message)) > 5
+    # the message, three records, the array and its one chunk of bytes
+    assert len(get_all_nested_objects(message)) <= 6

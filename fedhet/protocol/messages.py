@@ -119,7 +119,7 @@ def arrays_of(message: Message) -> list[Array]:
         raise ValueError(f"payload has other records than '{PACKED}'")
     outer = io.BytesIO(record[PACKED].data)
     content = _read(outer)
-    if content.dtype != np.uint8 or outer.read(1):
+    if content.dtype != np.uint8 or content.ndim != 1 or outer.read(1):
         raise ValueError("payload is not one array of bytes")
     stream, arrays = io.BytesIO(content.data), []
     while stream.tell() < content.size:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 
 from clients.base import MethodClient
 from fedhet.errors import RunFailedError, UserError
@@ -115,8 +115,7 @@ def scale_metric(name, factor):
 
 def set_arrays(edit):
     def change(content):
-        arrays = content["arrays"].to_numpy_ndarrays()
-        content["arrays"] = to_record(edit([a.copy() for a in arrays]))
+        content["arrays"] = to_record(edit(arrays_of(Message(content, 1, "train"))))
 
     return change
 
@@ -140,6 +139,15 @@ def set_data(data):
 
     def change(content):
         content["arrays"][PACKED] = Array(np.frombuffer(data, np.uint8))
+
+    return change
+
+
+def set_record(key, data):
+    """Put these bytes where the packed arrays should be."""
+
+    def change(content):
+        content["arrays"] = ArrayRecord({key: Array("uint8", (1,), "numpy.ndarray", data)})
 
     return change
 
@@ -177,6 +185,22 @@ HOSTILE = {
     "64 MB": set_arrays(lambda a: [a[0], np.zeros((2, 8_000_000), np.float32), a[2]]),
     "64 MB of text": lambda content: content["info"].update({"client": "1" * (64 << 20)}),
     "pickled": set_data(npy({"descr": "|O", "fortran_order": False, "shape": (1,)}, b"cos\n")),
+    "packed pickle": set_record(
+        PACKED, npy({"descr": "|O", "fortran_order": False, "shape": (1,)}, b"cos\n")
+    ),
+    "packed zip": set_record(PACKED, b"PK\x03\x04" + b"\0" * 100),
+    "packed claims 4 EB": set_record(
+        PACKED, npy({"descr": "|u1", "fortran_order": False, "shape": (10**18,)})
+    ),
+    "packed floats": set_record(
+        PACKED, npy({"descr": "<f4", "fortran_order": False, "shape": (1,)}, b"\0" * 4)
+    ),
+    "packed and more": set_record(
+        PACKED, npy({"descr": "|u1", "fortran_order": False, "shape": (0,)}, b"\0")
+    ),
+    "another record": set_record(
+        "00000", npy({"descr": "|u1", "fortran_order": False, "shape": (0,)})
+    ),
     "a zip": set_data(b"PK\x03\x04" + b"\0" * 100),
     "no array": set_data(b"\x93NUMPY"),
     "claims 4 EB": set_data(npy({"descr": "<f4", "fortran_order": False, "shape": (10**18,)})),
@@ -209,10 +233,13 @@ def test_a_hostile_reply_changes_nothing_and_is_named(tmp_path, attack):
 def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     from fedhet.protocol import messages as wire
 
-    decoded, original = [], wire._decoded
-    monkeypatch.setattr(
-        wire, "_decoded", lambda data: (decoded.append(len(data)), original(data))[1]
-    )
+    decoded = []
+
+    def watched(message, original=wire.arrays_of):
+        decoded.append(wire.message_bytes(message))
+        return original(message)
+
+    monkeypatch.setattr(wire, "arrays_of", watched)
     attacked, _ = simulate(
         small(tmp_path, rounds=1, min_replies=1, max_skipped_rounds=3),
         tamper=hostile(HOSTILE["64 MB"]),

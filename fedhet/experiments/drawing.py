@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -38,6 +39,10 @@ _STYLE: Any = {
     "lines.linewidth": 1.5, "path.simplify": True, "path.simplify_threshold": 0.2,
     "axes.titlesize": 9.5, "axes.titlelocation": "left", "legend.handlelength": 2.2,
 }  # fmt: skip
+
+
+_LEGEND_ROWS, _LEGEND_ROW = 4, 0.19  # rows that a figure has room for; inches of each further one
+_LABEL = 24  # characters in a line beside a point
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,8 @@ def legend_below(figure: Figure, axes: Axes, order: Sequence[int] | None = None)
         return
     widest = max((len(label) for label in labels), default=1)
     columns = max(1, min(4, len(labels), int(80 / (widest + 7))))
+    more = -(-len(chosen) // columns) - _LEGEND_ROWS
+    figure.set_figheight(figure.get_figheight() + max(0, more) * _LEGEND_ROW)
     figure.legend(
         [handles[i] for i in chosen], [labels[i] for i in chosen],
         loc="outside lower center", ncols=columns, columnspacing=1.4,
@@ -144,8 +151,10 @@ def label_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) 
         away = 3 + math.sqrt(area / math.pi)
         right = axes.transData.transform((x, y))[0] > frame.x0 + 0.7 * frame.width
         label = axes.annotate(
-            name, (x, y), xytext=(-away if right else away, 3), textcoords="offset points",
-            ha="right" if right else "left", fontsize=8, bbox={"pad": 0.4, "visible": False},
+            fill(name, _LABEL, break_on_hyphens=False), (x, y),
+            xytext=(-away if right else away, 3), textcoords="offset points",
+            ha="right" if right else "left", fontsize=8,
+            bbox={"pad": 0.4, "visible": False},
         )  # fmt: skip
         for _ in range(40):
             box = label.get_window_extent(renderer)

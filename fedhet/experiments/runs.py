@@ -158,7 +158,7 @@ def _read_folder(path: Path) -> Run | LeftOut:
         environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
     run = Run(
         path.name, _without_machine(config), _short(summary), _short(environment),
-        [_short({k: v for k, v in r.items() if _kept(k, v)}) for r in rounds],
+        _unrepeated([_short({k: v for k, v in r.items() if _kept(k, v)}) for r in rounds], config),
         _last_scores(path / "clients.csv"), _counts(path / "partition.csv"), path,
     )  # fmt: skip
     if not run.evaluated:
@@ -166,6 +166,16 @@ def _read_folder(path: Path) -> Run | LeftOut:
     if diverged(rounds[-1]):
         return LeftOut(path.name, "failed: it diverged, in the last round no reply counted", config)
     return run
+
+
+def _unrepeated(rounds: list[dict[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Without the accuracies of rounds between evaluations, which repeat the last ones."""
+    every = int(config.get("evaluate-every", 1))
+    return [
+        r if r["round"] % every == 0 or r is rounds[-1]
+        else {key: None if "accuracy" in key else value for key, value in r.items()}
+        for r in rounds
+    ]  # fmt: skip
 
 
 def diverged(line: Mapping[str, Any]) -> bool:
@@ -264,12 +274,15 @@ def unpack(path: Path) -> Run:
     content = json.loads(path.read_text(encoding="utf-8"))
     columns, scores = content["rounds"], content["clients"]
     counts = content["partition"]
+    rounds = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
     return Run(
         content["name"],
         content["config"],
         content["summary"],
         content["environment"],
-        [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)],
+        _unrepeated(rounds, content["config"]),
         [ClientScore(*values) for values in zip(*scores.values(), strict=True)],
         counts
         and Counts(

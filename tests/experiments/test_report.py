@@ -14,6 +14,7 @@ from fedhet.errors import UserError
 from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, build, report
 from fedhet.experiments.runs import pack, read_runs
 from fedhet.experiments.settings import arrange, method_name
+from fedhet.testing import simulate, small
 
 
 @pytest.fixture
@@ -266,3 +267,10 @@ def test_accuracy_stands_against_what_was_spent_on_privacy(tmp_path):
 def test_methods_are_spelt_as_their_authors_do():
     spelt = {"pfedes": "pFedES", "pfedafm": "pFedAFM", "fedgh": "FedGH", "lg_fedavg": "LG-FedAvg"}
     assert {name: method_name(name) for name in spelt} == spelt
+
+
+def test_rounds_between_evaluations_are_no_points_of_a_curve(tmp_path):
+    """rounds.jsonl repeats the last figures there."""
+    folder, _ = simulate(small(tmp_path, rounds=5, evaluate_every=2))
+    (run,), _ = read_runs([folder.path])
+    assert [r["round"] for r in run.evaluated] == [2, 4, 5]

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from network.commands import ROUNDS, WORK, Command, Commands, assert_gone, processes_of
+from network.commands import WORK, Command, Commands, assert_gone, processes_of
 from network.pace import patience
 
 from fedhet.config import load_config
@@ -15,11 +15,14 @@ from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
 
+ROUNDS = 100  # more than pass in all before kills are noticed, however slowly that is
+LONG = (*WORK, f"rounds={ROUNDS}")
+
 
 def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, tmp_path):
     """It begins and ends in one process, without Ray: the engines take over from each other."""
-    undisturbed = simulate(load_config(find_preset("quickstart"), [*WORK, f"out={tmp_path}"]))[0]
-    _interrupted(fedhet.run("killed", "engine=inline"), signal.SIGTERM)
+    undisturbed = simulate(load_config(find_preset("quickstart"), [*LONG, f"out={tmp_path}"]))[0]
+    _interrupted(fedhet.run("killed", "engine=inline", *LONG), signal.SIGTERM)
     _two_commands(fedhet, "killed", "engine=ray", "actors=1")
     # First what a simulation survives for a while: enough rounds are left for it to be noticed.
     _program_killed(fedhet.resume("killed"), "flower-superexec", "SuperExec ended unexpectedly")

@@ -183,8 +183,8 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
     Rounds are reported where the run folder is on this machine, too. An interruption stops the
     run. UserError if the run could not even be submitted.
     """
-    launch.folder.summary.unlink(missing_ok=True)
     connection = connect(connection)
+    launch.folder.summary.unlink(missing_ok=True)
     env = environment()
     run_config = launch.folder.path / "flwr" / "run-config.toml"
     write_run_config(run_config, launch.envelope(owner=0))

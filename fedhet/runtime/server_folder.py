@@ -8,6 +8,7 @@ names it to ``fedhet run``, ``resume`` and ``status``.
 import json
 import os
 import socket
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,12 +106,28 @@ def connect(superlink: str) -> str:
     """The name of a connection in Flower's configuration for what was given as ``--superlink``.
 
     A folder of ``fedhet certs`` means the server that was started from it: Flower then reads that
-    server's own configuration.
+    server's own configuration. UserError for what is neither.
     """
     path = Path(superlink).expanduser()
     if not (path / "ca.crt").is_file():
+        known = _connections()
+        if known is not None and superlink not in known:
+            raise UserError(
+                f"superlink: '{superlink}' is neither a folder of `fedhet certs` (no ca.crt is "
+                f"there) nor a connection in Flower's config.toml ({', '.join(known) or 'none'})"
+            )
         return superlink
     folder = ServerFolder(path.absolute())
     folder.control()
     os.environ["FLWR_HOME"] = str(folder.flwr_home)
     return CONNECTION
+
+
+def _connections() -> list[str] | None:
+    """Names in Flower's own configuration; None where there is none that can be read."""
+    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+    try:
+        content = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return [name for name, value in content.get("superlink", {}).items() if isinstance(value, dict)]

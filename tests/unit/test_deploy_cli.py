@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from fedhet.cli.arguments import execute
+from fedhet.errors import UserError
 from fedhet.runtime.certs import make
 from fedhet.runtime.control import Node, Run
 from fedhet.runtime.node import REFUSALS, NodePlan, said
@@ -141,3 +142,12 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
     assert (first["round"], first["rounds"], first["failures"]) == (2, 3, 1)
     assert second == {"run": "7", "status": "finished", "started": "2025", "method": None,
                       "folder": ""}  # fmt: skip
+
+
+def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    assert connect("anything") == "anything"  # without a file, Flower has its own defaults
+    (tmp_path / "config.toml").write_text('[superlink.net]\naddress = "127.0.0.1:1"\n')
+    assert connect("net") == "net"
+    with pytest.raises(UserError, match=r"'nte' is neither a folder .* config.toml \(net\)"):
+        connect("nte")

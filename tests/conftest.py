@@ -40,5 +40,6 @@ class Files(LoadScopeScheduling):
         return nodeid if file.rpartition("/")[2] in ALONE else file
 
 
+@pytest.hookimpl(optionalhook=True)  # `-p no:xdist` knows it not
 def pytest_xdist_make_scheduler(config: pytest.Config, log):
     return Files(config, log)

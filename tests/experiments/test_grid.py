@@ -97,3 +97,17 @@ def test_the_papers_presets_are_what_they_say() -> None:
     places = ["data-path=images.zip", "partition-file=sites.csv"]
     sites = read_cells(folder / "office-caltech.yaml", places)
     assert len(sites) == 11 * 5
+
+
+def test_the_presets_of_comparisons_hold_every_cell_once() -> None:
+    count = {}
+    for path in sorted((app_root() / "configs" / "compare").glob("*.yaml")):
+        keys = yaml.safe_load(path.read_text())
+        places = ["data-path=images.zip"] if keys["dataset"] == "image-folder" else []
+        places += ["partition-file=sites.csv"] if keys["partition"] == "file" else []
+        found = read_cells(path, places)
+        assert len({cell.name for cell in found}) == len(found)
+        count[path.stem] = len(found)
+    assert count["cifar100-n100"] == count["cifar10-n100"] == 11 * 3
+    assert count["office-caltech"] == 16 * 5
+    assert count["digits"] == 16 * 3

@@ -4,6 +4,9 @@ Overhead of a cell is the time from its process's start to its end, less the sec
 busy is the share of all workers' time that was spent in rounds.
 
     python -m benchmarks.sweep [--cells 40] [--rounds 60] [--workers 2]
+    python -m benchmarks.sweep --preset PRESET [--workers 2] [--out DIR] [KEY=VALUE ...]
+
+The second form measures what is not ended yet of a real sweep, and leaves its cells in DIR (sweep).
 """
 
 import argparse
@@ -14,9 +17,11 @@ from pathlib import Path
 import yaml
 
 from benchmarks.common import emit, median
+from fedhet.cli.sweep import placed
 from fedhet.experiments.grid import read_cells
 from fedhet.experiments.sweep import RUNNING, Sweep, default_workers
 from fedhet.files import read_jsonl
+from fedhet.runtime.session import find_preset
 
 PRESET = {
     "method": "standalone", "dataset": "synthetic:6000x10", "clients": 10, "models": ["cnn-5"],
@@ -30,35 +35,48 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--workers", type=int, default=default_workers(1))
+    parser.add_argument("--preset", default="")
+    parser.add_argument("--out", type=Path, default=Path("sweep"))
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     given = parser.parse_args()
+    if given.preset:
+        out = given.out.absolute()
+        cells = [placed(c, out) for c in read_cells(find_preset(given.preset), given.overrides)]
+        measure(Sweep.open("benchmark", out, cells), given.workers)
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preset.yaml"
         grid = {"seed": list(range(given.cells)), "partition-seed": [0]}
         path.write_text(yaml.safe_dump(PRESET | {"rounds": given.rounds, "grid": grid}))
-        cells = read_cells(path, [])
-        found = Sweep.open("benchmark", Path(folder) / "out", cells)
-        ends: dict[str, float] = {}
+        cells = read_cells(path, given.overrides)
+        measure(Sweep.open("benchmark", Path(folder) / "out", cells), given.workers)
 
-        def note(now: Sweep) -> None:
-            for job in now.jobs:
-                if job.started and job.state != RUNNING:
-                    ends.setdefault(job.cell.name, time.monotonic() - job.started)
 
-        started = time.monotonic()
-        found.run(given.workers, note)
-        wall = time.monotonic() - started
-        trained = {
-            job.cell.name: sum(r["seconds"] for r in read_jsonl(job.folder / "rounds.jsonl"))
-            for job in found.jobs
-        }
+def measure(found: Sweep, workers: int) -> None:
+    """Run what is not ended yet of a sweep, and print what that cost beside its training."""
+    ends: dict[str, float] = {}
+
+    def note(now: Sweep) -> None:
+        for job in now.jobs:
+            if job.started and job.state != RUNNING:
+                ends.setdefault(job.cell.name, time.monotonic() - job.started)
+
+    started = time.monotonic()
+    found.run(workers, note)
+    wall = time.monotonic() - started
+    trained = {
+        job.cell.name: sum(r["seconds"] for r in read_jsonl(job.folder / "rounds.jsonl"))
+        for job in found.jobs
+        if job.cell.name in ends
+    }
     emit(
         "sweep",
-        cells=given.cells,
-        workers=given.workers,
+        cells=len(ends),
+        workers=workers,
         cell_seconds=median(list(trained.values())),
         overhead_seconds=median([ends[name] - seconds for name, seconds in trained.items()]),
         overhead_target=4,
-        busy=round(sum(trained.values()) / (given.workers * wall), 3),
+        busy=round(sum(trained.values()) / (workers * wall), 3),
         busy_target=0.95,
     )
 

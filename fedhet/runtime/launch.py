@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.files import write_text
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
 from fedhet.runtime.server_folder import connect
@@ -184,13 +185,17 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
     run. UserError if the run could not even be submitted.
     """
     connection = connect(connection)
-    launch.folder.summary.unlink(missing_ok=True)
+    summary = launch.folder.summary  # of the run that is resumed: it must not pass for this one's
+    before = summary.read_text(encoding="utf-8") if summary.exists() else ""
+    summary.unlink(missing_ok=True)
     env = environment()
     run_config = launch.folder.path / "flwr" / "run-config.toml"
     write_run_config(run_config, launch.envelope(owner=0))
     try:
         run_id = submit(connection, run_config, "", env)
     except RunFailedError as error:
+        if before:
+            write_text(summary, before)
         raise UserError(f"superlink: '{connection}' does not take the run: {error}") from error
     finally:
         run_config.unlink()

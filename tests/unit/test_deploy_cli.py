@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from fedhet.cli.arguments import execute
-from fedhet.errors import UserError
+from fedhet.config import build_config
+from fedhet.errors import RunFailedError, UserError
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime import launch
 from fedhet.runtime.certs import make
 from fedhet.runtime.control import Node, Run
 from fedhet.runtime.node import REFUSALS, NodePlan, said
@@ -151,3 +154,19 @@ def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path
     assert connect("net") == "net"
     with pytest.raises(UserError, match=r"'nte' is neither a folder .* config.toml \(net\)"):
         connect("nte")
+
+
+def test_a_run_that_no_superlink_takes_keeps_its_old_summary(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    config = build_config({"out": str(tmp_path), "name": "ended"})
+    folder = RunFolder.create(config, "ended")
+    folder.write_summary(config, "stopped", [], "interrupted")
+
+    def refuse(connection, run_config, federation, env):
+        assert folder.read_summary() == {}  # while it runs, an old ending must not pass for its own
+        raise RunFailedError("connection refused")
+
+    monkeypatch.setattr(launch, "submit", refuse)
+    with pytest.raises(UserError, match="'net' does not take the run: connection refused"):
+        launch.submit_remote(launch.Launch(config, folder, resume=True), "net", lambda _: None)
+    assert folder.read_summary()["status"] == "stopped"

@@ -27,6 +27,7 @@ from fedhet.schema import RunConfig
 
 __all__ = ["Finding", "Verification", "VerifyError", "check_entries", "verify"]
 
+SHOWN = 3  # findings in an error's one line
 FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
 
 
@@ -47,10 +48,11 @@ class Verification:
     findings: list[Finding] = field(default_factory=list)
 
     def raise_for(self, *, accept_lost: bool = False) -> None:
-        """VerifyError that names everything; with ``accept_lost``, lost states aside."""
+        """VerifyError that names the first and counts the rest; ``accept_lost``: states aside."""
         left = [f.text for f in self.findings if not (accept_lost and f.client)]
+        more = f"{len(left) - SHOWN} more, which `fedhet verify` lists"
         if left:
-            raise VerifyError("; ".join(left))
+            raise VerifyError("; ".join([*left[:SHOWN], *([more] if len(left) > SHOWN else [])]))
 
 
 def check_entries(folder: Path) -> None:

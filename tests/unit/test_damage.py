@@ -15,6 +15,7 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import Finding, Verification, VerifyError
 from fedhet.runtime.processes import MARKER, Herd
 from fedhet.testing import simulate, small
 
@@ -323,3 +324,14 @@ def test_only_processes_with_the_marker_of_the_run_are_ended(tmp_path):
     finally:
         others.kill()
         others.wait()
+
+
+def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify() -> None:
+    found = Verification(findings=[Finding(f"state {i} is gone", str(i)) for i in range(12)])
+    with pytest.raises(VerifyError) as error:
+        found.raise_for()
+    said = str(error.value)
+    assert said.startswith("state 0 is gone; state 1 is gone; ")
+    assert said.endswith("9 more, which `fedhet verify` lists")
+    with pytest.raises(VerifyError, match="^state 0 is gone; state 1 is gone; state 2 is gone$"):
+        Verification(findings=found.findings[:3]).raise_for()

@@ -19,7 +19,7 @@ import yaml
 from benchmarks.common import emit, median
 from fedhet.cli.sweep import placed
 from fedhet.experiments.grid import read_cells
-from fedhet.experiments.sweep import RUNNING, Sweep, default_workers
+from fedhet.experiments.sweep import RUNNING, Job, Sweep, default_workers
 from fedhet.files import read_jsonl
 from fedhet.runtime.session import find_preset
 
@@ -52,6 +52,12 @@ def main() -> None:
         measure(Sweep.open("benchmark", Path(folder) / "out", cells), given.workers)
 
 
+def training_seconds(job: Job) -> float:
+    """Seconds of the rounds that a cell has finished; 0 before the first."""
+    path = job.folder / "rounds.jsonl"
+    return float(sum(r["seconds"] for r in read_jsonl(path))) if path.exists() else 0.0
+
+
 def measure(found: Sweep, workers: int) -> None:
     """Run what is not ended yet of a sweep, and print what that cost beside its training."""
     ends: dict[str, float] = {}
@@ -61,11 +67,14 @@ def measure(found: Sweep, workers: int) -> None:
             if job.started and job.state != RUNNING:
                 ends.setdefault(job.cell.name, time.monotonic() - job.started)
 
+    before = {job.cell.name: training_seconds(job) for job in found.jobs}
     started = time.monotonic()
     found.run(workers, note)
     wall = time.monotonic() - started
+    if not ends:
+        raise SystemExit(f"nothing to measure: all {len(found.jobs)} cells had ended before")
     trained = {
-        job.cell.name: sum(r["seconds"] for r in read_jsonl(job.folder / "rounds.jsonl"))
+        job.cell.name: training_seconds(job) - before[job.cell.name]
         for job in found.jobs
         if job.cell.name in ends
     }

@@ -93,6 +93,9 @@ def verify(path: Path, *, as_json: bool) -> None:
         damage = [{"what": one.text, "client": one.client} for one in found.findings]
         document = {"folder": str(folder.path), "rounds": found.rounds, "states": found.states}
         print(json.dumps(document | {"damage": damage}, indent=2))
+    else:
+        for one in found.findings:
+            print(one.text)
     found.raise_for()
     if not as_json:
         print(f"{found.rounds} rounds and {found.states} states fit together")

@@ -49,10 +49,15 @@ class Verification:
 
     def raise_for(self, *, accept_lost: bool = False) -> None:
         """VerifyError that names the first and counts the rest; ``accept_lost``: states aside."""
-        left = [f.text for f in self.findings if not (accept_lost and f.client)]
-        more = f"{len(left) - SHOWN} more, which `fedhet verify` lists"
-        if left:
-            raise VerifyError("; ".join([*left[:SHOWN], *([more] if len(left) > SHOWN else [])]))
+        left = [f for f in self.findings if not (accept_lost and f.client)]
+        if not left:
+            return
+        words = [f.text for f in left[:SHOWN]]
+        if len(left) > SHOWN:
+            words.append(f"{len(left) - SHOWN} more, which `fedhet verify` lists")
+        if all(f.client for f in left):
+            words.append("`fedhet resume --accept-lost` goes on without these clients")
+        raise VerifyError("; ".join(words))
 
 
 def check_entries(folder: Path) -> None:

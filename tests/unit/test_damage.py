@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
+from fedhet.cli import commands
 from fedhet.cli.arguments import execute
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import Finding, Verification, VerifyError
+from fedhet.runtime import session
 from fedhet.runtime.processes import MARKER, Herd
 from fedhet.testing import simulate, small
 
@@ -326,12 +328,17 @@ def test_only_processes_with_the_marker_of_the_run_are_ended(tmp_path):
         others.wait()
 
 
-def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify() -> None:
+def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify(
+    tmp_path, capsys, monkeypatch
+):
     found = Verification(findings=[Finding(f"state {i} is gone", str(i)) for i in range(12)])
+    monkeypatch.setattr(session, "verify", lambda path: (RunFolder(path), found))
     with pytest.raises(VerifyError) as error:
-        found.raise_for()
+        commands.verify(tmp_path, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [f"state {i} is gone" for i in range(12)]
     said = str(error.value)
     assert said.startswith("state 0 is gone; state 1 is gone; ")
-    assert said.endswith("9 more, which `fedhet verify` lists")
-    with pytest.raises(VerifyError, match="^state 0 is gone; state 1 is gone; state 2 is gone$"):
-        Verification(findings=found.findings[:3]).raise_for()
+    assert "; 9 more, which `fedhet verify` lists; `fedhet resume --accept-lost`" in said
+    elsewhere = [Finding("line 2 is cut"), *found.findings[:2]]
+    with pytest.raises(VerifyError, match="^line 2 is cut; state 0 is gone; state 1 is gone$"):
+        Verification(findings=elsewhere).raise_for()

@@ -61,11 +61,12 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
 
 
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
-    """List the cells with an estimate of their time; no data set is touched, nothing is written."""
+    """List the cells with an estimate of their time; no image is opened, nothing is written."""
     from fedhet.experiments.estimate import seconds  # noqa: PLC0415  (probes: seconds of work)
 
     _, found = _sweep(preset, overrides, options)
-    guesses = seconds([job.cell for job in found.jobs])
+    with Console(stderr=True).status("timing every kind of cell on a few invented images"):
+        guesses = seconds([job.cell for job in found.jobs])
     if as_json:
         rows = [
             {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,

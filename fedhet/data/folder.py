@@ -44,6 +44,20 @@ class ImageFolder:
             raise UserError(f"data-path {self.path}: {error.strerror}: {name}") from error
         return ["image-folder", str(self.path), list(tree.classes), list(tree.ignored), files]
 
+    def extent(self) -> tuple[int, int]:
+        """Return the numbers of images and of class folders by their names; no image is opened.
+
+        Raises:
+            UserError: no zip, or a folder that cannot be read.
+
+        """
+        tree, _ = self._scan()
+        return len(tree.images), len(tree.classes)
+
+    def _scan(self) -> tuple[_Tree, str]:
+        """Return the tree, and the prefix that its paths have inside a zip."""
+        return (_scan_directory(self.path), "") if self.path.is_dir() else _scan_zip(self.path)
+
     def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
         """Images ordered by label, then by file name, the same for a directory and its zip.
 
@@ -51,10 +65,7 @@ class ImageFolder:
             UserError: no zip, no class folders, or a folder that is not in ``classes``.
 
         """
-        if self.path.is_dir():
-            tree, prefix = _scan_directory(self.path), ""
-        else:
-            tree, prefix = _scan_zip(self.path)
+        tree, prefix = self._scan()
         if not tree.images:
             raise UserError(
                 f"data-path {self.path}: no images found; expected <class>/<image> with one of "

@@ -236,6 +236,10 @@ class Synthetic:
         """Size and seed."""
         return ["synthetic", self.images, self.num_classes, self.seed]
 
+    def extent(self) -> tuple[int, int]:
+        """Images and classes."""
+        return self.images, self.num_classes
+
     def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
         """Image i belongs to class i mod C, so every class has the same number within one."""
         names = tuple(f"class-{label}" for label in range(self.num_classes))

@@ -17,6 +17,7 @@ from fedhet.experiments.grid import Cell
 from fedhet.experiments.sweep import FINISHED, Job, Sweep
 from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import SHOWN
 from fedhet.runtime import preflight, session
 from fedhet.runtime.session import find_preset, read_summary
 from fedhet.runtime.signals import interruptible
@@ -93,9 +94,10 @@ def verify(path: Path, *, as_json: bool) -> None:
         damage = [{"what": one.text, "client": one.client} for one in found.findings]
         document = {"folder": str(folder.path), "rounds": found.rounds, "states": found.states}
         print(json.dumps(document | {"damage": damage}, indent=2))
-    else:
+    elif len(found.findings) > SHOWN:  # an error names no more
         for one in found.findings:
             print(one.text)
+        found.raise_counted()
     found.raise_for()
     if not as_json:
         print(f"{found.rounds} rounds and {found.states} states fit together")

@@ -106,7 +106,10 @@ def _sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Pat
     if options.cell:
         chosen = [cell for cell in cells if cell.name == options.cell]
         if not chosen:
-            raise UserError(f"--cell: '{options.cell}' is none of the {len(cells)} of '{path}'")
+            raise UserError(
+                f"--cell: '{options.cell}' is none of the {len(cells)} of '{path.stem}'; "
+                "--dry-run lists them"
+            )
     name = path.stem if options.profile == "full" else f"{path.stem}-{options.profile}"
     if options.shard != "1/1":
         name += f"-{options.shard.replace('/', 'of')}"

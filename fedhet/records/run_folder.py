@@ -40,6 +40,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config = path / "config.yaml"
         self.rounds = path / "rounds.jsonl"
         self.clients = path / "clients.csv"
         self.summary = path / "summary.json"
@@ -93,7 +94,7 @@ class RunFolder:
         Raises UserError if this is no run, or if ``config.yaml`` was edited since.
         """
         started = self._started()["config"]
-        now = read_yaml(self.path / "config.yaml")
+        now = read_yaml(self.config)
         for key in sorted(set(now) | set(started)):
             if now.get(key) != started.get(key):
                 raise UserError(
@@ -110,7 +111,7 @@ class RunFolder:
         with private_files():
             write_json(self.identity, {"experiment": experiment, "config": config.flat()})
         text = yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True)
-        write_text(self.path / "config.yaml", text)
+        write_text(self.config, text)
 
     @property
     def experiment(self) -> str:

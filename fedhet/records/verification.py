@@ -25,7 +25,7 @@ from fedhet.records.run_folder import RunFolder, csv_text, digest, spread
 from fedhet.records.states import check_owner, states_of
 from fedhet.schema import RunConfig
 
-__all__ = ["Finding", "Verification", "VerifyError", "check_entries", "verify"]
+__all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
 
 SHOWN = 3  # findings in an error's one line
 FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
@@ -43,21 +43,40 @@ class Finding:
 class Verification:
     """What was looked at, and what does not fit."""
 
+    folder: Path
     rounds: int = 0
     states: int = 0
+    completed: bool = False
+    clients: int = 0  # that had not been lost before
     findings: list[Finding] = field(default_factory=list)
 
     def raise_for(self, *, accept_lost: bool = False) -> None:
         """VerifyError that names the first and counts the rest; ``accept_lost``: states aside."""
         left = [f for f in self.findings if not (accept_lost and f.client)]
-        if not left:
+        if not left and not (self.findings and self._nobody):
             return
-        words = [f.text for f in left[:SHOWN]]
+        words = [f.text for f in (left or self.findings)[:SHOWN]]
         if len(left) > SHOWN:
             words.append(f"{len(left) - SHOWN} more, which `fedhet verify` lists")
-        if all(f.client for f in left):
-            words.append("`fedhet resume --accept-lost` goes on without these clients")
-        raise VerifyError("; ".join(words))
+        raise VerifyError("; ".join([*words, *self._way_out()]))
+
+    def raise_counted(self) -> None:
+        """The same for somebody who has been shown every finding because they were many."""
+        count = f"{len(self.findings)} findings in '{self.folder}'"
+        raise VerifyError("; ".join([count, *self._way_out()]))
+
+    @property
+    def _nobody(self) -> bool:
+        return sum(bool(f.client) for f in self.findings) == self.clients
+
+    def _way_out(self) -> list[str]:
+        """What to do where nothing but clients' states is lost."""
+        if not all(f.client for f in self.findings):
+            return []
+        if self._nobody:
+            return ["no client is left to go on with"]
+        more = " rounds=N" if self.completed else ""
+        return [f"`fedhet resume {self.folder}{more} --accept-lost` goes on without these clients"]
 
 
 def check_entries(folder: Path) -> None:
@@ -79,14 +98,15 @@ def check_entries(folder: Path) -> None:
 
 def verify(folder: RunFolder, config: RunConfig) -> Verification:
     """Hold everything in the run folder against everything else."""
-    found = Verification()
+    found = Verification(folder.path)
     try:
         check_entries(folder.path)
         summary = folder.read_summary()
+        found.completed = summary.get("status") == "completed"
         kept = load_checkpoint(folder.checkpoint)
         if kept is None:
             folder.check_unbegun()
-            if summary.get("status") == "completed":
+            if found.completed:
                 raise VerifyError(f"'{folder.checkpoint}' is missing")
             return found
         meta = kept.meta
@@ -218,6 +238,7 @@ def _states(
         found.findings.append(Finding(str(error)))
         return
     root, roster = states_of(folder, config), meta["roster"]
+    found.clients = len(roster["infos"].keys() - roster["lost"].keys())
     for client in sorted(roster["states"].keys() - roster["lost"].keys(), key=client_order):
         generation, state = int(roster["generations"][client]), roster["states"][client]
         try:

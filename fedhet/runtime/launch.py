@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError, UserError, one_line
-from fedhet.files import write_text
+from fedhet.files import restored_on_error
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
 from fedhet.runtime.server_folder import connect
@@ -56,6 +56,11 @@ class Launch:
             "resume": self.resume,
         }
         return envelope(self.config, identity)
+
+    def write_config(self) -> None:
+        """A resumed folder gets this launch's configuration, if it had another."""
+        if self.resume and self.folder.started_config() != self.config.flat():
+            self.folder.change_config(self.config)
 
     def status(self) -> tuple[str, str]:
         """Status and reason in ``summary.json``; empty while there is none."""
@@ -185,26 +190,13 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
     run. UserError if the run could not even be submitted.
     """
     connection = connect(connection)
-    summary = launch.folder.summary  # of the run that is resumed: it must not pass for this one's
-    before = summary.read_text(encoding="utf-8") if summary.exists() else ""
-    summary.unlink(missing_ok=True)
     env = environment()
-    run_config = launch.folder.path / "flwr" / "run-config.toml"
-    write_run_config(run_config, launch.envelope(owner=0))
-    try:
-        run_id = submit(connection, run_config, "", env)
-    except RunFailedError as error:
-        if before:
-            write_text(summary, before)
-        raise UserError(f"superlink: '{connection}' does not take the run: {error}") from error
-    finally:
-        run_config.unlink()
-        run_config.parent.rmdir()
+    run_id = _submit_remote(launch, connection, env)
     try:
         status, details = _await(launch, connection, run_id, Reader(launch.folder, on_rounds))
     except Interrupted as interrupt:
         with undisturbed():
-            with contextlib.suppress(RunFailedError, subprocess.SubprocessError):
+            with contextlib.suppress(RunFailedError):
                 flwr(["stop", run_id, connection], env)
             conclude(launch, ("stopped", str(interrupt)))
         raise
@@ -213,6 +205,23 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
         raise RunFailedError(f"run {status}: {details} (log: flwr log {run_id} {connection})")
     if launch.status()[0]:
         raise_unless_completed(launch, f"log: flwr log {run_id} {connection}")
+
+
+def _submit_remote(launch: Launch, connection: str, env: Mapping[str, str]) -> str:
+    """The run's id; if nobody takes it, the folder says what it said before."""
+    folder = launch.folder
+    run_config = folder.path / "flwr" / "run-config.toml"
+    with restored_on_error(folder.identity, folder.config, folder.summary):
+        folder.summary.unlink(missing_ok=True)  # the old one must not pass for this run's
+        launch.write_config()
+        write_run_config(run_config, launch.envelope(owner=0))
+        try:
+            return submit(connection, run_config, "", env)
+        except (RunFailedError, OSError) as error:
+            raise UserError(f"superlink: '{connection}' does not take the run: {error}") from error
+        finally:
+            run_config.unlink()
+            run_config.parent.rmdir()
 
 
 def _await(launch: Launch, connection: str, run_id: str, reader: Reader) -> tuple[str, str]:
@@ -225,7 +234,7 @@ def _await(launch: Launch, connection: str, run_id: str, reader: Reader) -> tupl
             try:
                 status, details = run_status(connection, run_id, env)
                 silent = 0
-            except (RunFailedError, subprocess.TimeoutExpired):
+            except RunFailedError:
                 status, details = "", ""
                 silent += 1
                 if silent > REMOTE_SILENCES:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedhet.config import build_config, method_name, resumed_config
-from fedhet.errors import UserError, nearest
+from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import Verification
@@ -171,7 +171,7 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
     finished = max((record["round"] for record in folder.read_rounds()), default=0)
     if config.rounds < finished:
         raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
-    if completed and config.rounds == folder.started_config()["rounds"]:
+    if completed and config.rounds == (finished or folder.started_config()["rounds"]):
         raise UserError(
             f"run '{folder.path}' is completed: there is nothing to resume; rounds=N with N > "
             f"{config.rounds} adds rounds"
@@ -188,7 +188,7 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
         raise UserError(
             f"run '{folder.path}' has no round left, and nobody replied validly in the last one "
             f"({first}): when that is mended, rounds=N with N > {finished} goes on from here, and "
-            f"`fedhet run {folder.path / 'config.yaml'} name=NEW` starts anew"
+            f"`fedhet run {folder.config} name=NEW` starts anew"
         )
     if config.state_backend == "context":
         raise UserError(
@@ -207,14 +207,15 @@ def _run(
         if launch.resume:
             started = build_config(launch.folder.started_config())
             verification.verify(launch.folder, started).raise_for(accept_lost=accept_lost)
-        if launch.resume and launch.folder.started_config() != config.flat():
-            launch.folder.change_config(config)
         with console.progress(config.method, config.rounds) as progress:
             progress.note(_beginning(launch, connection))
             if connection is None:
+                launch.write_config()
                 engine(config)(launch, progress.update)
             else:
                 submit_remote(launch, connection, progress.update)
+    except (UserError, VerifyError):  # the same command would end here again
+        raise
     except BaseException as error:
         if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():
             with contextlib.suppress(OSError):

@@ -93,11 +93,14 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def flwr(words: list[str], env: Mapping[str, str]) -> dict[str, Any]:
     """Run ``flwr WORDS --format json``; RunFailedError with Flower's own message if it fails."""
-    done = subprocess.run(
-        guarded([script("flwr"), *words, "--format", "json"]),
-        env=dict(env), capture_output=True, text=True, check=False,
-        stdin=subprocess.DEVNULL, start_new_session=True, timeout=CALL_TIMEOUT,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            guarded([script("flwr"), *words, "--format", "json"]),
+            env=dict(env), capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL, start_new_session=True, timeout=CALL_TIMEOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RunFailedError(f"flwr {words[0]}: no answer in {CALL_TIMEOUT:g} s") from error
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
@@ -253,7 +256,7 @@ class SuperLink:
         """What the loss of vital processes means; empty if Flower is about to start them again."""
         try:
             status, details = run_status(CONNECTION, self.run_id, self.env)
-        except (RunFailedError, subprocess.TimeoutExpired):
+        except RunFailedError:
             status, details = "", ""
         if status in {"pending", "starting"}:  # a start that takes half a minute is repeated
             self._vital -= lost

@@ -331,14 +331,29 @@ def test_only_processes_with_the_marker_of_the_run_are_ended(tmp_path):
 def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify(
     tmp_path, capsys, monkeypatch
 ):
-    found = Verification(findings=[Finding(f"state {i} is gone", str(i)) for i in range(12)])
+    lost = [Finding(f"state {i} is gone", str(i)) for i in range(12)]
+    found = Verification(tmp_path, clients=20, findings=lost)
     monkeypatch.setattr(session, "verify", lambda path: (RunFolder(path), found))
+    hint = f"`fedhet resume {tmp_path} --accept-lost` goes on without these clients"
     with pytest.raises(VerifyError) as error:
         commands.verify(tmp_path, as_json=False)
     assert capsys.readouterr().out.splitlines() == [f"state {i} is gone" for i in range(12)]
+    assert str(error.value) == f"12 findings in '{tmp_path}'; {hint}"
+    with pytest.raises(VerifyError) as error:
+        found.raise_for()
     said = str(error.value)
     assert said.startswith("state 0 is gone; state 1 is gone; ")
-    assert "; 9 more, which `fedhet verify` lists; `fedhet resume --accept-lost`" in said
-    elsewhere = [Finding("line 2 is cut"), *found.findings[:2]]
+    assert said.endswith(f"; 9 more, which `fedhet verify` lists; {hint}")
+    found.raise_for(accept_lost=True)
+    elsewhere = [Finding("line 2 is cut"), *lost[:2]]
     with pytest.raises(VerifyError, match="^line 2 is cut; state 0 is gone; state 1 is gone$"):
-        Verification(findings=elsewhere).raise_for()
+        Verification(tmp_path, clients=20, findings=elsewhere).raise_for()
+
+
+def test_nobody_goes_on_when_every_state_is_lost(runs, tmp_path, capsys):
+    run = Path(shutil.copytree(runs["cut"], tmp_path / "run"))
+    for client in (run / "state").glob("*/*"):
+        if client.is_dir():
+            shutil.rmtree(client)
+    assert execute(["resume", str(run), "--accept-lost"]) == 3
+    assert "no client is left to go on with" in capsys.readouterr().err

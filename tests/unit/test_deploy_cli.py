@@ -18,6 +18,7 @@ from fedhet.runtime.control import Node, Run
 from fedhet.runtime.node import REFUSALS, NodePlan, said
 from fedhet.runtime.node import Node as Keeper
 from fedhet.runtime.server_folder import CONNECTION, ServerFolder, connect
+from fedhet.runtime.signals import Interrupted
 from fedhet.runtime.status import collect
 
 SHARE = ("--partition", "0/1")
@@ -156,17 +157,26 @@ def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path
         connect("nte")
 
 
-def test_a_run_that_no_superlink_takes_keeps_its_old_summary(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("ending", "seen"),
+    [(RunFailedError("connection refused"), UserError), (Interrupted(2), Interrupted)],
+)
+def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypatch, ending, seen):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    config = build_config({"out": str(tmp_path), "name": "ended"})
+    config = build_config({"out": str(tmp_path), "name": "ended", "rounds": 2})
     folder = RunFolder.create(config, "ended")
-    folder.write_summary(config, "stopped", [], "interrupted")
+    folder.write_summary(config, "completed", [], "")
+    kept = (folder.config, folder.identity, folder.summary)
+    before = [(path.read_bytes(), path.stat().st_mode) for path in kept]
 
     def refuse(connection, run_config, federation, env):
         assert folder.read_summary() == {}  # while it runs, an old ending must not pass for its own
-        raise RunFailedError("connection refused")
+        assert folder.started_config()["rounds"] == 4
+        raise ending
 
     monkeypatch.setattr(launch, "submit", refuse)
-    with pytest.raises(UserError, match="'net' does not take the run: connection refused"):
-        launch.submit_remote(launch.Launch(config, folder, resume=True), "net", lambda _: None)
-    assert folder.read_summary()["status"] == "stopped"
+    more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
+    with pytest.raises(seen):
+        launch.submit_remote(more, "net", lambda _: None)
+    assert [(path.read_bytes(), path.stat().st_mode) for path in kept] == before
+    assert not (folder.path / "flwr").exists()

@@ -17,11 +17,11 @@ from pathlib import Path
 import yaml
 
 from benchmarks.common import emit, median
-from fedhet.cli.sweep import placed
+from fedhet.cli.sweep import Options, open_sweep
+from fedhet.errors import UserError
 from fedhet.experiments.grid import read_cells
-from fedhet.experiments.sweep import RUNNING, Job, Sweep, default_workers
+from fedhet.experiments.sweep import DIVERGED, FINISHED, Job, Sweep, default_workers
 from fedhet.files import read_jsonl
-from fedhet.runtime.session import find_preset
 
 PRESET = {
     "method": "standalone", "dataset": "synthetic:6000x10", "clients": 10, "models": ["cnn-5"],
@@ -32,17 +32,21 @@ PRESET = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--cells", type=int, default=40, help="without --preset")
+    parser.add_argument("--rounds", type=int, default=60, help="without --preset")
     parser.add_argument("--workers", type=int, default=default_workers(1))
     parser.add_argument("--preset", default="")
     parser.add_argument("--out", type=Path, default=Path("sweep"))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     given = parser.parse_args()
     if given.preset:
-        out = given.out.absolute()
-        cells = [placed(c, out) for c in read_cells(find_preset(given.preset), given.overrides)]
-        measure(Sweep.open("benchmark", out, cells), given.workers)
+        try:
+            _, found = open_sweep(given.preset, given.overrides, Options(given.out))
+            if mixed := found.mixed():
+                raise UserError(f"{mixed}: figures of different code are not mixed")
+            measure(found, given.workers)
+        except UserError as error:
+            raise SystemExit(f"error: {error}") from None
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preset.yaml"
@@ -64,15 +68,17 @@ def measure(found: Sweep, workers: int) -> None:
 
     def note(now: Sweep) -> None:
         for job in now.jobs:
-            if job.started and job.state != RUNNING:
+            if job.started and job.state in {FINISHED, DIVERGED}:
                 ends.setdefault(job.cell.name, time.monotonic() - job.started)
 
+    if all(job.state in {FINISHED, DIVERGED} for job in found.jobs):
+        raise SystemExit(f"nothing to measure: all {len(found.jobs)} cells had ended before")
     before = {job.cell.name: training_seconds(job) for job in found.jobs}
     started = time.monotonic()
     found.run(workers, note)
     wall = time.monotonic() - started
     if not ends:
-        raise SystemExit(f"nothing to measure: all {len(found.jobs)} cells had ended before")
+        raise SystemExit("nothing to measure: " + found.jobs[0].reason)
     trained = {
         job.cell.name: training_seconds(job) - before[job.cell.name]
         for job in found.jobs

@@ -74,9 +74,9 @@ def report(  # noqa: PLR0913  (one parameter per option)
         typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
     ],
     out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
-    baseline: Annotated[str, typer.Option(help="method that others are compared with")] = (
-        "standalone"
-    ),
+    baseline: Annotated[
+        str, typer.Option(help="method that others are compared with; standalone if it was run")
+    ] = "",
     title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
     records: Annotated[
         Path | None, typer.Option(help="write the runs there as packed records, to be committed")

@@ -4,9 +4,10 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +20,7 @@ from fedhet.experiments.grid import Cell, read_cells
 from fedhet.experiments.sweep import (
     ENDED,
     FAILED,
+    PENDING,
     RUNNING,
     Job,
     Sweep,
@@ -28,6 +30,9 @@ from fedhet.experiments.sweep import (
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import interruptible
+
+if TYPE_CHECKING:
+    from fedhet.experiments.estimate import Guess
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
@@ -47,14 +52,14 @@ class Options:
 
 def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
     """Run all cells; RunFailedError if one failed (one that diverged is a result)."""
-    path, found = _sweep(preset, overrides, options)
+    path, found = open_sweep(preset, overrides, options)
     mixed = found.mixed()
     if mixed and not options.accept_mixed:
         raise UserError(
             f"{mixed}: results of different code are not compared; take another --out, or say "
             "--accept-mixed"
         )
-    workers = options.workers or default_workers(found.jobs[0].cell.config.threads)
+    workers = _workers(found, options)
     with interruptible(), Progress(found, quiet=as_json) as progress:
         found.run(workers, progress.update)
     _report(found, path, as_json=as_json)
@@ -62,43 +67,53 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
 
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
     """List the cells with an estimate of their time; no image is opened, nothing is written."""
-    from fedhet.experiments.estimate import seconds  # noqa: PLC0415  (probes: seconds of work)
+    from fedhet.experiments.estimate import guess  # noqa: PLC0415  (probes: seconds of work)
 
-    _, found = _sweep(preset, overrides, options)
+    _, found = open_sweep(preset, overrides, options)
+    todo = [job for job in found.jobs if job.state in {PENDING, FAILED}]
     with Console(stderr=True).status("timing every kind of cell on a few invented images"):
-        guesses = seconds([job.cell for job in found.jobs])
+        guesses = dict(zip([j.cell.name for j in todo], guess([j.cell for j in todo]), strict=True))
     if as_json:
         rows = [
             {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-             "estimated_seconds": guess}
-            for job, guess in zip(found.jobs, guesses, strict=True)
+             "estimated_seconds": guesses[job.cell.name].seconds if job in todo else None}
+            for job in found.jobs
         ]  # fmt: skip
         print(json.dumps({"note": found.note, "cells": rows}, indent=2))
         return
-    for job, guess in zip(found.jobs, guesses, strict=True):
-        print(f"{job.cell.name}  {job.state:9} {_time(guess):>9}  {job.cell.label}")
-    todo = [g for job, g in zip(found.jobs, guesses, strict=True) if job.state not in ENDED]
-    workers = options.workers or default_workers(1)
-    unknown = sum(guess is None for guess in todo)
-    total = sum(guess or 0.0 for guess in todo) / workers
-    print(
-        f"{len(found.jobs)} cells, {len(todo)} to run: about {show.duration(total)} with {workers} "
-        "at a time" + (f", and {unknown} of data whose size is not known" if unknown else "")
-    )
+    for job in found.jobs:
+        time_ = _time(guesses[job.cell.name].seconds) if job in todo else ""
+        print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}")
+    workers = _workers(found, options)
+    print(f"{len(found.jobs)} cells, {len(todo)} to run{_altogether(todo, guesses, workers)}")
+    for reason in dict.fromkeys(one.reason for one in guesses.values() if one.reason):
+        print(f"no estimate: {reason}")
     if found.note:
         print(found.note)
 
 
+def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: int) -> str:
+    """How long the rest takes: cells side by side, those with Ray one after the other."""
+    left = {"inline": [0.0], "ray": [0.0]}
+    for job in todo:
+        share = 1 - job.rounds / job.cell.config.rounds
+        left[job.cell.config.engine].append(share * (guesses[job.cell.name].seconds or 0.0))
+    inline, ray = left["inline"], left["ray"]
+    total = sum(ray) + max(*inline, sum(inline) / workers)
+    return f": about {show.duration(total)} with {workers} at a time" if total else ""
+
+
 def print_commands(preset: str, overrides: Sequence[str], options: Options) -> None:
     """One command line per cell, for a scheduler of another machine."""
-    _, found = _sweep(preset, overrides, options)
+    _, found = open_sweep(preset, overrides, options)
     for job in found.jobs:
         words = ["fedhet", "sweep", preset, *overrides, "--out", str(found.out)]
         words += [] if options.profile == "full" else ["--profile", options.profile]
         print(shlex.join([*words, "--cell", job.cell.name]))
 
 
-def _sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Path, Sweep]:
+def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Path, Sweep]:
+    """The preset's file and its cells as they stand; UserError for a mistake in any of them."""
     path = find_preset(preset)
     out = options.out.expanduser().absolute()
     cells = [placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
@@ -110,12 +125,21 @@ def _sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Pat
                 f"--cell: '{options.cell}' is none of the {len(cells)} of '{path.stem}'; "
                 "--dry-run lists them"
             )
-    name = path.stem if options.profile == "full" else f"{path.stem}-{options.profile}"
+    shipped = path != Path(preset).expanduser()  # compare/x and paper/x may share a folder
+    name = preset.replace("/", "-") if shipped else path.stem
+    if options.profile != "full":
+        name += f"-{options.profile}"
     if options.shard != "1/1":
         name += f"-{options.shard.replace('/', 'of')}"
     if options.cell:
         name += f"-{options.cell}"
     return path, Sweep.open(name, out, chosen, QUICK if options.profile == "quick" else "")
+
+
+def _workers(found: Sweep, options: Options) -> int:
+    """Cells at a time; a shard may have none at all."""
+    threads = max((job.cell.config.threads for job in found.jobs), default=1)
+    return options.workers or default_workers(threads)
 
 
 def placed(cell: Cell, out: Path) -> Cell:

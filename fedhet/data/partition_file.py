@@ -58,6 +58,11 @@ def read_partition_file(
     )
 
 
+def count_clients(file: str) -> int:
+    """How many clients a partition file names; UserError if it is none."""
+    return len({row[1] for _, row in _rows(file) if len(row) == len(HEADER)})
+
+
 def _error(file: str, line: int, text: str) -> UserError:
     return UserError(f"partition-file {file} line {line}: {text}")
 

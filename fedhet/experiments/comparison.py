@@ -25,6 +25,8 @@ from fedhet.experiments.statistics import (
 )
 from fedhet.records.run_folder import spread
 
+BASELINE = "standalone"  # what others are compared with unless a method is named
+
 
 @dataclass(frozen=True)
 class Level:
@@ -131,16 +133,16 @@ class Comparison:
         return papers.printed(arm.method, arm.keys, where, list(setting.keys["models"]))
 
 
-def compare(settings: Sequence[Setting], baseline: str) -> list[Comparison]:
+def compare(settings: Sequence[Setting], baseline: str = "") -> list[Comparison]:
     """Every setting beside the arm of method ``baseline`` with its default keys, where it has one.
 
-    p values are adjusted over all comparisons of all settings. Raises UserError if no setting
-    knows the baseline, or no run is left.
+    p values are adjusted over all comparisons of all settings. Without ``baseline`` it is
+    :data:`BASELINE`, where it was run. Raises UserError if no setting knows the one asked for.
     """
-    made = [Comparison(setting, _baseline(setting, baseline)) for setting in settings]
+    made = [Comparison(setting, _baseline(setting, baseline or BASELINE)) for setting in settings]
     made = [one for one in made if one.arms]
     methods = {arm.method for one in made for arm in one.arms}
-    if methods and baseline not in methods:
+    if baseline and baseline not in methods:
         raise UserError(
             f"baseline: no run has method '{baseline}'; methods: {', '.join(sorted(methods))}"
         )

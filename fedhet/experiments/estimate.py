@@ -3,20 +3,21 @@
 No image is opened: every kind of cell (method, its parameters, models, batch size, arithmetic) runs
 three tiny federations inline, which differ in epochs and in images. What of a round's time belongs
 to a client, to an image, to an image's epoch and to evaluation is then scaled by the cell's own
-numbers. What one process does at a time is what is estimated.
+numbers.
 """
 
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedhet.data.folder import ImageFolder
+from fedhet.data.partition_file import count_clients
 from fedhet.data.sources import Synthetic, find_source
-from fedhet.errors import UserError
+from fedhet.errors import RunFailedError, UserError
 from fedhet.experiments.grid import Cell
 from fedhet.files import read_jsonl
+from fedhet.node.site import DEFAULT_CLIENTS
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.inline import run
 from fedhet.runtime.launch import Launch
@@ -27,23 +28,19 @@ EXTENTS = {  # images, classes
     "fashion-mnist": (70_000, 10),
 }  # fmt: skip
 BATCHES = 2  # of training images per probed client
-UNCOUNTED = 10  # clients taken for a partition file that has not been read
+# What of a configuration says how long a step takes; all else is the probe's own.
+KEPT = (
+    "method", "params", "image_size", "batch_size", "optimizer", "weight_decay", "grad_clip",
+    "augment", "precision", "threads", "device", "evaluate_before", "aggregation",
+)  # fmt: skip
 
 
-def extent(config: RunConfig) -> tuple[int, int] | None:
-    """Images and classes of a cell's data set, by its name or the names of its files.
+@dataclass(frozen=True)
+class Guess:
+    """Seconds of a cell from its first round to its last, or None and why."""
 
-    None where they are not here to be counted, or only the data set's own code could.
-    """
-    if config.dataset in EXTENTS:
-        return EXTENTS[config.dataset]
-    try:
-        source = find_source(
-            config.dataset, data_path=config.data_path, seed=config.seed, downloads=Path()
-        )
-        return source.extent() if isinstance(source, ImageFolder | Synthetic) else None
-    except UserError:
-        return None
+    seconds: float | None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,70 +52,111 @@ class Cost:
     epoch: float
     held: float
 
-    def of(self, config: RunConfig, images: int) -> float:
+    def of(self, config: RunConfig, images: int, clients: int) -> float:
         """Seconds of a whole cell whose data set has that many images."""
-        clients = config.clients or UNCOUNTED
         sampled = config.cohort(clients)
         share = config.split[0] / sum(config.split)
         trained = images * share * sampled / clients
         per_image = self.image + self.epoch * config.local_epochs
-        evaluations = -(-config.rounds // config.evaluate_every)
+        # Only those are evaluated again that took part since; at the end all have been once.
+        rest = 1 - sampled / clients
+        again = config.rounds / config.evaluate_every * (1 - rest**config.evaluate_every)
+        evaluated = again + rest**config.rounds
         return config.rounds * (
             sampled * self.client + trained * per_image
-        ) + evaluations * self.held * images * (1 - share)
+        ) + evaluated * self.held * images * (1 - share)
 
 
-def seconds(cells: Iterable[Cell]) -> list[float | None]:
-    """Estimated seconds of each cell in one process; None where the number of images is unknown."""
+@dataclass(frozen=True)
+class Probed:
+    """Seconds of a round without evaluation and of one with it; images that each took."""
+
+    plain: float
+    evaluated: float
+    trained: int
+    held: int
+
+
+def extent(config: RunConfig) -> tuple[int, int]:
+    """Images and classes of a cell's data set, by its name or the names of its files.
+
+    Raises UserError where they are not here to be counted.
+    """
+    if config.dataset in EXTENTS:
+        return EXTENTS[config.dataset]
+    source = find_source(
+        config.dataset, data_path=config.data_path, seed=config.seed, downloads=Path()
+    )
+    if not isinstance(source, ImageFolder | Synthetic):
+        raise UserError(f"dataset '{config.dataset}': nothing but its own code counts its images")
+    images, classes = source.extent()
+    if classes < 2 or images < classes:
+        raise UserError(
+            f"data-path '{config.data_path}': {images} images of {classes} classes are too few: "
+            "expected <class>/<image>"
+        )
+    return images, classes
+
+
+def guess(cells: Iterable[Cell]) -> list[Guess]:
+    """How long each cell takes in one process, or with all that Ray would start for it."""
     costs: dict[str, Cost] = {}
-    found: list[float | None] = []
-    for cell in cells:
-        size = extent(cell.config)
-        if size is None:
-            found.append(None)
-            continue
-        images, classes = size
-        probe = _probe(cell.config, classes)
+    return [_guess(cell.config, costs) for cell in cells]
+
+
+def _guess(config: RunConfig, costs: dict[str, Cost]) -> Guess:
+    try:
+        images, classes = extent(config)
+        clients = config.clients or DEFAULT_CLIENTS
+        if config.partition == "file" and not config.clients:
+            clients = count_clients(config.partition_file)
+        probe = _probe(config, classes)
         key = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))
         if key not in costs:
-            costs[key] = _measure(probe, classes)
-        found.append(costs[key].of(cell.config, images))
-    return found
+            costs[key] = _measure(probe)
+    except (UserError, RunFailedError) as error:
+        return Guess(None, str(error))
+    together = config.processes(clients) if config.engine == "ray" else 1
+    return Guess(costs[key].of(config, images, clients) / together)
 
 
 def _probe(config: RunConfig, classes: int) -> RunConfig:
     """The smallest federation with the cell's method, models and arithmetic."""
     models = tuple(dict.fromkeys(config.models))
     images = max(2 * classes, BATCHES * config.batch_size) * len(models) * 5 // 4
-    changes: dict[str, Any] = {
-        "dataset": f"synthetic:{images}x{classes}", "clients": len(models), "fraction": 1.0,
-        "partition": "dirichlet", "alpha": 1e6, "partition_file": "", "data_path": "",
-        "classes": (), "split": (8, 1, 1), "rounds": 3, "local_epochs": 1, "models": models,
-        "model_assignment": "modulo", "seed": 0, "partition_seed": 0, "engine": "inline",
-        "state_dir": "", "name": "", "evaluate_every": 3, "keep_state": False, "min_replies": 1,
-    }  # fmt: skip
-    return config.model_copy(update=changes)
+    kept = {key: getattr(config, key) for key in KEPT}
+    return RunConfig().model_copy(
+        update=kept | {
+            "dataset": f"synthetic:{images}x{classes}", "clients": len(models), "models": models,
+            "partition": "dirichlet", "alpha": 1e6, "rounds": 3, "local_epochs": 1,
+            "evaluate_every": 3, "engine": "inline", "keep_state": False,
+        }
+    )  # fmt: skip
 
 
-def _measure(probe: RunConfig, classes: int) -> Cost:
+def _measure(probe: RunConfig) -> Cost:
     """Costs from the probe, from it with two epochs, and from it with twice the images."""
-    images = int(probe.dataset.partition(":")[2].partition("x")[0])
-    larger = {"dataset": f"synthetic:{2 * images}x{classes}"}
-    once, _ = _rounds(probe)
-    twice, _ = _rounds(probe.model_copy(update={"local_epochs": 2}))
-    double, evaluated = _rounds(probe.model_copy(update=larger))
-    trained, held = images * 0.8, 2 * images * 0.2
-    both = max(0.0, double - once) / trained  # of an image: its round and its one epoch
-    epoch = min(both, max(0.0, twice - once) / trained)
-    client = max(0.0, once - both * trained) / probe.clients
-    return Cost(client, both - epoch, epoch, max(0.0, evaluated - double) / held)
+    _, images, classes = probe.dataset.replace("x", ":").split(":")
+    larger = {"dataset": f"synthetic:{2 * int(images)}x{classes}"}
+    once = _rounds(probe)
+    twice = _rounds(probe.model_copy(update={"local_epochs": 2}))
+    double = _rounds(probe.model_copy(update=larger))
+    more = double.trained - once.trained
+    both = max(0.0, double.plain - once.plain) / more  # of an image: its round and its one epoch
+    epoch = min(both, max(0.0, twice.plain - once.plain) / once.trained)
+    client = max(0.0, once.plain - both * once.trained) / probe.clients
+    held = max(0.0, double.evaluated - double.plain) / double.held
+    return Cost(client, both - epoch, epoch, held)
 
 
-def _rounds(config: RunConfig) -> tuple[float, float]:
-    """Seconds of a warm round that is not evaluated, and of one that is."""
+def _rounds(config: RunConfig) -> Probed:
+    """A warm round that is not evaluated, and the last one, which is."""
     with tempfile.TemporaryDirectory() as folder:
         config = config.model_copy(update={"out": folder})
         made = RunFolder.create(config, "probe")
         run(Launch(config, made), lambda rounds: None)
         _, plain, evaluated = (float(record["seconds"]) for record in read_jsonl(made.rounds))
-        return plain, evaluated
+        lines = made.partition.read_text(encoding="utf-8").splitlines()[1:]
+        trained = sum(int(n) for line in lines for n in line.split(",")[1:])
+        images = int(config.dataset.replace("x", ":").split(":")[1])
+        return Probed(plain, evaluated, trained, images - trained)

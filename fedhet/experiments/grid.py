@@ -69,7 +69,13 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     changes: dict[str, Any] = dict(read_overrides(overrides))
     cells: dict[str, Cell] = {}
-    for grid in grids if isinstance(grids, list) else [grids]:
+    grids = grids if isinstance(grids, list) else [grids]
+    if not grids:
+        raise UserError("grid: '[]' is not allowed: give a map of keys to lists, or several")
+    for key in (key for group in paired for key in group):
+        if not any(isinstance(grid, dict) and key in grid for grid in grids):
+            raise UserError(f"paired: '{key}' is no key of the grid")
+    for grid in grids:
         for values in combinations(grid, paired):
             chosen = values | {key: changes[key] for key in values if key in changes}
             cell = Cell(chosen, _scaled(resolve(common | changes, chosen), profile))

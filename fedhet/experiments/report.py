@@ -16,7 +16,7 @@ from jinja2 import Environment
 from fedhet.config import method_name
 from fedhet.errors import UserError
 from fedhet.experiments import figures, tables
-from fedhet.experiments.comparison import Comparison, compare, final
+from fedhet.experiments.comparison import BASELINE, Comparison, compare, final
 from fedhet.experiments.drawing import Picture, inline
 from fedhet.experiments.markup import (
     Cell,
@@ -73,7 +73,7 @@ def report(  # noqa: PLR0913
     places: Sequence[Path],
     out: Path,
     *,
-    baseline: str = "standalone",
+    baseline: str = "",
     title: str = "fedhet report",
     records: Path | None = None,
     into: Path | None = None,
@@ -143,7 +143,7 @@ def _marked(path: Path) -> tuple[str, str]:
 
 
 def build(
-    places: Sequence[Path], *, baseline: str = "standalone", title: str = "fedhet report",
+    places: Sequence[Path], *, baseline: str = "", title: str = "fedhet report",
     models: bool = True,
 ) -> Report:  # fmt: skip
     """Read and compare; draws everything and writes nothing."""
@@ -152,7 +152,7 @@ def build(
         first = "; ".join(f"{one.name}: {one.reason}" for one in left_out[:3])
         raise UserError(f"there is no finished run to report: {first}")
     settings = arrange(runs, left_out)
-    comparisons = compare(settings, method_name(baseline))
+    comparisons = compare(settings, method_name(baseline) if baseline else "")
     used = [run for one in comparisons for arm in one.arms for run in arm.ordered()]
     notes = "".join(f" {note}." for note in sweep_notes(places))
     names = dict.fromkeys(arm.name for one in comparisons for arm in one.arms)
@@ -160,7 +160,7 @@ def build(
     sections = [_section(one, colours) for one in comparisons]
     sections.insert(0 if len(comparisons) > 1 else 1, _overview(comparisons, colours))
     sections.append(_modelled(comparisons, models=models))
-    sections.append(_about(used, left_out, baseline))
+    sections.append(_about(used, left_out, _baselines(comparisons)))
     lead = (
         f"{_count(used, 'run')} of {_count(names, 'method')} in {_count(comparisons, 'setting')}. "
         "Accuracy is every client's own model on its own test images, right after its local "
@@ -209,6 +209,11 @@ def _about(runs: Sequence[Run], left_out: Sequence[LeftOut], baseline: str) -> S
         ("processors", _some(run.environment.get("processor") for run in runs)),
         ("GPUs", _some(gpu for run in runs for gpu in run.environment.get("cuda") or ["none"])),
     ])  # fmt: skip
+
+
+def _baselines(comparisons: Sequence[Comparison]) -> str:
+    names = {one.baseline.name for one in comparisons if one.baseline is not None}
+    return ", ".join(sorted(names)) or f"none: {BASELINE} was not run"
 
 
 def _versions(runs: Sequence[Run], package: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import UserError, one_line
-from fedhet.files import read_jsonl, read_yaml, write_text
+from fedhet.errors import UserError, VerifyError, one_line
+from fedhet.files import read_json, read_jsonl, read_yaml, write_text
 from fedhet.ids import client_order
 from fedhet.records.run_folder import CLIENT_COLUMNS
 
@@ -136,8 +136,10 @@ def _find(place: Path, depth: int) -> Iterable[Path]:
 def _read(path: Path) -> Run | LeftOut:
     try:
         return unpack(path) if path.is_file() else _read_folder(path)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, UserError) as error:
-        what = one_line(error, 200)
+    except KeyError as error:
+        return LeftOut(path.stem if path.is_file() else path.name, f"cannot be read: no {error}")
+    except (OSError, ValueError, TypeError, IndexError, UserError, VerifyError) as error:
+        what = one_line(str(error).replace(f"{path}/", ""), 200)  # no path of this machine
         return LeftOut(path.stem if path.is_file() else path.name, f"cannot be read: {what}")
 
 
@@ -149,13 +151,13 @@ def _read_folder(path: Path) -> Run | LeftOut:
         done = rounds[-1]["round"] if rounds else 0
         reason = f"not finished: round {done} of {config.get('rounds', '?')}"
         return LeftOut(path.name, reason, config)
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary = read_json(path / "summary.json")
     if summary["status"] != "completed":
         reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
         return LeftOut(path.name, one_line(reason), config)
     environment = {}
     if (path / "environment.json").exists():
-        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+        environment = read_json(path / "environment.json")
     run = Run(
         path.name, _without_machine(config), _short(summary), _short(environment),
         _unrepeated([_short({k: v for k, v in r.items() if _kept(k, v)}) for r in rounds], config),
@@ -230,6 +232,8 @@ def _counts(path: Path) -> Counts | None:
         return None
     with path.open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
+    if header[:1] != ["client"] or not rows or {len(row) for row in rows} != {len(header)}:
+        raise ValueError(f"{path.name} is damaged")
     clients = {
         client: {i: int(n) for i, n in enumerate(numbers) if int(n)} for client, *numbers in rows
     }

@@ -7,6 +7,7 @@ one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset
 (the index) and each cell's configuration.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -21,10 +22,10 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet.errors import UserError
+from fedhet.errors import UserError, VerifyError
 from fedhet.experiments.grid import Cell
 from fedhet.experiments.runs import DIVERGENCE, diverged
-from fedhet.files import read_jsonl, write_json, write_text
+from fedhet.files import read_json, read_jsonl, write_json, write_text
 from fedhet.records.environment import source_digest, versions
 from fedhet.runtime.processes import end_with_parent
 
@@ -53,22 +54,29 @@ class Job:
 
     def look(self) -> None:
         """Read from the folder how far it is; whether its process has ended is not asked here."""
-        records = read_jsonl(self.folder / "rounds.jsonl")
-        self.rounds = len(records)
-        self.accuracy = records[-1]["test_accuracy_mean"] if records else None
+        with contextlib.suppress(VerifyError):  # :meth:`conclude` says so
+            records = read_jsonl(self.folder / "rounds.jsonl")
+            self.rounds = len(records)
+            self.accuracy = records[-1].get("test_accuracy_mean") if records else None
 
     def conclude(self) -> None:
         """Its state by what its process left; a folder without a summary is yet to be run."""
         self.look()
-        summary = read_summary(self.folder)
-        status, reason = str(summary.get("status", "")), str(summary.get("reason", ""))
-        self.reason = reason
-        records = read_jsonl(self.folder / "rounds.jsonl") if status == "completed" else []
-        if records:
-            self.state = DIVERGED if diverged(records[-1]) else FINISHED
+        try:
+            records = read_jsonl(self.folder / "rounds.jsonl")
+            summary = read_summary(self.folder)
+            over = bool(records) and diverged(records[-1])
+        except (VerifyError, KeyError, TypeError) as error:
+            self.state = FAILED
+            damaged = "rounds.jsonl: its last line is damaged"
+            self.reason = str(error) if isinstance(error, VerifyError) else damaged
+            return
+        status, self.reason = str(summary.get("status", "")), str(summary.get("reason", ""))
+        if status == "completed" and records:
+            self.state = DIVERGED if over else FINISHED
         elif status == "completed":
             self.state, self.reason = FAILED, "rounds.jsonl has no line: `fedhet verify` says more"
-        elif status == "failed" and DIVERGENCE.search(reason):
+        elif status == "failed" and DIVERGENCE.search(self.reason):
             self.state = DIVERGED
         else:
             self.state = FAILED if status == "failed" else PENDING
@@ -105,8 +113,11 @@ class Sweep:
             path = job.folder / "environment.json"
             if not job.rounds or not path.exists():
                 continue
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            then = {"source": kept.get("source_sha256"), "torch": kept["versions"]["torch"]}
+            try:
+                kept = read_json(path)
+                then = {"source": kept["source_sha256"], "torch": kept["versions"]["torch"]}
+            except (VerifyError, KeyError, TypeError):
+                return f"cell {job.cell.name} was run with nobody knows what: '{path}' is damaged"
             for what, value in now.items():
                 if then[what] != value:
                     return f"cell {job.cell.name} was run with {what} {then[what]}, not {value}"

@@ -34,6 +34,8 @@ from fedhet.schema import RunConfig
 
 CLIENT_COLUMNS = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
 
+_AGAIN = "; without this file `fedhet resume` goes on, and computes it again"
+
 
 class RunFolder:
     """Paths and files of one run. Only the process that holds :meth:`lock` may write."""
@@ -207,8 +209,10 @@ class RunFolder:
             summary = read_json(self.summary)
         except OSError:
             return {}
+        except VerifyError as error:
+            raise VerifyError(f"{error}{_AGAIN}") from error
         if not {"status", "reason", "rounds"} <= summary.keys():
-            raise VerifyError(f"'{self.summary}' is damaged: it does not say how the run ended")
+            raise VerifyError(f"'{self.summary}' is damaged: not how the run ended{_AGAIN}")
         return summary
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:

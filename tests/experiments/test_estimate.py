@@ -1,10 +1,16 @@
 """How long a sweep's cells are said to take."""
 
+import json
+
 import pytest
 import yaml
 
-from fedhet.experiments.estimate import Cost, extent, seconds
+from fedhet.cli.arguments import execute
+from fedhet.errors import UserError
+from fedhet.experiments import estimate
+from fedhet.experiments.estimate import Cost, Guess, Probed, extent, guess
 from fedhet.experiments.grid import read_cells
+from fedhet.node.site import load_partition
 from fedhet.schema import RunConfig
 
 
@@ -12,36 +18,102 @@ def config(**keys):
     return RunConfig(method="standalone", **keys)
 
 
-def test_costs_scale_with_what_a_round_trains() -> None:
+def write(path, **keys):
+    base = {"dataset": "synthetic:400", "rounds": 4, "batch-size": 8, "method": "standalone"}
+    path.write_text(yaml.safe_dump(base | keys))
+    return path
+
+
+def test_costs_scale_with_what_a_round_trains_and_evaluates() -> None:
     cost = Cost(client=1.0, image=0.01, epoch=0.1, held=0.001)
-    cell = config(
-        clients=10, fraction=0.5, split=(8, 1, 1), rounds=6, local_epochs=3, evaluate_every=4
+    cell = config(fraction=0.5, split=(8, 1, 1), rounds=6, local_epochs=3, evaluate_every=4)
+    # 5 clients of 80 training images a round. Of ten, 1 - 0.5^4 are new after four rounds, and
+    # 0.5^6 have never been drawn at the end: 200 images for each whole evaluation.
+    whole = 6 / 4 * (1 - 0.5**4) + 0.5**6
+    assert cost.of(cell, 1000, clients=10) == pytest.approx(
+        6 * (5 * 1.0 + 400 * (0.01 + 0.3)) + whole * 0.2
     )
-    # 5 clients of 80 training images a round; rounds 4 and 6 are evaluated on 200 images.
-    assert cost.of(cell, 1000) == pytest.approx(6 * (5 * 1.0 + 400 * (0.01 + 0.3)) + 2 * 0.2)
 
 
-def test_a_folder_is_measured_by_names_and_an_absent_one_not_at_all(tmp_path) -> None:
+@pytest.mark.parametrize(("classes", "batch"), [(100, 64), (100, 32), (10, 8), (10, 64)])
+def test_exact_costs_give_exact_seconds(tmp_path, monkeypatch, classes, batch) -> None:
+    true = Cost(client=0.3, image=0.002, epoch=0.01, held=0.001)
+
+    def exact(probe):
+        dataset, made = load_partition(probe, probe.clients)
+        trained = int(sum(len(split.train) for split in made.clients))
+        held = len(dataset.labels) - trained
+        plain = probe.clients * true.client + trained * (
+            true.image + true.epoch * probe.local_epochs
+        )
+        return Probed(plain, plain + held * true.held, trained, held)
+
+    monkeypatch.setattr(estimate, "_rounds", exact)
+    grid = {"seed": [0], "local-epochs": [10]}
+    keys = {"dataset": f"synthetic:{60 * classes}x{classes}", "batch-size": batch}
+    path = write(tmp_path / "p.yaml", grid=grid, partition="dirichlet", **keys)
+    (cell,) = read_cells(path, [])
+    (found,) = guess([cell])
+    assert found.seconds == pytest.approx(true.of(cell.config, 60 * classes, 10))
+
+
+def test_a_folder_is_measured_by_names_and_an_absent_or_empty_one_says_why(tmp_path) -> None:
     for label in ("a", "b"):
         (tmp_path / label).mkdir()
         for number in range(3):
             (tmp_path / label / f"{number}.png").write_text("no image, and never opened")
     assert extent(config(dataset="image-folder", data_path=str(tmp_path))) == (6, 2)
-    assert extent(config(dataset="image-folder", data_path=str(tmp_path / "absent"))) is None
     assert extent(config(dataset="synthetic:500x20")) == (500, 20)
     assert extent(config(dataset="cifar100")) == (60_000, 100)
+    for name, said in (("absent", "no such file"), ("a", "0 images of 0 classes are too few")):
+        with pytest.raises(UserError, match=said):
+            extent(config(dataset="image-folder", data_path=str(tmp_path / name)))
 
 
-def test_cells_that_differ_in_seeds_are_timed_once_and_unknown_ones_are_none(tmp_path) -> None:
-    path = tmp_path / "preset.yaml"
+def test_cells_that_differ_in_seeds_are_timed_once_and_unknown_ones_say_why(tmp_path) -> None:
     grid = [
         {"seed": [0, 1], "partition-seed": [0, 1]},
         {"dataset": ["image-folder"], "data-path": [str(tmp_path / "absent")]},
     ]
-    base = {"dataset": "synthetic:400", "rounds": 2, "batch-size": 8, "image-size": 32}
-    path.write_text(yaml.safe_dump(base | {"grid": grid, "method": "standalone"}))
-    *known, absent = seconds(read_cells(path, []))
+    *known, absent = guess(read_cells(write(tmp_path / "p.yaml", grid=grid), []))
     assert len(known) == 4
-    assert len(set(known)) == 1
-    assert known[0] > 0
-    assert absent is None
+    assert len({one.seconds for one in known}) == 1
+    assert known[0].seconds > 0
+    assert absent.seconds is None
+    assert "no such file" in absent.reason
+
+
+def test_a_probe_tells_nobody_and_has_limits_of_its_own(tmp_path, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(estimate, "run", lambda launch, tell: seen.append(launch.config))
+    monkeypatch.setattr(estimate, "read_jsonl", lambda path: [])
+    keys = {"tracker": "tensorboard", "max-images": 60, "lr": 1000, "out": str(tmp_path / "out")}
+    cells = read_cells(write(tmp_path / "p.yaml", grid={"seed": [0]}, **keys), [])
+    with pytest.raises(ValueError, match="unpack"):  # a probe that leaves no rounds
+        guess(cells)
+    assert (seen[0].tracker, seen[0].max_images, seen[0].lr) == ("none", 1_000_000, 0.01)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_what_the_sweep_would_run(tmp_path, monkeypatch, capsys) -> None:
+    path = write(tmp_path / "p.yaml", grid={"seed": [0, 1, 2, 3]})
+    out = tmp_path / "out"
+    half, failed, *_ = read_cells(path, [f"out={out}"])
+    for cell, status in ((half, "stopped"), (failed, "failed")):
+        folder = out / cell.name
+        folder.mkdir(parents=True)
+        lines = [{"round": r, "test_accuracy_mean": 1.0, "failures": [], "replied": 1}
+                 for r in (1, 2)]  # fmt: skip
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "summary.json").write_text(json.dumps({"status": status, "reason": "?"}))
+    monkeypatch.setattr(estimate, "guess", lambda cells: [Guess(3600.0) for _ in cells])
+    words = ["sweep", str(path), f"--out={out}", "--dry-run"]
+    assert execute([*words, "--workers=2"]) == 0
+    assert "4 cells, 4 to run: about 1:30:00 with 2 at a time" in capsys.readouterr().out
+    assert execute([*words, "--workers=9"]) == 0  # no sooner than its longest cell
+    assert "about 1:00:00 with 9 at a time" in capsys.readouterr().out
+    assert not (out / "sweeps").exists()
+    monkeypatch.setattr(estimate, "guess", lambda cells: [Guess(None, "why") for _ in cells])
+    assert execute(words) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["4 cells, 4 to run", "no estimate: why"]

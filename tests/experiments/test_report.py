@@ -114,10 +114,14 @@ def test_what_is_left_out_is_named(sweep, tmp_path):
     make_run(sweep, "fd", 1, [[1.0] * 4], loss=None, rounds=2)
     (make_run(sweep, "fml", 0, [[1.0] * 4]) / "summary.json").unlink()
     (make_run(sweep, "fedkd", 0, [[1.0] * 4]) / "summary.json").write_text("{")
+    (make_run(sweep, "fedapen", 0, [[1.0] * 4]) / "rounds.jsonl").write_text("x{}\n")
+    (make_run(sweep, "fedapen", 1, [[1.0] * 4]) / "partition.csv").write_text('{"x": ')
     shutil.copytree(sweep / "fedssa-s0", sweep / "fedssa-again")
     made = build([sweep], models=False)
     reasons = {one.name: one.reason for one in made.left_out}
-    assert reasons.pop("fedkd-s0").startswith("cannot be read")
+    assert reasons.pop("fedkd-s0").startswith("cannot be read: 'summary.json' is damaged")
+    assert reasons.pop("fedapen-s0").startswith("cannot be read: 'rounds.jsonl': line 1 is damaged")
+    assert reasons.pop("fedapen-s1") == "cannot be read: partition.csv is damaged"
     again = reasons.pop("fedssa-s0" if "fedssa-s0" in reasons else "fedssa-again")
     assert again.startswith("a second run of one cell, with the same result")
     assert reasons == {
@@ -128,6 +132,18 @@ def test_what_is_left_out_is_named(sweep, tmp_path):
     (accuracy,) = (table for table in made.tables() if table.name.startswith("accuracy"))
     shown = {row[0].text: row[1].text for row in accuracy.rows}
     assert shown == {"Standalone": "5", "FedSSA": "5", "FD": "0 (2 failed)"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_the_usual_baseline_there_are_no_differences(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path, "fedssa", seed, [[1.0, 2.0, 3.0, 4.0]])
+    made = build([tmp_path], models=False)
+    assert not any(table.name.startswith("paired") for table in made.tables())
+    facts = dict(fact for section in made.sections for fact in section.facts)
+    assert facts["baseline"] == "none: standalone was not run"
+    with pytest.raises(UserError, match="baseline: no run has method 'standalone'"):
+        build([tmp_path], baseline="standalone", models=False)
 
 
 def test_settings_arms_and_blocks(tmp_path):

@@ -7,6 +7,7 @@ import yaml
 from experiments import work
 from written_runs import counted
 
+from fedhet.cli.arguments import execute
 from fedhet.errors import UserError
 from fedhet.experiments import sweep
 from fedhet.experiments.grid import read_cells
@@ -96,6 +97,26 @@ def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
     assert Sweep.open("s", tmp_path, cells).mixed() == ""
     leave(tmp_path / cells[1].name, torch="0.1")
     assert "torch 0.1" in Sweep.open("s", tmp_path, cells).mixed()
+
+
+def test_a_damaged_cell_is_that_cells_failure(cells, tmp_path) -> None:
+    for cell in cells[:3]:
+        leave(tmp_path / cell.name)
+    (tmp_path / cells[0].name / "rounds.jsonl").write_text("x{}\n")
+    (tmp_path / cells[1].name / "rounds.jsonl").write_text('{"round": 1}\n')
+    (tmp_path / cells[2].name / "environment.json").write_text("{}")
+    found = Sweep.open("s", tmp_path, cells)
+    assert [job.state for job in found.jobs] == ["failed", "failed", "finished", "pending"]
+    assert "line 1 is damaged" in found.jobs[0].reason
+    assert "last line is damaged" in found.jobs[1].reason
+    assert "environment.json' is damaged" in found.mixed()
+
+
+def test_a_shard_beyond_the_cells_has_nothing_to_do(tmp_path, capsys) -> None:
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump({"dataset": "digits", "grid": {"seed": [0, 1]}}))
+    assert execute(["sweep", str(path), f"--out={tmp_path / 'out'}", "--shard=3/9"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "out")
 
 
 def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_path) -> None:

@@ -76,13 +76,14 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
     if as_json:
         rows = [
             {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-             "estimated_seconds": guesses[job.cell.name].seconds if job in todo else None}
+             "estimated_seconds": one.seconds if one else None, "reason": one.reason if one else ""}
             for job in found.jobs
+            for one in [guesses.get(job.cell.name)]
         ]  # fmt: skip
         print(json.dumps({"note": found.note, "cells": rows}, indent=2))
         return
     for job in found.jobs:
-        time_ = _time(guesses[job.cell.name].seconds) if job in todo else ""
+        time_ = _time(guesses[job.cell.name].seconds) if job.cell.name in guesses else ""
         print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}")
     workers = _workers(found, options)
     print(f"{len(found.jobs)} cells, {len(todo)} to run{_altogether(todo, guesses, workers)}")
@@ -156,7 +157,9 @@ def _report(found: Sweep, path: Path, *, as_json: bool) -> None:
         for job in found.jobs:
             if job.state in ENDED and job.reason:
                 print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
-        print(", ".join(f"{count} {state}" for state, count in counts.items() if count))
+        print(
+            ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no cell"
+        )
         if found.note:
             print(found.note)
         print(found.out)

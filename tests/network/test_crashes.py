@@ -69,9 +69,13 @@ def caught(federation: Federation, run: Run, k: int) -> int:
     pid = federation.nodes[k].trains()
     if not pid:
         return 0
-    os.kill(pid, signal.SIGSTOP)
-    begun = (run.folder / "rounds.jsonl").stat().st_mtime  # the last round may be on its way out
-    of_this_round = psutil.Process(pid).create_time() > begun
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        # The last round may be on its way out.
+        begun = (run.folder / "rounds.jsonl").stat().st_mtime
+        of_this_round = psutil.Process(pid).create_time() > begun
+    except (ProcessLookupError, psutil.NoSuchProcess):  # it ended while it was looked at
+        return 0
     if of_this_round and not state(federation, run, k, len(run.rounds()) + 1).exists():
         return pid
     os.kill(pid, signal.SIGCONT)

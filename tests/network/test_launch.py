@@ -125,9 +125,9 @@ def test_neither_the_number_of_actors_nor_their_death_changes_a_bit(fedhet, base
 
 
 def actors(command: Command) -> list[int]:
-    """Training processes, idle or at work."""
+    """Training processes, idle or at work; one may go to work between the two looks."""
     names = ("ray::ClientAppActor", "ray::ClientAppActor.run")
-    return [pid for name in names for pid in command.pid_of(name)]
+    return sorted({pid for name in names for pid in command.pid_of(name)})
 
 
 OWN_TERMINAL = """

@@ -58,8 +58,7 @@ def main() -> None:
 
 def training_seconds(job: Job) -> float:
     """Seconds of the rounds that a cell has finished; 0 before the first."""
-    path = job.folder / "rounds.jsonl"
-    return float(sum(r["seconds"] for r in read_jsonl(path))) if path.exists() else 0.0
+    return float(sum(r["seconds"] for r in read_jsonl(job.folder / "rounds.jsonl")))
 
 
 def measure(found: Sweep, workers: int) -> None:

@@ -176,7 +176,7 @@ def restored_on_error(*paths: Path) -> Iterator[None]:
         yield
     except BaseException:
         for path, (content, mode) in before.items():
-            with replacing(path) as temporary:
+            with replacing(path, private=True) as temporary:  # nobody reads it meanwhile
                 temporary.write_bytes(content)
                 temporary.chmod(mode)
         raise

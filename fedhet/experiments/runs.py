@@ -137,10 +137,10 @@ def _read(path: Path) -> Run | LeftOut:
     try:
         return unpack(path) if path.is_file() else _read_folder(path)
     except KeyError as error:
-        return LeftOut(path.stem if path.is_file() else path.name, f"cannot be read: no {error}")
+        what = f"no {error}"
     except (OSError, ValueError, TypeError, IndexError, UserError, VerifyError) as error:
         what = one_line(str(error).replace(f"{path}/", ""), 200)  # no path of this machine
-        return LeftOut(path.stem if path.is_file() else path.name, f"cannot be read: {what}")
+    return LeftOut(path.stem if path.is_file() else path.name, f"cannot be read: {what}")
 
 
 def _read_folder(path: Path) -> Run | LeftOut:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fedhet.experiments.report import Report
+    from fedhet.experiments.contents import Report
 
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
 _RECENT = 10  # rounds that the time left is estimated from

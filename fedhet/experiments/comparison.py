@@ -23,7 +23,7 @@ from fedhet.experiments.statistics import (
     to_target,
     two_level_bootstrap,
 )
-from fedhet.records.run_folder import spread
+from fedhet.records.summary import spread
 
 BASELINE = "standalone"  # what others are compared with unless a method is named
 

@@ -7,7 +7,7 @@ white; inside the page they are CSS variables, so that one drawing suits light a
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
@@ -27,6 +27,8 @@ SERIES = (
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
 _MARKS = "osD^vPX*"
 WIDTH = 6.2  # inches
+ACCURACY = "test accuracy, %"
+Colours = Mapping[str, int]  # arm's name to the number of its look, the same in all figures
 _FINE = re.compile(r"(\d\.\d{2})\d+")
 _DPI = 150
 _STYLE: Any = {

@@ -18,46 +18,23 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedhet.config import build_config
 from fedhet.errors import UserError, VerifyError
 from fedhet.experiments.comparison import Comparison, final
 from fedhet.experiments.drawing import SERIES, WIDTH, Picture, absent, picture
-from fedhet.experiments.runs import Run
-from fedhet.experiments.settings import Arm, known_keys
+from fedhet.experiments.opened import NO_STATES, Labels, Missing, Opened, images_of, open_runs
+from fedhet.experiments.settings import Arm
 from fedhet.export.model import Personalised, rebuild
 from fedhet.export.save import open_state
-from fedhet.files import read_yaml
-from fedhet.node.site import load_partition
-from fedhet.node.state import DESCRIPTION, FileStore, StateError
+from fedhet.node.state import DESCRIPTION, StateError
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
-from fedhet.schema import RunConfig
 from fedhet.training.loop import EVALUATION_BATCH, autocast, normalise
 
 MOST_ARMS, MOST_CLIENTS, MOST_IMAGES = 4, 10, 1000
 EXAMPLES = 5  # images beside their enhanced selves, as in pFedES' paper
 _TSNE = "t-SNE of test representations"
 _ENHANCED = "Original and enhanced images"
-_NO_STATES = (
-    "no run folder of this report has its clients' states (they need keep-state: true and the "
-    "machine that trained; packed records have none)"
-)
 Points = NDArray[np.float32]
-Labels = NDArray[np.int64]
-
-
-class _Missing(Exception):
-    """Why a figure cannot be drawn."""
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A run folder with its states, and the images that its clients were tested on."""
-
-    arm: Arm
-    run: Run
-    config: RunConfig
-    states: dict[str, Path]
 
 
 @dataclass(frozen=True)
@@ -77,74 +54,24 @@ def of_models(comparisons: Sequence[Comparison], *, wanted: bool) -> list[Pictur
         return [absent(name, title, "left out by --no-models") for name, title, _ in named]
     made = []
     for name, title, draw in named:
-        reasons = [_NO_STATES]
+        reasons = [NO_STATES]
         for one in comparisons:
             try:
                 made.append(draw(name, one))
                 break
-            except _Missing as reason:
+            except Missing as reason:
                 reasons.append(f"{reason}")
         else:
-            known = [reason for reason in reasons if reason != _NO_STATES]
-            made.append(absent(name, title, known[0] if known else _NO_STATES))
+            known = [reason for reason in reasons if reason != NO_STATES]
+            made.append(absent(name, title, known[0] if known else NO_STATES))
     return made
-
-
-# --- what a run folder still has ---------------------------------------------------------------
-
-
-def _opened(one: Comparison) -> list[_Opened]:
-    """The arms of a setting that have a run with states, in the setting's order."""
-    found = []
-    for arm in one.arms:
-        for run in arm.ordered():
-            opened = _open(arm, run)
-            if opened is not None:
-                found.append(opened)
-                break
-    if not found:
-        raise _Missing(_NO_STATES)
-    return found
-
-
-def _open(arm: Arm, run: Run) -> _Opened | None:
-    if run.folder is None or not (run.folder / "checkpoint" / "run.json").exists():
-        return None
-    values = read_yaml(run.folder / "config.yaml")
-    try:
-        config = build_config({k: v for k, v in values.items() if known_keys(k, arm.method)})
-        folder = RunFolder(run.folder)
-        states = folder.state_dir(config) / folder.experiment
-    except (UserError, OSError, ValueError, KeyError):
-        return None
-    there = {path.parent.name: path.parent for path in states.glob(f"*/{DESCRIPTION}")}
-    if not any(FileStore(path, sync=False).generations() for path in there.values()):
-        return None
-    return _Opened(arm, run, config, there)
-
-
-def _images(opened: _Opened, clients: Sequence[str], each: int) -> list[tuple[Tensor, Labels]]:
-    """At most ``each`` test images (n, s, s, 3) uint8 and labels of every client, evenly spread."""
-    try:
-        dataset, partition = load_partition(opened.config, len(opened.run.clients))
-    except (UserError, OSError) as error:
-        raise _Missing(f"the images of '{opened.run.name}' cannot be read: {error}") from error
-    found = []
-    for client in clients:
-        if client not in partition.ids:
-            raise _Missing(f"client '{client}' has its images elsewhere")
-        test = partition.clients[partition.ids.index(client)].test
-        chosen = test[np.linspace(0, len(test) - 1, min(each, len(test))).round().astype(int)]
-        images = torch.from_numpy(np.ascontiguousarray(dataset.images[chosen]))
-        found.append((images, dataset.labels[chosen]))
-    return found
 
 
 # --- t-SNE -------------------------------------------------------------------------------------
 
 
 def _t_sne(name: str, one: Comparison) -> Picture:
-    chosen = _best(one, _opened(one))
+    chosen = _best(one, open_runs(one))
     clouds = [_cloud(opened) for opened in chosen]
     shown = [_embed(cloud.points) for cloud in clouds]
     numbers = [(_silhouette(c.points, c.classes), _silhouette(c.points, c.clients)) for c in clouds]
@@ -168,31 +95,31 @@ def _t_sne(name: str, one: Comparison) -> Picture:
     return picture(name, _TSNE, caption, draw, (WIDTH, 2.9 * len(clouds)))
 
 
-def _best(one: Comparison, opened: Sequence[_Opened]) -> list[_Opened]:
+def _best(one: Comparison, opened: Sequence[Opened]) -> list[Opened]:
     """The baseline and then the most accurate arms, as many as fit."""
     ranked = sorted(opened, key=lambda o: (o.arm is not one.baseline, -final(o.run), o.arm.order))
     return ranked[:MOST_ARMS]
 
 
-def _cloud(opened: _Opened) -> _Cloud:
+def _cloud(opened: Opened) -> _Cloud:
     trained = [
         score.client for score in opened.run.clients
         if score.generation > 0 and score.client in opened.states
     ][:MOST_CLIENTS]  # fmt: skip
     if not trained:
-        raise _Missing(f"'{opened.run.name}' has no state of a client that was sampled")
+        raise Missing(f"'{opened.run.name}' has no state of a client that was sampled")
     points, classes, clients = [], [], []
-    images = _images(opened, trained, MOST_IMAGES // len(trained))
+    images = images_of(opened, trained, MOST_IMAGES // len(trained))
     for number, (client, (pixels, labels)) in enumerate(zip(trained, images, strict=True)):
         try:
             model = open_state(opened.states[client]).model
         except UserError as error:
-            raise _Missing(str(error)) from error
+            raise Missing(str(error)) from error
         points.append(representations(model, pixels))
         classes.append(labels)
         clients.append(np.full(len(labels), number))
     if len({cloud.shape[1] for cloud in points}) > 1:
-        raise _Missing("the clients' representations have different widths")
+        raise Missing("the clients' representations have different widths")
     return _Cloud(opened.arm, *(np.concatenate(part) for part in (points, classes, clients)))
 
 
@@ -217,7 +144,7 @@ def representations(model: Personalised, images: Tensor) -> Points:
         for hook in hooks:
             hook.remove()
     if not caught:
-        raise _Missing("the inference model has no header of its own")
+        raise Missing("the inference model has no header of its own")
     own = caught.get("model") or next(iter(caught.values()))
     return torch.cat(own).numpy()
 
@@ -266,14 +193,14 @@ def _scatter(axes: Axes, plane: Points, labels: Labels, title: str) -> None:
 
 
 def _enhanced(name: str, one: Comparison) -> Picture:
-    for opened in _opened(one):
+    for opened in open_runs(one):
         module = _extractor(opened)
         if module is not None:
             break
     else:
-        raise _Missing("no method with states makes images of images (pFedES does)")
+        raise Missing("no method with states makes images of images (pFedES does)")
     holders = [score.client for score in opened.run.clients if score.client in opened.states]
-    images = [pixels for pixels, _ in _images(opened, holders[:EXAMPLES], 1)]
+    images = [pixels for pixels, _ in images_of(opened, holders[:EXAMPLES], 1)]
     originals = torch.cat(images)
     with torch.inference_mode():
         enhanced = module(normalise(originals)).permute(0, 2, 3, 1)
@@ -300,7 +227,7 @@ def _enhanced(name: str, one: Comparison) -> Picture:
     return picture(name, _ENHANCED, caption, draw, (WIDTH, 2.7))
 
 
-def _extractor(opened: _Opened) -> nn.Module | None:
+def _extractor(opened: Opened) -> nn.Module | None:
     """The server's global extractor, where the method has a module of that name."""
     state = next(iter(opened.states.values()))
     try:
@@ -316,7 +243,7 @@ def _extractor(opened: _Opened) -> nn.Module | None:
         LookupError,
         RuntimeError,
     ) as error:
-        raise _Missing(f"the states of '{opened.run.name}' cannot be opened: {error}") from error
+        raise Missing(f"the states of '{opened.run.name}' cannot be opened: {error}") from error
     if module is None or kept is None:
         return None
     with torch.no_grad():

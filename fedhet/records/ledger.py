@@ -13,7 +13,7 @@ from fedhet.ids import client_order
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.roster import Roster
 from fedhet.records.hash_chain import Chain
-from fedhet.records.run_folder import spread
+from fedhet.records.summary import spread
 
 log = logging.getLogger("fedhet")
 

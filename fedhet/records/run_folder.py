@@ -4,7 +4,6 @@ import csv
 import hashlib
 import io
 import json
-import math
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
@@ -30,6 +28,7 @@ from fedhet.ids import is_id
 from fedhet.records.environment import environment
 from fedhet.records.lines import Lines
 from fedhet.records.spending import partition_clients, privacy_summary
+from fedhet.records.summary import summarise
 from fedhet.schema import RunConfig
 
 CLIENT_COLUMNS = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
@@ -244,64 +243,3 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 def digest(path: Path) -> str:
     """SHA-256 of a file, hex; empty if it is not there."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
-
-
-def summarise(
-    config: RunConfig, rounds: Sequence[Mapping[str, Any]], status: str, clients: int, reason: str
-) -> dict[str, Any]:
-    """The figures of ``summary.json`` out of the lines of ``rounds.jsonl``."""
-    evaluated = [r for r in rounds if r["test_accuracy_mean"] is not None]
-    last = evaluated[-1] if evaluated else {}
-    validated = [r for r in evaluated if r["val_accuracy_mean"] is not None]
-    best = max(validated, key=lambda r: (r["val_accuracy_mean"], -r["round"]), default={})
-    replied = sum(r["replied"] for r in rounds)
-    sent = sum(r["sampled"] - r["offline"] for r in rounds)
-
-    def total(key: str) -> int:
-        return int(sum(r[key] for r in rounds))
-
-    return {
-        "method": config.method,
-        "dataset": config.dataset,
-        "clients": clients,
-        "fraction": config.fraction,
-        "rounds": len(rounds),
-        "seed": config.seed,
-        "partition_seed": config.data_seed,
-        "status": status,
-        "reason": reason,
-        **{
-            f"test_accuracy_{kind}": last.get(f"test_accuracy_{kind}")
-            for kind in ("mean", "std", "p10", "min")
-        },
-        "best_validation_round": best.get("round"),
-        "best_validation_test_accuracy_mean": best.get("test_accuracy_mean"),
-        "uplink_floats_per_client_round": total("uplink_floats") / max(1, replied),
-        "downlink_floats_per_client_round": total("downlink_floats") / max(1, sent),
-        "uplink_bytes_total": total("uplink_bytes"),
-        "downlink_bytes_total": total("downlink_bytes"),
-        "uplink_message_bytes_total": total("uplink_message_bytes"),
-        "downlink_message_bytes_total": total("downlink_message_bytes"),
-        "train_flops_total": sum(r["train_flops"] for r in rounds),
-        "wall_seconds": sum(r["seconds"] for r in rounds),
-        "failures": [
-            {"round": r["round"], "client": f["client"], "reason": f["reason"]}
-            for r in rounds
-            for f in r["failures"]
-        ],
-        "clients_lost": rounds[-1]["lost"] if rounds else [],
-        "run_sha256": rounds[-1]["sha256"] if rounds else None,
-    }
-
-
-def spread(accuracies: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation, 10th percentile and minimum over clients, unweighted."""
-    values = np.asarray(accuracies, dtype=np.float64)
-    if not values.size:
-        return dict.fromkeys(("mean", "std", "p10", "min"), math.nan)
-    return {
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "p10": float(np.percentile(values, 10)),
-        "min": float(values.min()),
-    }

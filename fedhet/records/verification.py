@@ -21,8 +21,9 @@ from fedhet.node.state import FileStore, StateLostError
 from fedhet.protocol.roster import Roster
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.lines import final_part
-from fedhet.records.run_folder import RunFolder, csv_text, digest, spread
+from fedhet.records.run_folder import RunFolder, csv_text, digest
 from fedhet.records.states import check_owner, states_of
+from fedhet.records.summary import spread
 from fedhet.schema import RunConfig
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]

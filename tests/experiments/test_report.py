@@ -11,7 +11,8 @@ from written_runs import CLIENTS, make_run
 
 from fedhet.cli.arguments import execute
 from fedhet.errors import UserError
-from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, build, report
+from fedhet.experiments.contents import build
+from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, report
 from fedhet.experiments.runs import pack, read_runs
 from fedhet.experiments.settings import arrange, method_name
 from fedhet.testing import simulate, small

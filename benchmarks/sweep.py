@@ -18,9 +18,9 @@ import yaml
 
 from benchmarks.common import emit, median
 from fedhet.cli.sweep import Options, open_sweep
-from fedhet.errors import UserError
+from fedhet.errors import UserError, VerifyError
 from fedhet.experiments.grid import read_cells
-from fedhet.experiments.sweep import DIVERGED, FINISHED, Job, Sweep, default_workers
+from fedhet.experiments.sweep import DIVERGED, FAILED, FINISHED, Job, Sweep, default_workers
 from fedhet.files import read_jsonl
 
 PRESET = {
@@ -57,8 +57,11 @@ def main() -> None:
 
 
 def training_seconds(job: Job) -> float:
-    """Seconds of the rounds that a cell has finished; 0 before the first."""
-    return float(sum(r["seconds"] for r in read_jsonl(job.folder / "rounds.jsonl")))
+    """Seconds of the rounds that a cell has finished; 0 before the first, or if it is damaged."""
+    try:
+        return float(sum(r["seconds"] for r in read_jsonl(job.folder / "rounds.jsonl")))
+    except (VerifyError, OSError, KeyError, TypeError):
+        return 0.0  # the sweep itself says what is wrong with this cell
 
 
 def measure(found: Sweep, workers: int) -> None:
@@ -77,7 +80,8 @@ def measure(found: Sweep, workers: int) -> None:
     found.run(workers, note)
     wall = time.monotonic() - started
     if not ends:
-        raise SystemExit("nothing to measure: " + found.jobs[0].reason)
+        reasons = [f"{job.cell.name}: {job.reason}" for job in found.jobs if job.state == FAILED]
+        raise SystemExit("nothing to measure: " + "; ".join(reasons[:1]))
     trained = {
         job.cell.name: training_seconds(job) - before[job.cell.name]
         for job in found.jobs

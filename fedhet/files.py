@@ -168,20 +168,6 @@ def appearing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-@contextmanager
-def restored_on_error(*paths: Path) -> Iterator[None]:
-    """Small files as they were, their modes too, if the body fails; absent ones are let be."""
-    before = {path: (path.read_bytes(), path.stat().st_mode) for path in paths if path.exists()}
-    try:
-        yield
-    except BaseException:
-        for path, (content, mode) in before.items():
-            with replacing(path, private=True) as temporary:  # nobody reads it meanwhile
-                temporary.write_bytes(content)
-                temporary.chmod(mode)
-        raise
-
-
 def write_text(path: Path, text: str, *, synced: bool = False) -> None:
     """Replace a file in one step, as :func:`replacing` does."""
     with replacing(path, synced=synced) as temporary:

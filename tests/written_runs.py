@@ -19,6 +19,14 @@ def counted(loss: float | None, clients: int = 2) -> dict:
     return {"train_loss": None, "replied": 0, "failed": clients, "failures": failures}
 
 
+def write_clients(folder: Path, tests) -> None:
+    """``clients.csv``: the clients' accuracies after each round; the first is never sampled."""
+    lines = ["round,client,model,generation,test_accuracy,val_accuracy,other"]
+    for r, row in enumerate(tests, start=1):
+        lines += [f"{r},{k},cnn-1,{r if k else 0},{value},1.0," for k, value in enumerate(row)]
+    (folder / "clients.csv").write_text("\n".join(lines) + "\n")
+
+
 def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     """A run folder written by hand: ``tests`` are the clients' accuracies after each round."""
     own = {
@@ -39,20 +47,18 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
         {
             "round": r, "test_accuracy_mean": sum(row) / len(row), "val_accuracy_mean": 1.0,
             "sampled": 2, "uplink_floats": 100, "downlink_floats": 60,
-            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "sha256": "ab",
+            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "sha256": f"{method}{seed}",
             **counted(own.get("loss", 0.5)),
         }
         for r, row in enumerate(tests, start=1)
     ]  # fmt: skip
     (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
-    lines = ["round,client,model,generation,test_accuracy,val_accuracy,other"]
-    for r, row in enumerate(tests, start=1):
-        lines += [f"{r},{k},cnn-1,{r if k else 0},{value},1.0," for k, value in enumerate(row)]
-    (path / "clients.csv").write_text("\n".join(lines) + "\n")
+    write_clients(path, tests)
     (path / "partition.csv").write_text("client,a,b\n" + "".join(f"{k},3,0\n" for k in range(4)))
     summary = {
         "method": method, "status": own.get("status", "completed"), "reason": "not finite",
         "best_validation_test_accuracy_mean": 5.0, "wall_seconds": 7200.0, "failures": [],
+        "rounds": len(tests), "test_accuracy_mean": sum(tests[-1]) / len(tests[-1]),
         "run_sha256": f"{method}{seed}",
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))

@@ -59,7 +59,7 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
             f"{mixed}: results of different code are not compared; take another --out, or say "
             "--accept-mixed"
         )
-    workers = _workers(found, options)
+    workers = at_a_time(found, options.workers)
     with interruptible(), Progress(found, quiet=as_json) as progress:
         found.run(workers, progress.update)
     _report(found, path, as_json=as_json)
@@ -85,7 +85,7 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
     for job in found.jobs:
         time_ = _time(guesses[job.cell.name].seconds) if job.cell.name in guesses else ""
         print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}")
-    workers = _workers(found, options)
+    workers = at_a_time(found, options.workers)
     print(f"{len(found.jobs)} cells, {len(todo)} to run{_altogether(todo, guesses, workers)}")
     for reason in dict.fromkeys(one.reason for one in guesses.values() if one.reason):
         print(f"no estimate: {reason}")
@@ -97,11 +97,13 @@ def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: in
     """How long the rest takes: cells side by side, those with Ray one after the other."""
     left = {"inline": [0.0], "ray": [0.0]}
     for job in todo:
-        share = 1 - job.rounds / job.cell.config.rounds
+        share = max(0.0, 1 - job.rounds / job.cell.config.rounds)
         left[job.cell.config.engine].append(share * (guesses[job.cell.name].seconds or 0.0))
     inline, ray = left["inline"], left["ray"]
     total = sum(ray) + max(*inline, sum(inline) / workers)
-    return f": about {show.duration(total)} with {workers} at a time" if total else ""
+    unknown = sum(guesses[job.cell.name].seconds is None for job in todo)
+    more = f", and {unknown} of which nobody knows" if unknown else ""
+    return f": about {show.duration(total)} with {workers} at a time{more}" if total else ""
 
 
 def print_commands(preset: str, overrides: Sequence[str], options: Options) -> None:
@@ -110,6 +112,8 @@ def print_commands(preset: str, overrides: Sequence[str], options: Options) -> N
     for job in found.jobs:
         words = ["fedhet", "sweep", preset, *overrides, "--out", str(found.out)]
         words += [] if options.profile == "full" else ["--profile", options.profile]
+        words += ["--workers", str(options.workers)] if options.workers else []
+        words += ["--accept-mixed"] if options.accept_mixed else []
         print(shlex.join([*words, "--cell", job.cell.name]))
 
 
@@ -126,8 +130,7 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
                 f"--cell: '{options.cell}' is none of the {len(cells)} of '{path.stem}'; "
                 "--dry-run lists them"
             )
-    shipped = path != Path(preset).expanduser()  # compare/x and paper/x may share a folder
-    name = preset.replace("/", "-") if shipped else path.stem
+    name = index_name(preset, path)
     if options.profile != "full":
         name += f"-{options.profile}"
     if options.shard != "1/1":
@@ -137,10 +140,16 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
     return path, Sweep.open(name, out, chosen, QUICK if options.profile == "quick" else "")
 
 
-def _workers(found: Sweep, options: Options) -> int:
-    """Cells at a time; a shard may have none at all."""
+def index_name(preset: str, path: Path) -> str:
+    """What a preset's index is called: compare/x and paper/x may share a folder."""
+    shipped = path != Path(preset).expanduser()
+    return preset.replace("/", "-") if shipped else path.stem
+
+
+def at_a_time(found: Sweep, workers: int) -> int:
+    """Cells that run side by side, by default one per core; a shard may have none at all."""
     threads = max((job.cell.config.threads for job in found.jobs), default=1)
-    return options.workers or default_workers(threads)
+    return workers or default_workers(threads)
 
 
 def placed(cell: Cell, out: Path) -> Cell:
@@ -179,7 +188,7 @@ class Progress:
     def __init__(self, found: Sweep, *, quiet: bool, blind: bool = False) -> None:
         self.console = Console(stderr=True)
         self.quiet, self.blind = quiet, blind
-        self.told = {job.cell.name for job in found.jobs if job.state in ENDED}
+        self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
         self.live: Live | None = None
         if not quiet and self.console.is_terminal:
             self.live = Live(_table(found, blind=blind), console=self.console, auto_refresh=False)
@@ -199,7 +208,8 @@ class Progress:
             self.live.update(_table(found, blind=self.blind), refresh=True)
             return
         for job in found.jobs:
-            if job.state in ENDED and job.cell.name not in self.told and not self.quiet:
+            ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
+            if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
                 accuracy = show.percent(None if self.blind else job.accuracy)
                 print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedhet.cli import show
-from fedhet.cli.sweep import Progress, placed
+from fedhet.cli.sweep import Progress, at_a_time, index_name, placed
 from fedhet.errors import RunFailedError
-from fedhet.experiments.sweep import FAILED, Sweep, Work, default_workers
+from fedhet.experiments.sweep import FAILED, Sweep, Work
 from fedhet.experiments.tune import Search, Trial, best, preset_text, validation
 from fedhet.files import write_text
 from fedhet.runtime.session import find_preset
@@ -36,9 +36,9 @@ def tune(
     trials = search.trials(options.trials, options.search_seed)
     runs = options.runs.expanduser().absolute()
     cells = {cell.name: placed(cell, runs) for trial in trials for cell in trial.cells}
-    found = Sweep.open(f"tune-{path.stem}", runs, list(cells.values()))
+    found = Sweep.open(f"tune-{index_name(preset, path)}", runs, list(cells.values()))
     found.work = work
-    workers = options.workers or default_workers(found.jobs[0].cell.config.threads)
+    workers = at_a_time(found, options.workers)
     with interruptible(), Progress(found, quiet=as_json, blind=True) as progress:
         found.run(workers, progress.update)
     if found.counts()[FAILED]:

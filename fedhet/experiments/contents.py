@@ -12,7 +12,8 @@ from fedhet.experiments.comparison import BASELINE, Comparison, compare, final
 from fedhet.experiments.drawing import Colours, Picture
 from fedhet.experiments.markup import Cell, Column, Table, number, text
 from fedhet.experiments.modelled import of_models
-from fedhet.experiments.runs import LeftOut, Run, read_runs, sweep_notes
+from fedhet.experiments.reading import read_runs, sweep_notes
+from fedhet.experiments.runs import LeftOut, Run
 from fedhet.experiments.settings import arrange
 
 

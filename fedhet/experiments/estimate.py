@@ -6,10 +6,16 @@ to a client, to an image, to an image's epoch and to evaluation is then scaled b
 numbers.
 """
 
+import contextlib
+import io
+import math
+import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedhet.data.folder import ImageFolder
 from fedhet.data.partition_file import count_clients
@@ -58,10 +64,11 @@ class Cost:
         share = config.split[0] / sum(config.split)
         trained = images * share * sampled / clients
         per_image = self.image + self.epoch * config.local_epochs
-        # Only those are evaluated again that took part since; at the end all have been once.
-        rest = 1 - sampled / clients
-        again = config.rounds / config.evaluate_every * (1 - rest**config.evaluate_every)
-        evaluated = again + rest**config.rounds
+        # First everybody is evaluated, or all that took part; then those that took part since.
+        since = 1 - (1 - sampled / clients) ** config.evaluate_every
+        first = 1.0 if config.evaluate_all else since
+        again = math.ceil(config.rounds / config.evaluate_every) - 1
+        evaluated = first + again * since
         return config.rounds * (
             sampled * self.client + trained * per_image
         ) + evaluated * self.held * images * (1 - share)
@@ -80,8 +87,15 @@ class Probed:
 def extent(config: RunConfig) -> tuple[int, int]:
     """Images and classes of a cell's data set, by its name or the names of its files.
 
-    Raises UserError where they are not here to be counted.
+    Of chosen ``classes`` each is taken to have as many images as any. Raises UserError where they
+    are not here to be counted.
     """
+    images, classes = _whole(config)
+    chosen = len(config.classes) or classes
+    return images * min(chosen, classes) // classes, chosen
+
+
+def _whole(config: RunConfig) -> tuple[int, int]:
     if config.dataset in EXTENTS:
         return EXTENTS[config.dataset]
     source = find_source(
@@ -98,26 +112,46 @@ def extent(config: RunConfig) -> tuple[int, int]:
     return images, classes
 
 
-def guess(cells: Iterable[Cell]) -> list[Guess]:
-    """How long each cell takes in one process, or with all that Ray would start for it."""
-    costs: dict[str, Cost] = {}
-    return [_guess(cell.config, costs) for cell in cells]
+class Estimator:
+    """Remembers what data sets hold and what kinds of cells cost, or why nobody can say."""
 
+    def __init__(self) -> None:
+        self._extents: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._costs: dict[str, Cost | RunFailedError] = {}
 
-def _guess(config: RunConfig, costs: dict[str, Cost]) -> Guess:
-    try:
-        images, classes = extent(config)
-        clients = config.clients or DEFAULT_CLIENTS
-        if config.partition == "file" and not config.clients:
-            clients = count_clients(config.partition_file)
-        probe = _probe(config, classes)
+    def guess(self, config: RunConfig) -> Guess:
+        """How long a cell takes in one process, or with all that Ray would start for it."""
+        try:
+            data = (config.dataset, config.data_path, config.classes)
+            if data not in self._extents:
+                self._extents[data] = extent(config)
+            images, classes = self._extents[data]
+            clients = config.clients or DEFAULT_CLIENTS
+            if config.partition == "file" and not config.clients:
+                clients = count_clients(config.partition_file)
+            cost = self._cost(_probe(config, classes))
+        except (UserError, RunFailedError) as error:
+            return Guess(None, str(error))
+        together = config.processes(clients) if config.engine == "ray" else 1
+        return Guess(cost.of(config, images, clients) / together)
+
+    def _cost(self, probe: RunConfig) -> Cost:
         key = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))
-        if key not in costs:
-            costs[key] = _measure(probe)
-    except (UserError, RunFailedError) as error:
-        return Guess(None, str(error))
-    together = config.processes(clients) if config.engine == "ray" else 1
-    return Guess(costs[key].of(config, images, clients) / together)
+        if key not in self._costs:
+            try:
+                self._costs[key] = _measure(probe)
+            except RunFailedError as error:
+                self._costs[key] = error
+        found = self._costs[key]
+        if isinstance(found, RunFailedError):
+            raise found
+        return found
+
+
+def guess(cells: Iterable[Cell]) -> list[Guess]:
+    """How long each cell takes; one probe for all that are alike."""
+    estimator = Estimator()
+    return [estimator.guess(cell.config) for cell in cells]
 
 
 def _probe(config: RunConfig, classes: int) -> RunConfig:
@@ -130,6 +164,7 @@ def _probe(config: RunConfig, classes: int) -> RunConfig:
             "dataset": f"synthetic:{images}x{classes}", "clients": len(models), "models": models,
             "partition": "dirichlet", "alpha": 1e6, "rounds": 3, "local_epochs": 1,
             "evaluate_every": 3, "engine": "inline", "keep_state": False,
+            "max_classes": max(classes, RunConfig().max_classes),
         }
     )  # fmt: skip
 
@@ -150,13 +185,39 @@ def _measure(probe: RunConfig) -> Cost:
 
 
 def _rounds(config: RunConfig) -> Probed:
-    """A warm round that is not evaluated, and the last one, which is."""
-    with tempfile.TemporaryDirectory() as folder:
+    """A warm round that is not evaluated, and the last one, which is.
+
+    Raises RunFailedError if any client of it fails. Nothing is shown, and nothing is left.
+    """
+    with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
         config = config.model_copy(update={"out": folder})
         made = RunFolder.create(config, "probe")
-        run(Launch(config, made), lambda rounds: None)
-        _, plain, evaluated = (float(record["seconds"]) for record in read_jsonl(made.rounds))
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                run(Launch(config, made), lambda rounds: None)
+        except RunFailedError as error:
+            reason = made.read_summary().get("reason") or error
+            raise RunFailedError(f"three rounds on invented images failed: {reason}") from None
+        records = read_jsonl(made.rounds)
+        failure = next((one for record in records for one in record["failures"]), None)
+        if failure is not None:
+            raise RunFailedError(f"a client failed on invented images: {failure['reason']}")
+        _, plain, evaluated = (float(record["seconds"]) for record in records)
         lines = made.partition.read_text(encoding="utf-8").splitlines()[1:]
         trained = sum(int(n) for line in lines for n in line.split(",")[1:])
         images = int(config.dataset.replace("x", ":").split(":")[1])
         return Probed(plain, evaluated, trained, images - trained)
+
+
+@contextmanager
+def _cache_in(folder: str) -> Iterator[None]:
+    """The cache of data sets is there meanwhile: invented images are of no use to anybody."""
+    before = os.environ.get("FEDHET_CACHE")
+    os.environ["FEDHET_CACHE"] = str(Path(folder) / "cache")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FEDHET_CACHE"]
+        else:
+            os.environ["FEDHET_CACHE"] = before

@@ -72,9 +72,7 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     grids = grids if isinstance(grids, list) else [grids]
     if not grids:
         raise UserError("grid: '[]' is not allowed: give a map of keys to lists, or several")
-    for key in (key for group in paired for key in group):
-        if not any(isinstance(grid, dict) and key in grid for grid in grids):
-            raise UserError(f"paired: '{key}' is no key of the grid")
+    _check_grids(grids, paired)
     for grid in grids:
         for values in combinations(grid, paired):
             chosen = values | {key: changes[key] for key in values if key in changes}
@@ -83,13 +81,30 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     return list(cells.values())
 
 
-def combinations(grid: Any, paired: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
+    for grid in grids:
+        if not isinstance(grid, dict) or not grid:
+            raise UserError(
+                f"grid: '{grid}' is not allowed: a map of keys to lists, or a list of maps"
+            )
+        for key, values in grid.items():
+            if not isinstance(key, str):
+                raise UserError(f"grid: '{key}' is no key: give names of keys")
+            if not isinstance(values, list) or not values:
+                raise UserError(f"grid: '{key}: {values}' is not allowed: give a list of values")
+    named: set[str] = set()
+    for key in (key for group in paired for key in group):
+        if not any(key in grid for grid in grids):
+            raise UserError(f"paired: '{key}' is no key of the grid")
+        if key in named:
+            raise UserError(f"paired: '{key}' is named twice: it moves with one group of keys")
+        named.add(key)
+
+
+def combinations(
+    grid: Mapping[str, list[Any]], paired: Sequence[Sequence[str]]
+) -> Iterator[dict[str, Any]]:
     """Every choice of one value per key; the lists of a group of ``paired`` are walked together."""
-    if not isinstance(grid, dict) or not grid:
-        raise UserError(f"grid: '{grid}' is not allowed: a map of keys to lists, or a list of maps")
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise UserError(f"grid: '{key}: {values}' is not allowed: give a list of values")
     groups = {key: [key] for key in grid}
     for group in paired:
         together = [key for key in group if key in grid]

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +23,9 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet.errors import UserError, VerifyError
+from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.experiments.grid import Cell
-from fedhet.experiments.runs import DIVERGENCE, diverged
+from fedhet.experiments.reading import DIVERGENCE, check_finished, diverged
 from fedhet.files import read_json, read_jsonl, write_json, write_text
 from fedhet.records.environment import source_digest, versions
 from fedhet.runtime.processes import end_with_parent
@@ -54,7 +55,7 @@ class Job:
 
     def look(self) -> None:
         """Read from the folder how far it is; whether its process has ended is not asked here."""
-        with contextlib.suppress(VerifyError):  # :meth:`conclude` says so
+        with contextlib.suppress(VerifyError, OSError):  # :meth:`conclude` says so
             records = read_jsonl(self.folder / "rounds.jsonl")
             self.rounds = len(records)
             self.accuracy = records[-1].get("test_accuracy_mean") if records else None
@@ -66,10 +67,12 @@ class Job:
             records = read_jsonl(self.folder / "rounds.jsonl")
             summary = read_summary(self.folder)
             over = bool(records) and diverged(records[-1])
-        except (VerifyError, KeyError, TypeError) as error:
-            self.state = FAILED
-            damaged = "rounds.jsonl: its last line is damaged"
-            self.reason = str(error) if isinstance(error, VerifyError) else damaged
+            if summary.get("status") == "completed" and records:
+                check_finished(self.folder, summary, records)
+        except (VerifyError, OSError, KeyError, TypeError) as error:
+            self.state, self.reason = FAILED, "rounds.jsonl: its last line is damaged"
+            if isinstance(error, VerifyError | OSError):
+                self.reason = one_line(error)
             return
         status, self.reason = str(summary.get("status", "")), str(summary.get("reason", ""))
         if status == "completed" and records:
@@ -80,6 +83,16 @@ class Job:
             self.state = DIVERGED
         else:
             self.state = FAILED if status == "failed" else PENDING
+
+    def fruitless(self) -> bool:
+        """Whether it failed without a valid reply in any round: it has nothing to continue."""
+        if self.state != FAILED:
+            return False
+        try:
+            records = read_jsonl(self.folder / "rounds.jsonl")
+        except (VerifyError, OSError):
+            return False
+        return bool(records) and not any(record.get("replied", 1) for record in records)
 
 
 @dataclass
@@ -116,7 +129,7 @@ class Sweep:
             try:
                 kept = read_json(path)
                 then = {"source": kept["source_sha256"], "torch": kept["versions"]["torch"]}
-            except (VerifyError, KeyError, TypeError):
+            except (VerifyError, OSError, KeyError, TypeError):
                 return f"cell {job.cell.name} was run with nobody knows what: '{path}' is damaged"
             for what, value in now.items():
                 if then[what] != value:
@@ -160,8 +173,11 @@ class Sweep:
         rounds, seconds = sum(n for n, _ in done), sum(s for _, s in done)
         if not rounds:
             return None
-        todo = sum(job.cell.config.rounds - job.rounds for job in self.jobs
-                   if job.state in {PENDING, RUNNING})  # fmt: skip
+        todo = sum(
+            job.cell.config.rounds - job.rounds
+            for job in self.jobs
+            if job.state in {PENDING, RUNNING} or (job.state == FAILED and job.process is None)
+        )
         return todo * seconds / rounds / max(1, len(running))
 
     def counts(self) -> dict[str, int]:
@@ -199,6 +215,12 @@ class Sweep:
         return not running if alone else len(running) < workers
 
     def _start(self, job: Job) -> None:
+        if job.fruitless():
+            aside = self.folder / "failed" / job.folder.name
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.parent.mkdir(exist_ok=True)
+            job.folder.rename(aside)
+            job.rounds = 0
         job.look()
         log = self.folder / f"{job.cell.name}.log"
         process = _FORKS.Process(

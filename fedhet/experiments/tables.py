@@ -154,11 +154,13 @@ def _targets(one: Comparison) -> Table:
                 number(None if hit.gflops is None else hit.gflops / 1e3, 2),
             ]
         rows.append(row)
-    note = (
-        "Means over the blocks that reached the target. The lowest target is what "
-        f"{one.baseline.name if one.baseline else 'the baseline'} ends with in its worst block, "
-        "in whole percent; the others are the papers'."
-    )
+    note = "Means over the blocks that reached the target. The targets are the papers'."
+    if one.baseline:
+        note = (
+            "Means over the blocks that reached the target. The lowest target is what "
+            f"{one.baseline.name} ends with in its worst block, in whole percent; the others are "
+            "the papers'."
+        )
     return _table("target", "Costs to a target accuracy", note, columns, rows, one)
 
 
@@ -248,7 +250,7 @@ def overview(comparisons: Sequence[Comparison]) -> list[Table]:
     legend = "; ".join(f"S{i}: {one.setting.title}" for i, one in enumerate(comparisons, start=1))
     note = f"Mean accuracy in percent, +- half the {PERCENT} t interval over blocks. {legend}."
     tables = [Table("overview", "All settings", note, columns, rows)]
-    return [*tables, _across(comparisons)]
+    return [table for table in (*tables, _across(comparisons)) if table.rows]
 
 
 def _with_half(found: Interval) -> Cell:

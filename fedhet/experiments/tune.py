@@ -18,7 +18,7 @@ import yaml
 from fedhet.config import find_method, method_keys, method_name
 from fedhet.errors import UserError
 from fedhet.experiments.grid import SWEEP_KEYS, Cell, resolve
-from fedhet.experiments.runs import diverged
+from fedhet.experiments.reading import diverged
 from fedhet.files import read_jsonl, read_yaml
 from fedhet.rng import generator
 from fedhet.schema import RunConfig, kebab

@@ -209,10 +209,14 @@ class RunFolder:
         except OSError:
             return {}
         except VerifyError as error:
-            raise VerifyError(f"{error}{_AGAIN}") from error
+            raise VerifyError(f"{error}{self._again()}") from error
         if not {"status", "reason", "rounds"} <= summary.keys():
-            raise VerifyError(f"'{self.summary}' is damaged: not how the run ended{_AGAIN}")
+            raise VerifyError(f"'{self.summary}' is damaged: not how the run ended{self._again()}")
         return summary
+
+    def _again(self) -> str:
+        """How to have a damaged summary written anew, where clients' states allow it."""
+        return _AGAIN if self._started()["config"].get("keep-state", True) else ""
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""

@@ -2,17 +2,19 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError, UserError, one_line
-from fedhet.files import restored_on_error
+from fedhet.files import private_files
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
 from fedhet.runtime.server_folder import connect
@@ -211,17 +213,48 @@ def _submit_remote(launch: Launch, connection: str, env: Mapping[str, str]) -> s
     """The run's id; if nobody takes it, the folder says what it said before."""
     folder = launch.folder
     run_config = folder.path / "flwr" / "run-config.toml"
-    with restored_on_error(folder.identity, folder.config, folder.summary):
-        folder.summary.unlink(missing_ok=True)  # the old one must not pass for this run's
-        launch.write_config()
-        write_run_config(run_config, launch.envelope(owner=0))
-        try:
-            return submit(connection, run_config, "", env)
-        except (RunFailedError, OSError) as error:
-            raise UserError(f"superlink: '{connection}' does not take the run: {error}") from error
-        finally:
-            run_config.unlink()
+    try:
+        with _restored_on_error(folder.identity, folder.config, folder.summary):
+            folder.summary.unlink(missing_ok=True)  # the old one must not pass for this run's
+            launch.write_config()
+            write_run_config(run_config, launch.envelope(owner=0))
+            try:
+                return submit(connection, run_config, "", env)
+            except (RunFailedError, OSError) as error:
+                raise UserError(
+                    f"superlink: '{connection}' does not take the run: {error}"
+                ) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            run_config.unlink(missing_ok=True)
             run_config.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _restored_on_error(*paths: Path) -> Iterator[None]:
+    """Files as they were, their modes too, if the body fails; absent ones are let be.
+
+    They are copied first: putting a copy back takes no space, which may be what is missing.
+    """
+    copies = {path: path.with_name(f".{path.name}.before") for path in paths if path.exists()}
+    try:
+        with private_files():  # nobody reads them meanwhile
+            for path, copy in copies.items():
+                shutil.copy2(path, copy)
+        try:
+            yield
+        except BaseException:
+            with undisturbed():
+                for path, copy in copies.items():
+                    copy.replace(path)
+            raise
+    finally:
+        for copy in copies.values():
+            with contextlib.suppress(OSError):
+                copy.unlink(missing_ok=True)
 
 
 def _await(launch: Launch, connection: str, run_id: str, reader: Reader) -> tuple[str, str]:

@@ -168,7 +168,8 @@ def announce(config: RunConfig, console: Console) -> None:
 def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
     """UserError if there is nothing left to do, or nothing to go on from."""
     completed = read_summary(folder).get("status") == "completed"
-    finished = max((record["round"] for record in folder.read_rounds()), default=0)
+    records = folder.read_rounds()  # whether they are what was written is seen to later
+    finished = max((r["round"] for r in records if isinstance(r.get("round"), int)), default=0)
     if config.rounds < finished:
         raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
     if completed and config.rounds == (finished or folder.started_config()["rounds"]):
@@ -181,10 +182,11 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
             f"run '{folder.path}' cannot go on: with keep-state=false the clients' states were "
             "deleted at its end"
         )
-    last = folder.read_rounds()[-1:]
+    last = records[-1] if records else {}
     failed = read_summary(folder).get("status") == "failed"
-    if failed and finished == config.rounds and last and not last[0]["replied"]:
-        first = next((f"client {f['client']}: {f['reason']}" for f in last[0]["failures"]), "?")
+    if failed and finished == config.rounds and not last.get("replied", 1):
+        failures = last.get("failures") or [{}]
+        first = f"client {failures[0].get('client')}: {failures[0].get('reason')}"
         raise UserError(
             f"run '{folder.path}' has no round left, and nobody replied validly in the last one "
             f"({first}): when that is mended, rounds=N with N > {finished} goes on from here, and "

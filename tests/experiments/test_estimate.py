@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import yaml
 
@@ -24,15 +25,29 @@ def write(path, **keys):
     return path
 
 
-def test_costs_scale_with_what_a_round_trains_and_evaluates() -> None:
-    cost = Cost(client=1.0, image=0.01, epoch=0.1, held=0.001)
-    cell = config(fraction=0.5, split=(8, 1, 1), rounds=6, local_epochs=3, evaluate_every=4)
-    # 5 clients of 80 training images a round. Of ten, 1 - 0.5^4 are new after four rounds, and
-    # 0.5^6 have never been drawn at the end: 200 images for each whole evaluation.
-    whole = 6 / 4 * (1 - 0.5**4) + 0.5**6
-    assert cost.of(cell, 1000, clients=10) == pytest.approx(
-        6 * (5 * 1.0 + 400 * (0.01 + 0.3)) + whole * 0.2
-    )
+def evaluations(config, clients):
+    """How often a client is evaluated in the mean, by drawing cohorts."""
+    draws = np.random.default_rng(0)
+    total, repeats = 0, 200
+    for _ in range(repeats):
+        behind = np.full(clients, config.evaluate_all)
+        for round_ in range(1, config.rounds + 1):
+            behind[draws.choice(clients, config.cohort(clients), replace=False)] = True
+            if round_ % config.evaluate_every == 0 or round_ == config.rounds:
+                total += int(behind.sum())
+                behind[:] = False
+    return total / clients / repeats
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_costs_scale_with_what_a_round_trains_and_evaluates(everybody) -> None:
+    cost = Cost(client=1.0, image=0.01, epoch=0.1, held=10.0)
+    cell = config(fraction=0.3, split=(8, 1, 1), rounds=12, local_epochs=3, evaluate_every=4,
+                  evaluate_all=everybody)  # fmt: skip
+    # 3 clients of 80 training images a round; every evaluation of everybody takes 200 images.
+    trained = 12 * (3 * 1.0 + 240 * (0.01 + 0.3))
+    held = cost.of(cell, 1000, clients=10) - trained
+    assert held == pytest.approx(evaluations(cell, 10) * 200 * 10.0, rel=0.02)
 
 
 @pytest.mark.parametrize(("classes", "batch"), [(100, 64), (100, 32), (10, 8), (10, 64)])
@@ -65,6 +80,7 @@ def test_a_folder_is_measured_by_names_and_an_absent_or_empty_one_says_why(tmp_p
     assert extent(config(dataset="image-folder", data_path=str(tmp_path))) == (6, 2)
     assert extent(config(dataset="synthetic:500x20")) == (500, 20)
     assert extent(config(dataset="cifar100")) == (60_000, 100)
+    assert extent(config(dataset="cifar100", classes=("apple", "crab"))) == (1200, 2)
     for name, said in (("absent", "no such file"), ("a", "0 images of 0 classes are too few")):
         with pytest.raises(UserError, match=said):
             extent(config(dataset="image-folder", data_path=str(tmp_path / name)))
@@ -93,6 +109,36 @@ def test_a_probe_tells_nobody_and_has_limits_of_its_own(tmp_path, monkeypatch) -
         guess(cells)
     assert (seen[0].tracker, seen[0].max_images, seen[0].lr) == ("none", 1_000_000, 0.01)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch) -> str:
+    """The name of an architecture that cannot be made."""
+    module = "def make(**keys): raise RuntimeError('out of luck')\n"
+    (tmp_path / "luckless.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "luckless:make"
+
+
+def test_what_fails_is_tried_once_and_said_once(tmp_path, monkeypatch, capsys, broken) -> None:
+    tried, measure = [], estimate._measure
+    monkeypatch.setattr(estimate, "_measure", lambda probe: tried.append(1) or measure(probe))
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+    path = write(tmp_path / "p.yaml", models=[broken], grid={"seed": [0, 1, 2]})
+    guesses = guess(read_cells(path, []))
+    assert len(tried) == 1
+    assert {one.seconds for one in guesses} == {None}
+    (reason,) = {one.reason for one in guesses}
+    assert "out of luck" in reason and "log:" not in reason
+    assert capsys.readouterr() == ("", "")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_probe_in_which_one_client_fails_is_no_estimate(tmp_path, broken) -> None:
+    path = write(tmp_path / "p.yaml", models=[broken, "cnn-5"], grid={"seed": [0]})
+    (one,) = guess(read_cells(path, []))
+    assert one.seconds is None and "a client failed on invented images" in one.reason
+    assert "out of luck" in one.reason
 
 
 def test_a_dry_run_counts_what_the_sweep_would_run(tmp_path, monkeypatch, capsys) -> None:

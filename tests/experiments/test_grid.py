@@ -73,6 +73,9 @@ def test_quick_takes_a_tenth_of_the_rounds_and_a_fifth_of_the_epochs(tmp_path) -
         ([], [], r"grid: '\[\]' is not allowed"),
         ({"seed": [0, 1]}, [["seed", "partition-sed"]], "paired: 'partition-sed' is no key"),
         ({"seed": [0]}, "seed", "give a list of keys"),
+        ("seed", ["seed"], "a map of keys to lists"),
+        ({1: [2]}, [], "'1' is no key"),
+        ({"seed": [0, 1], "lr": [1, 2]}, [["seed", "lr"], ["lr"]], "'lr' is named twice"),
     ],
 )
 def test_a_wrong_grid_is_one_line(tmp_path, grid, paired, says) -> None:

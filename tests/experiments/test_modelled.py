@@ -8,7 +8,7 @@ import torch
 
 from fedhet.experiments.comparison import Comparison, compare
 from fedhet.experiments.modelled import of_models, representations
-from fedhet.experiments.runs import read_runs
+from fedhet.experiments.reading import read_runs
 from fedhet.experiments.settings import arrange
 from fedhet.export.save import open_state
 from fedhet.testing import simulate, small

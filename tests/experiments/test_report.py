@@ -12,8 +12,9 @@ from written_runs import CLIENTS, make_run
 from fedhet.cli.arguments import execute
 from fedhet.errors import UserError
 from fedhet.experiments.contents import build
+from fedhet.experiments.reading import read_runs
 from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, report
-from fedhet.experiments.runs import pack, read_runs
+from fedhet.experiments.runs import pack
 from fedhet.experiments.settings import arrange, method_name
 from fedhet.testing import simulate, small
 
@@ -135,6 +136,59 @@ def test_what_is_left_out_is_named(sweep, tmp_path):
     assert shown == {"Standalone": "5", "FedSSA": "5", "FD": "0 (2 failed)"}
 
 
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("config.yaml", "evaluate-every: 1", "evaluate-every: 0", "greater than or equal to 1"),
+        ("config.yaml", "lr: 0.01", "lr: x", "config.lr: "),
+        ("config.yaml", "fraction: 0.5", "fraction: [1]", "config.fraction: "),
+        ("rounds.jsonl", '"train_flops"', '"x"', "rounds.0.train_flops: "),
+        ("rounds.jsonl", '_mean": 2.5', '_mean": "x"', "rounds.1.test_accuracy_mean: "),
+        ("environment.json", "{}", '{"versions": "x"}', "environment.versions: "),
+        ("environment.json", "{}", '{"cuda": 5}', "environment.cuda: "),
+        ("summary.json", '"failures": []', '"failures": 5', "summary.failures: "),
+        ("summary.json", '"rounds": 2', '"rounds": 3', "rounds.jsonl has 2 of 3 rounds"),
+        ("summary.json", "fedssa0", "fedssa1", "not the round that summary.json is of"),
+        ("clients.csv", "round,", '"' + 2**17 * "x" + "round,", "field larger than"),
+        ("clients.csv", "2,3,cnn-1,2,4.0,1.0,\n", "", "clients.csv ends with 1.75 %"),
+    ],
+)  # fmt: skip
+def test_damage_of_any_kind_leaves_a_run_out(tmp_path, name, old, new, said):
+    path = make_run(tmp_path, "fedssa", 0, [[1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
+    (path / "environment.json").write_text("{}")
+    make_run(tmp_path, "standalone", 0, [[1.0] * 4])
+    edit(path / name, old, new)
+    runs, (left,) = read_runs([tmp_path])
+    assert [run.name for run in runs] == ["standalone-s0"]
+    assert left.name == "fedssa-s0" and said in left.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"config": {', b'"config": "x", "y": {'),
+        (b'"rounds": {', b'"rounds": [1], "y": {'),
+        (b'"rounds": {', b'"rounds": {}, "y": {'),
+        (b'"name": "', b'"name": "\xff'),
+        (b'"train_flops"', b'"x"'),
+    ],
+)
+def test_damaged_packed_records_are_left_out(tmp_path, old, new):
+    make_run(tmp_path / "runs", "fedssa", 0, [[1.0, 2.0, 3.0, 4.0]])
+    ((run,), _) = read_runs([tmp_path / "runs"])
+    path = pack(run, tmp_path / "packed")
+    assert old in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    runs, left = read_runs([tmp_path / "packed"])
+    assert not runs and left[0].reason.startswith("cannot be read: ")
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_without_the_usual_baseline_there_are_no_differences(tmp_path):
     for seed in range(2):
@@ -145,6 +199,18 @@ def test_without_the_usual_baseline_there_are_no_differences(tmp_path):
     assert facts["baseline"] == "none: standalone was not run"
     with pytest.raises(UserError, match="baseline: no run has method 'standalone'"):
         build([tmp_path], baseline="standalone", models=False)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_the_usual_baseline_nothing_is_said_of_it(tmp_path):
+    keys = {"dataset": "image-folder", "data_path": "/x/cifar10.zip", "clients": 10}
+    for lr in (0.01, 0.1):
+        make_run(tmp_path, "fedssa", 0, [[1.0, 2.0]], name=f"lr-{lr}", lr=lr, **keys)
+    made = build([tmp_path], models=False)
+    assert all(table.rows for table in made.tables())
+    assert not any(table.name == "across" for table in made.tables())
+    notes = [table.note for table in made.tables() if table.name.startswith("target")]
+    assert notes and not any("baseline" in note or "worst block" in note for note in notes)
 
 
 def test_settings_arms_and_blocks(tmp_path):

@@ -5,13 +5,14 @@ import json
 import pytest
 import yaml
 from experiments import work
-from written_runs import counted
+from written_runs import counted, make_run, write_clients
 
 from fedhet.cli.arguments import execute
+from fedhet.cli.sweep import Progress
 from fedhet.errors import UserError
 from fedhet.experiments import sweep
 from fedhet.experiments.grid import read_cells
-from fedhet.experiments.runs import diverged
+from fedhet.experiments.reading import diverged
 from fedhet.experiments.sweep import Sweep, shard
 from fedhet.records.environment import source_digest, versions
 
@@ -31,6 +32,7 @@ def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=No
     (folder / "checkpoint" / "run.json").write_text("{}")
     lines = [{"round": r + 1, "test_accuracy_mean": 50.0, **counted(loss)} for r in range(rounds)]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_clients(folder, [[50.0]])
     if status:
         (folder / "summary.json").write_text(json.dumps({"status": status, "reason": reason}))
     made = {
@@ -110,6 +112,52 @@ def test_a_damaged_cell_is_that_cells_failure(cells, tmp_path) -> None:
     assert "line 1 is damaged" in found.jobs[0].reason
     assert "last line is damaged" in found.jobs[1].reason
     assert "environment.json' is damaged" in found.mixed()
+
+
+def test_a_completed_cell_whose_lines_are_cut_is_a_failure(cells, tmp_path) -> None:
+    for cell in cells[:3]:
+        make_run(tmp_path, "standalone", 0, [[1.0, 2.0], [3.0, 4.0]], name=cell.name)
+    rounds = tmp_path / cells[0].name / "rounds.jsonl"
+    rounds.write_text(rounds.read_text()[:-9])
+    clients = tmp_path / cells[1].name / "clients.csv"
+    clients.write_text("\n".join(clients.read_text().splitlines()[:-1]) + "\n")
+    jobs = Sweep.open("s", tmp_path, cells[:3]).jobs
+    assert [job.state for job in jobs] == ["failed", "failed", "finished"]
+    assert jobs[0].reason == "rounds.jsonl has 1 of 2 rounds"
+    assert jobs[1].reason == "clients.csv ends with 2.50 %, and summary.json with 3.50 %"
+
+
+def test_a_cell_that_nobody_ever_answered_begins_anew(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name, status="failed", reason="no client replied", loss=None)
+    leave(tmp_path / cells[1].name, status="failed", reason="the disk is full")
+    for job in (found := Sweep.open("s", tmp_path, cells[:2])).jobs:
+        job.state = "failed"  # as if the replies had not overflowed but never come
+    found.work = work.pretend
+    found.run(2, lambda now: None)
+    begun, continued = found.jobs
+    assert begun.state == "finished"
+    assert (found.folder / "failed" / begun.cell.name / "rounds.jsonl").exists()
+    assert sweep.command(continued, found.folder)[0] == "resume"
+
+
+def test_a_cell_that_ends_well_at_last_gets_its_line(cells, tmp_path, capsys) -> None:
+    leave(tmp_path / cells[0].name, status="failed", reason="?", loss=None)
+    found = Sweep.open("s", tmp_path, cells[:1])
+    found.jobs[0].state, found.work = "failed", work.pretend
+    with Progress(found, quiet=False) as progress:
+        progress.update(found)
+        assert capsys.readouterr().err == ""
+        found.run(1, progress.update)
+    assert f"fedhet: {cells[0].name} finished" in capsys.readouterr().err
+
+
+def test_printed_commands_say_all_that_was_said(tmp_path, capsys) -> None:
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump({"dataset": "digits", "grid": {"seed": [0]}}))
+    options = ["--accept-mixed", "--workers=3", "--profile=quick"]
+    assert execute(["sweep", str(path), f"--out={tmp_path / 'out'}", "--print", *options]) == 0
+    said = capsys.readouterr().out
+    assert "--profile quick --workers 3 --accept-mixed --cell fedssa-" in said
 
 
 def test_a_shard_beyond_the_cells_has_nothing_to_do(tmp_path, capsys) -> None:

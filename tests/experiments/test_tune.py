@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from written_runs import counted
+from written_runs import counted, write_clients
 
 from fedhet.cli import tune as command
 from fedhet.config import load_config
@@ -36,6 +36,7 @@ def pretend(words):
          **counted(loss)},
     ]  # fmt: skip
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_clients(folder, [[1.0]])
     (folder / "summary.json").write_text(json.dumps({"status": "completed", "reason": ""}))
     return 0
 

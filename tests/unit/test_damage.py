@@ -112,6 +112,7 @@ DAMAGE = {
     "the last line lost": (lambda r: lines(r / "rounds.jsonl", lambda x: x[:-1]), "rounds.jsonl"),
     "an altered line": (lambda r: altered(r / "rounds.jsonl"), "rounds.jsonl"),
     "a garbled line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"{\n", *x[1:]]), "line 1"),
+    "a line of nothing": (lambda r: lines(r / "rounds.jsonl", lambda x: [*x, b"{}\n"]), "line 3"),
     "a list as a line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"[]\n", *x]), "line 1"),
     "no lines": (lambda r: (r / "rounds.jsonl").unlink(), "rounds.jsonl"),
     "cut clients.csv": (
@@ -173,6 +174,13 @@ def test_a_finished_run_is_held_against_itself_too(runs, tmp_path, capsys, damag
     assert execute(["verify", str(run)]) == 0
     change(run)
     assert name in complaint(run, capsys, "verify")
+
+
+def test_a_damaged_summary_is_computed_again_only_where_states_are_kept(tmp_path, capsys):
+    for keep in (True, False):
+        folder, _ = simulate(small(tmp_path, name=f"keep-{keep}", keep_state=keep, engine="inline"))
+        write_text(folder.summary, "{")
+        assert ("computes it again" in complaint(folder.path, capsys, "resume")) == keep
 
 
 FIGURES = """test_accuracy_mean test_accuracy_p10 best_validation_round uplink_bytes_total

@@ -1,5 +1,6 @@
 """Mistakes in the commands of a deployment, the check, the status: nothing is started."""
 
+import errno
 import json
 import os
 import signal
@@ -176,7 +177,26 @@ def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypa
 
     monkeypatch.setattr(launch, "submit", refuse)
     more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
+    entries = sorted(folder.path.rglob("*"))
     with pytest.raises(seen):
         launch.submit_remote(more, "net", lambda _: None)
     assert [(path.read_bytes(), path.stat().st_mode) for path in kept] == before
-    assert not (folder.path / "flwr").exists()
+    assert sorted(folder.path.rglob("*")) == entries
+
+
+def test_a_resumption_that_finds_the_disk_full_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    config = build_config({"out": str(tmp_path), "name": "ended", "rounds": 2})
+    folder = RunFolder.create(config, "ended")
+    folder.write_summary(config, "completed", [], "")
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(launch, "write_run_config", full)
+    more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
+    with pytest.raises(UserError, match=r"'.*ended' cannot be written: No space left"):
+        launch.submit_remote(more, "net", lambda _: None)
+    after = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    assert after == before

@@ -1,0 +1,116 @@
+"""What the records of a finished run must be before anything is said of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedhet.schema import kebab
+
+_CLOSE = 1e-6  # points; packed records keep ten digits
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class _Config(_Part):
+    """The keys that settings, blocks and titles are made of; others are compared as they are."""
+
+    model_config = ConfigDict(alias_generator=kebab)
+    method: str = "fedssa"
+    dataset: str = ""
+    data_path: str = ""
+    partition: str = ""
+    partition_file: str = ""
+    seed: int = 0
+    partition_seed: int = -1
+    clients: int = 0
+    fraction: float = 1.0
+    classes_per_client: int = 1
+    alpha: float = 1.0
+    models: list[str] = Field(default_factory=list)
+    rounds: int = 1
+    local_epochs: int = 1
+    batch_size: int = 1
+    lr: float = 1.0
+    evaluate_every: int = Field(default=1, ge=1)
+
+
+class _Privacy(_Part):
+    epsilon_spent_max: float | None = None
+
+
+class _Summary(_Part):
+    rounds: int | None = None
+    run_sha256: str | None = None
+    test_accuracy_mean: float | None = None
+    best_validation_test_accuracy_mean: float | None = None
+    wall_seconds: float | None = None
+    failures: list[Any] | None = None
+    privacy: _Privacy | None = None
+
+
+class _Environment(_Part):
+    versions: dict[str, Any] | None = None
+    cuda: list[Any] | None = None
+
+
+class _Line(_Part):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None]
+    round: int
+    replied: int
+    train_flops: float
+    uplink_floats: float
+    downlink_floats: float
+    test_accuracy_mean: float | None = None
+
+
+class _Records(_Part):
+    config: _Config
+    summary: _Summary
+    environment: _Environment
+    rounds: list[_Line] = Field(min_length=1)
+
+
+def check_types(**records: Any) -> None:
+    """ValueError, in one line, for the first value that is not of its kind.
+
+    ``records``: all four of ``config``, ``summary``, ``environment`` and ``rounds``.
+    """
+    try:
+        _Records.model_validate(records)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}") from None
+
+
+def check_whole(
+    summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], tests: Sequence[float | None]
+) -> None:
+    """ValueError if the lines of a completed run, or its clients, are not those it ended with.
+
+    ``tests`` are the clients' last accuracies. What an older ``summary`` does not say is not held
+    against anything.
+    """
+    if summary.get("rounds", len(rounds)) != len(rounds):
+        raise ValueError(f"rounds.jsonl has {len(rounds)} of {summary['rounds']} rounds")
+    last = rounds[-1]
+    link = summary.get("run_sha256")
+    if "sha256" in last and link is not None and last["sha256"] != link:
+        raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
+    said = summary.get("test_accuracy_mean")
+    if said is None:
+        return
+    for found, name in ((_mean([last.get("test_accuracy_mean")]), "rounds.jsonl"),
+                        (_mean(tests), "clients.csv")):  # fmt: skip
+        if not math.isclose(found, said, rel_tol=0, abs_tol=_CLOSE):
+            raise ValueError(f"{name} ends with {found:.2f} %, and summary.json with {said:.2f} %")
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [float(value) for value in values if value is not None]
+    return sum(known) / len(known) if known else math.nan

@@ -175,7 +175,7 @@ def _report(found: Sweep, path: Path, *, as_json: bool) -> None:
     if counts[FAILED]:
         raise RunFailedError(
             f"{counts[FAILED]} of {len(found.jobs)} cells of '{path.stem}' failed; the same "
-            f"command continues them (logs: {found.folder})"
+            f"command tries them again (logs: {found.folder})"
         )
 
 

@@ -44,7 +44,7 @@ def tune(
     if found.counts()[FAILED]:
         raise RunFailedError(
             f"{found.counts()[FAILED]} of {len(found.jobs)} runs failed; the same command "
-            f"continues them (logs: {found.folder})"
+            f"tries them again (logs: {found.folder})"
         )
     scores = [validation([runs / cell.name for cell in trial.cells]) for trial in trials]
     chosen = best(trials, scores)

@@ -162,7 +162,7 @@ def level(arm: Arm) -> Level:
     runs = arm.ordered()
     spreads = [spread([s.test for s in run.clients if s.test is not None]) for run in runs]
     best = [run.summary.get("best_validation_test_accuracy_mean") for run in runs]
-    never = [sum(score.generation == 0 for score in run.clients) for run in runs]
+    never = [_never_sampled(run) for run in runs]
     return Level(
         t_interval([final(run) for run in runs]),
         _mean([value for value in best if value is not None]),
@@ -177,6 +177,13 @@ def level(arm: Arm) -> Level:
 def final(run: Run) -> float:
     """Mean test accuracy over all clients after the last round, percent."""
     return float(run.evaluated[-1]["test_accuracy_mean"])
+
+
+def _never_sampled(run: Run) -> int:
+    untrained = sum(score.generation == 0 for score in run.clients)
+    if run.config.get("evaluate-all", True):
+        return untrained
+    return untrained + run.federation - len(run.clients)
 
 
 def _sampled(run: Run) -> float | None:

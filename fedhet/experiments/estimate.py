@@ -8,7 +8,6 @@ numbers.
 
 import contextlib
 import io
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -65,10 +64,14 @@ class Cost:
         trained = images * share * sampled / clients
         per_image = self.image + self.epoch * config.local_epochs
         # First everybody is evaluated, or all that took part; then those that took part since.
-        since = 1 - (1 - sampled / clients) ** config.evaluate_every
-        first = 1.0 if config.evaluate_all else since
-        again = math.ceil(config.rounds / config.evaluate_every) - 1
-        evaluated = first + again * since
+        every = min(config.evaluate_every, config.rounds)
+        whole, rest = divmod(config.rounds, every)
+
+        def new(rounds: int) -> float:
+            return 1 - (1 - sampled / clients) ** rounds
+
+        first = 1.0 if config.evaluate_all else new(every)
+        evaluated = first + (whole - 1) * new(every) + new(rest)
         return config.rounds * (
             sampled * self.client + trained * per_image
         ) + evaluated * self.held * images * (1 - share)
@@ -116,16 +119,13 @@ class Estimator:
     """Remembers what data sets hold and what kinds of cells cost, or why nobody can say."""
 
     def __init__(self) -> None:
-        self._extents: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._extents: dict[tuple[Any, ...], tuple[int, int] | UserError] = {}
         self._costs: dict[str, Cost | RunFailedError] = {}
 
     def guess(self, config: RunConfig) -> Guess:
         """How long a cell takes in one process, or with all that Ray would start for it."""
         try:
-            data = (config.dataset, config.data_path, config.classes)
-            if data not in self._extents:
-                self._extents[data] = extent(config)
-            images, classes = self._extents[data]
+            images, classes = self._extent(config)
             clients = config.clients or DEFAULT_CLIENTS
             if config.partition == "file" and not config.clients:
                 clients = count_clients(config.partition_file)
@@ -134,6 +134,18 @@ class Estimator:
             return Guess(None, str(error))
         together = config.processes(clients) if config.engine == "ray" else 1
         return Guess(cost.of(config, images, clients) / together)
+
+    def _extent(self, config: RunConfig) -> tuple[int, int]:
+        key = (config.dataset, config.data_path, config.classes)
+        if key not in self._extents:
+            try:
+                self._extents[key] = extent(config)
+            except UserError as error:
+                self._extents[key] = error
+        found = self._extents[key]
+        if isinstance(found, UserError):
+            raise found
+        return found
 
     def _cost(self, probe: RunConfig) -> Cost:
         key = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))

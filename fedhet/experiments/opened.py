@@ -74,7 +74,7 @@ def _open(arm: Arm, run: Run) -> Opened | None:
 def images_of(opened: Opened, clients: Sequence[str], each: int) -> list[tuple[Tensor, Labels]]:
     """At most ``each`` test images (n, s, s, 3) uint8 and labels of every client, evenly spread."""
     try:
-        dataset, partition = load_partition(opened.config, len(opened.run.clients))
+        dataset, partition = load_partition(opened.config, opened.run.federation)
     except (UserError, OSError) as error:
         raise Missing(f"the images of '{opened.run.name}' cannot be read: {error}") from error
     found = []

@@ -118,8 +118,8 @@ def _read(path: Path) -> Run | LeftOut:
 def _read_folder(path: Path) -> Run | LeftOut:
     """A run folder as it is today; of ``environment.json`` and ``partition.csv`` what is there."""
     config = read_yaml(path / "config.yaml")
-    rounds = read_jsonl(path / "rounds.jsonl")
     if not (path / "summary.json").exists():
+        rounds = read_jsonl(path / "rounds.jsonl")
         done = rounds[-1]["round"] if rounds else 0
         reason = f"not finished: round {done} of {config.get('rounds', '?')}"
         return LeftOut(path.name, reason, config)
@@ -127,6 +127,7 @@ def _read_folder(path: Path) -> Run | LeftOut:
     if summary["status"] != "completed":
         reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
         return LeftOut(path.name, one_line(reason), config)
+    rounds = read_jsonl(path / "rounds.jsonl")  # after the summary, which a run writes last
     environment = {}
     if (path / "environment.json").exists():
         environment = read_json(path / "environment.json")

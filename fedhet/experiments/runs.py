@@ -54,6 +54,11 @@ class Run:
         """The rounds that have an accuracy."""
         return [r for r in self.rounds if r.get("test_accuracy_mean") is not None]
 
+    @property
+    def federation(self) -> int:
+        """N: also the clients that were never sampled, where those are not evaluated."""
+        return int(self.summary.get("clients") or len(self.clients))
+
 
 @dataclass(frozen=True)
 class LeftOut:

@@ -43,6 +43,7 @@ class _Privacy(_Part):
 
 
 class _Summary(_Part):
+    clients: int | None = None
     rounds: int | None = None
     run_sha256: str | None = None
     test_accuracy_mean: float | None = None
@@ -102,6 +103,9 @@ def check_whole(
     link = summary.get("run_sha256")
     if "sha256" in last and link is not None and last["sha256"] != link:
         raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
+    known = sum(test is not None for test in tests)
+    if (last.get("evaluated_clients") or known) != known:
+        raise ValueError(f"clients.csv has {known} of {last['evaluated_clients']} clients")
     said = summary.get("test_accuracy_mean")
     if said is None:
         return

@@ -28,6 +28,8 @@ from fedhet.experiments.grid import Cell
 from fedhet.experiments.reading import DIVERGENCE, check_finished, diverged
 from fedhet.files import read_json, read_jsonl, write_json, write_text
 from fedhet.records.environment import source_digest, versions
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import nobody_replied
 from fedhet.runtime.processes import end_with_parent
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
@@ -52,27 +54,31 @@ class Job:
     process: multiprocessing.process.BaseProcess | None = None
     rounds: int = 0
     accuracy: float | None = None
+    anew: bool = False  # it has failed, and there is nothing to go on from
 
     def look(self) -> None:
         """Read from the folder how far it is; whether its process has ended is not asked here."""
         with contextlib.suppress(VerifyError, OSError):  # :meth:`conclude` says so
             records = read_jsonl(self.folder / "rounds.jsonl")
             self.rounds = len(records)
-            self.accuracy = records[-1].get("test_accuracy_mean") if records else None
+            accuracy = records[-1].get("test_accuracy_mean") if records else None
+            self.accuracy = accuracy if isinstance(accuracy, int | float) else None
 
     def conclude(self) -> None:
         """Its state by what its process left; a folder without a summary is yet to be run."""
         self.look()
+        self.anew = False
         try:
+            summary = read_summary(self.folder)  # first: a run writes it last
             records = read_jsonl(self.folder / "rounds.jsonl")
-            summary = read_summary(self.folder)
             over = bool(records) and diverged(records[-1])
             if summary.get("status") == "completed" and records:
                 check_finished(self.folder, summary, records)
         except (VerifyError, OSError, KeyError, TypeError) as error:
-            self.state, self.reason = FAILED, "rounds.jsonl: its last line is damaged"
+            self.state, what = FAILED, "rounds.jsonl: its last line is damaged"
             if isinstance(error, VerifyError | OSError):
-                self.reason = one_line(error)
+                what = one_line(error)
+            self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
             return
         status, self.reason = str(summary.get("status", "")), str(summary.get("reason", ""))
         if status == "completed" and records:
@@ -83,16 +89,10 @@ class Job:
             self.state = DIVERGED
         else:
             self.state = FAILED if status == "failed" else PENDING
-
-    def fruitless(self) -> bool:
-        """Whether it failed without a valid reply in any round: it has nothing to continue."""
-        if self.state != FAILED:
-            return False
-        try:
-            records = read_jsonl(self.folder / "rounds.jsonl")
-        except (VerifyError, OSError):
-            return False
-        return bool(records) and not any(record.get("replied", 1) for record in records)
+        if self.state == FAILED and records:
+            over = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
+            self.anew = over or all(map(nobody_replied, records))
+            self.rounds = 0 if self.anew else self.rounds
 
 
 @dataclass
@@ -215,13 +215,11 @@ class Sweep:
         return not running if alone else len(running) < workers
 
     def _start(self, job: Job) -> None:
-        if job.fruitless():
-            aside = self.folder / "failed" / job.folder.name
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.parent.mkdir(exist_ok=True)
-            job.folder.rename(aside)
-            job.rounds = 0
-        job.look()
+        job.conclude()  # another sweep may have been at it meanwhile
+        if job.state not in {PENDING, FAILED}:
+            return
+        if job.anew and not self._set_aside(job):
+            return
         log = self.folder / f"{job.cell.name}.log"
         process = _FORKS.Process(
             target=_in_cell, args=(self.work or fedhet_command, command(job, self.folder), log)
@@ -230,9 +228,24 @@ class Sweep:
         job.process = process
         job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
 
+    def _set_aside(self, job: Job) -> bool:
+        """Whether a hopeless cell's folder made room; ``failed`` keeps the last one of each."""
+        aside = self.folder / "failed" / job.folder.name
+        try:
+            with RunFolder(job.folder).lock():
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.parent.mkdir(exist_ok=True)
+                job.folder.rename(aside)
+        except (UserError, OSError) as error:
+            job.state, job.reason = FAILED, one_line(error)
+            return False
+        return True
+
     def _end(self, job: Job) -> None:
+        earlier = job.reason
         job.conclude()
-        if job.state == PENDING:  # no summary: it could not even start
+        unmoved = job.state == FAILED and (job.reason, job.rounds) == (earlier, job.begun_at)
+        if job.state == PENDING or unmoved:  # it could not even start, or go on
             job.state, job.reason = FAILED, self._last_line(job)
         write_json(self.folder / "sweep.json", self.index())
 

@@ -216,7 +216,9 @@ class RunFolder:
 
     def _again(self) -> str:
         """How to have a damaged summary written anew, where clients' states allow it."""
-        return _AGAIN if self._started()["config"].get("keep-state", True) else ""
+        config = self._started()["config"]
+        kept = config.get("keep-state", True) and config.get("state-backend", "file") == "file"
+        return _AGAIN if kept else ""
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""

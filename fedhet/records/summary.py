@@ -57,6 +57,11 @@ def summarise(
     }
 
 
+def nobody_replied(record: Mapping[str, Any]) -> bool:
+    """Whether a round's line says that no reply counted."""
+    return not record.get("replied", 1)
+
+
 def spread(accuracies: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation, 10th percentile and minimum over clients, unweighted."""
     values = np.asarray(accuracies, dtype=np.float64)

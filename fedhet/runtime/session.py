@@ -14,6 +14,7 @@ from fedhet.config import build_config, method_name, resumed_config
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import nobody_replied
 from fedhet.records.verification import Verification
 from fedhet.runtime import preflight
 from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over
@@ -184,9 +185,11 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
         )
     last = records[-1] if records else {}
     failed = read_summary(folder).get("status") == "failed"
-    if failed and finished == config.rounds and not last.get("replied", 1):
-        failures = last.get("failures") or [{}]
-        first = f"client {failures[0].get('client')}: {failures[0].get('reason')}"
+    if failed and finished == config.rounds and nobody_replied(last):
+        try:
+            first = next(f"client {f['client']}: {f['reason']}" for f in last["failures"])
+        except (StopIteration, LookupError, TypeError):
+            first = "nobody knows why"
         raise UserError(
             f"run '{folder.path}' has no round left, and nobody replied validly in the last one "
             f"({first}): when that is mended, rounds=N with N > {finished} goes on from here, and "

@@ -40,12 +40,13 @@ def evaluations(config, clients):
 
 
 @pytest.mark.parametrize("everybody", [True, False])
-def test_costs_scale_with_what_a_round_trains_and_evaluates(everybody) -> None:
+@pytest.mark.parametrize(("rounds", "every"), [(12, 4), (13, 4), (5, 4), (5, 100)])
+def test_costs_scale_with_what_a_round_trains_and_evaluates(everybody, rounds, every) -> None:
     cost = Cost(client=1.0, image=0.01, epoch=0.1, held=10.0)
-    cell = config(fraction=0.3, split=(8, 1, 1), rounds=12, local_epochs=3, evaluate_every=4,
-                  evaluate_all=everybody)  # fmt: skip
+    cell = config(fraction=0.3, split=(8, 1, 1), rounds=rounds, local_epochs=3,
+                  evaluate_every=every, evaluate_all=everybody)  # fmt: skip
     # 3 clients of 80 training images a round; every evaluation of everybody takes 200 images.
-    trained = 12 * (3 * 1.0 + 240 * (0.01 + 0.3))
+    trained = rounds * (3 * 1.0 + 240 * (0.01 + 0.3))
     held = cost.of(cell, 1000, clients=10) - trained
     assert held == pytest.approx(evaluations(cell, 10) * 200 * 10.0, rel=0.02)
 

@@ -8,9 +8,11 @@ import torch
 
 from fedhet.experiments.comparison import Comparison, compare
 from fedhet.experiments.modelled import of_models, representations
+from fedhet.experiments.opened import images_of, open_runs
 from fedhet.experiments.reading import read_runs
 from fedhet.experiments.settings import arrange
 from fedhet.export.save import open_state
+from fedhet.node.site import load_partition
 from fedhet.testing import simulate, small
 from fedhet.training.loop import normalise
 
@@ -51,6 +53,21 @@ def test_without_states_or_images_the_reason_is_given(folder, tmp_path):
     shutil.copytree(folder / "standalone" / "state", bare / "standalone" / "state")
     t_sne, enhanced = of_models(comparisons(bare), wanted=True)
     assert t_sne.svg and "no method with states makes images" in enhanced.absent
+
+
+def test_images_are_the_clients_own_where_some_were_never_evaluated(tmp_path):
+    keys = {"clients": 8, "fraction": 0.25, "rounds": 2, "evaluate_all": False}
+    simulate(small(tmp_path, dataset="synthetic:400x4", **keys))
+    ((run,), _) = read_runs([tmp_path / "runs"])
+    sampled = [score.client for score in run.clients]
+    assert len(sampled) < 8
+    (one,) = compare(arrange([run], []))
+    assert one.levels[0].never_sampled == 8 - len(sampled)
+    (opened,) = open_runs(one)
+    dataset, partition = load_partition(opened.config, 8)
+    for client, (images, _) in zip(sampled, images_of(opened, sampled, 99), strict=True):
+        own = partition.clients[partition.ids.index(client)].test
+        assert np.array_equal(images.numpy(), dataset.images[own])
 
 
 def test_a_representation_is_what_the_header_takes_in(folder):

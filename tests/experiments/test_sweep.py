@@ -15,6 +15,7 @@ from fedhet.experiments.grid import read_cells
 from fedhet.experiments.reading import diverged
 from fedhet.experiments.sweep import Sweep, shard
 from fedhet.records.environment import source_digest, versions
+from fedhet.records.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -25,12 +26,15 @@ def cells(tmp_path):
     return read_cells(path, [])
 
 
-def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=None):
-    """A run folder as a cell leaves it."""
+def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=None, silent=()):
+    """A run folder as a cell leaves it; nobody replied in the ``silent`` rounds."""
     folder.mkdir(parents=True)
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "run.json").write_text("{}")
     lines = [{"round": r + 1, "test_accuracy_mean": 50.0, **counted(loss)} for r in range(rounds)]
+    for r in silent:
+        offline = [{"client": "0", "reason": "no node is connected"}]
+        lines[r - 1] |= {"replied": 0, "failures": offline}
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_clients(folder, [[50.0]])
     if status:
@@ -123,27 +127,50 @@ def test_a_completed_cell_whose_lines_are_cut_is_a_failure(cells, tmp_path) -> N
     clients.write_text("\n".join(clients.read_text().splitlines()[:-1]) + "\n")
     jobs = Sweep.open("s", tmp_path, cells[:3]).jobs
     assert [job.state for job in jobs] == ["failed", "failed", "finished"]
-    assert jobs[0].reason == "rounds.jsonl has 1 of 2 rounds"
-    assert jobs[1].reason == "clients.csv ends with 2.50 %, and summary.json with 3.50 %"
+    assert jobs[0].reason.startswith("rounds.jsonl has 1 of 2 rounds; remove '")
+    assert "clients.csv ends with 2.50 %, and summary.json with 3.50 %" in jobs[1].reason
 
 
-def test_a_cell_that_nobody_ever_answered_begins_anew(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name, status="failed", reason="no client replied", loss=None)
-    leave(tmp_path / cells[1].name, status="failed", reason="the disk is full")
-    for job in (found := Sweep.open("s", tmp_path, cells[:2])).jobs:
-        job.state = "failed"  # as if the replies had not overflowed but never come
+def test_a_cell_without_hope_begins_anew(cells, tmp_path) -> None:
+    said = {"status": "failed", "reason": "no client replied"}
+    leave(tmp_path / cells[0].name, rounds=1, silent=[1], torch="0.1", **said)
+    leave(tmp_path / cells[1].name, rounds=2, silent=[2], torch="0.1", **said)
+    leave(tmp_path / cells[2].name, rounds=1, **said)
+    found = Sweep.open("s", tmp_path, cells[:3])
+    assert [(job.state, job.anew, job.rounds) for job in found.jobs] == [
+        ("failed", True, 0), ("failed", True, 0), ("failed", False, 1),
+    ]  # fmt: skip
+    assert found.mixed() == ""  # nothing of what the old torch made is kept
     found.work = work.pretend
     found.run(2, lambda now: None)
-    begun, continued = found.jobs
-    assert begun.state == "finished"
-    assert (found.folder / "failed" / begun.cell.name / "rounds.jsonl").exists()
-    assert sweep.command(continued, found.folder)[0] == "resume"
+    assert [job.state for job in found.jobs] == ["finished", "finished", "failed"]
+    for cell in cells[:2]:
+        assert (found.folder / "failed" / cell.name / "rounds.jsonl").exists()
+
+
+def test_a_hopeless_cell_that_somebody_is_at_is_left_alone(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name, rounds=1, silent=[1], status="failed", reason="?")
+    found = Sweep.open("s", tmp_path, cells[:1])
+    found.work = work.pretend
+    with RunFolder(tmp_path / cells[0].name).lock():
+        found.run(1, lambda now: None)
+    (job,) = found.jobs
+    assert job.state == "failed" and "in use by another process" in job.reason
+    assert (job.folder / "rounds.jsonl").exists()
+
+
+def test_a_cell_that_cannot_go_on_says_what_stops_it_now(cells, tmp_path) -> None:
+    leave(tmp_path / cells[0].name, rounds=1, status="failed", reason="of yesterday")
+    found = Sweep.open("s", tmp_path, cells[:1])
+    found.work = work.refuse
+    found.run(1, lambda now: None)
+    assert found.jobs[0].reason == "error: it is another reason today"
 
 
 def test_a_cell_that_ends_well_at_last_gets_its_line(cells, tmp_path, capsys) -> None:
-    leave(tmp_path / cells[0].name, status="failed", reason="?", loss=None)
+    leave(tmp_path / cells[0].name, status="failed", reason="?", silent=[1, 2])
     found = Sweep.open("s", tmp_path, cells[:1])
-    found.jobs[0].state, found.work = "failed", work.pretend
+    found.work = work.pretend
     with Progress(found, quiet=False) as progress:
         progress.update(found)
         assert capsys.readouterr().err == ""

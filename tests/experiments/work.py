@@ -22,6 +22,12 @@ def pretend(words: list[str]) -> int:
     return 0
 
 
+def refuse(_words: list[str]) -> int:
+    """Say why it cannot go on, and end."""
+    print("error: it is another reason today", file=sys.stderr)
+    return 3
+
+
 def sleep(_words: list[str]) -> int:
     """Never end by itself."""
     time.sleep(600)

@@ -177,10 +177,12 @@ def test_a_finished_run_is_held_against_itself_too(runs, tmp_path, capsys, damag
 
 
 def test_a_damaged_summary_is_computed_again_only_where_states_are_kept(tmp_path, capsys):
-    for keep in (True, False):
-        folder, _ = simulate(small(tmp_path, name=f"keep-{keep}", keep_state=keep, engine="inline"))
+    kinds = ({}, {"keep_state": False}, {"state_backend": "context"})
+    for number, keys in enumerate(kinds):
+        folder, _ = simulate(small(tmp_path, name=f"{number}", engine="inline", **keys))
         write_text(folder.summary, "{")
-        assert ("computes it again" in complaint(folder.path, capsys, "resume")) == keep
+        said = complaint(folder.path, capsys, "resume")
+        assert ("computes it again" in said) == (not keys)
 
 
 FIGURES = """test_accuracy_mean test_accuracy_p10 best_validation_round uplink_bytes_total

@@ -55,6 +55,7 @@ class Job:
     rounds: int = 0
     accuracy: float | None = None
     anew: bool = False  # it has failed, and there is nothing to go on from
+    damaged: bool = False
 
     def look(self) -> None:
         """Read from the folder how far it is; whether its process has ended is not asked here."""
@@ -67,7 +68,7 @@ class Job:
     def conclude(self) -> None:
         """Its state by what its process left; a folder without a summary is yet to be run."""
         self.look()
-        self.anew = False
+        self.anew = self.damaged = False
         try:
             summary = read_summary(self.folder)  # first: a run writes it last
             records = read_jsonl(self.folder / "rounds.jsonl")
@@ -75,7 +76,8 @@ class Job:
             if summary.get("status") == "completed" and records:
                 check_finished(self.folder, summary, records)
         except (VerifyError, OSError, KeyError, TypeError) as error:
-            self.state, what = FAILED, "rounds.jsonl: its last line is damaged"
+            self.state, self.damaged = FAILED, True
+            what = "rounds.jsonl: its last line is damaged"
             if isinstance(error, VerifyError | OSError):
                 what = one_line(error)
             self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
@@ -90,8 +92,8 @@ class Job:
         else:
             self.state = FAILED if status == "failed" else PENDING
         if self.state == FAILED and records:
-            over = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
-            self.anew = over or all(map(nobody_replied, records))
+            spent = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
+            self.anew = spent or all(map(nobody_replied, records))
             self.rounds = 0 if self.anew else self.rounds
 
 
@@ -245,7 +247,7 @@ class Sweep:
         earlier = job.reason
         job.conclude()
         unmoved = job.state == FAILED and (job.reason, job.rounds) == (earlier, job.begun_at)
-        if job.state == PENDING or unmoved:  # it could not even start, or go on
+        if job.state == PENDING or (unmoved and not job.damaged):  # it could not start, or go on
             job.state, job.reason = FAILED, self._last_line(job)
         write_json(self.folder / "sweep.json", self.index())
 

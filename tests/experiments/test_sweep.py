@@ -165,6 +165,12 @@ def test_a_cell_that_cannot_go_on_says_what_stops_it_now(cells, tmp_path) -> Non
     found.work = work.refuse
     found.run(1, lambda now: None)
     assert found.jobs[0].reason == "error: it is another reason today"
+    leave(tmp_path / cells[1].name)
+    (tmp_path / cells[1].name / "rounds.jsonl").write_text("x{}\n")
+    damaged = Sweep.open("s", tmp_path, cells[1:2])
+    damaged.work = work.refuse
+    damaged.run(1, lambda now: None)
+    assert damaged.jobs[0].reason.endswith("to run the cell anew")
 
 
 def test_a_cell_that_ends_well_at_last_gets_its_line(cells, tmp_path, capsys) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet.errors import UserError, VerifyError, one_line
+from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.experiments.grid import Cell
 from fedhet.experiments.reading import DIVERGENCE, check_finished, diverged
 from fedhet.files import read_json, read_jsonl, write_json, write_text
@@ -142,7 +142,7 @@ class Sweep:
         """Run what is not ended, ``workers`` cells at a time; ``tell`` is called about it.
 
         Whatever interrupts this interrupts the cells as well, and waits for their summaries.
-        Raises UserError if another command runs this sweep.
+        Raises UserError if another command runs this sweep, RunFailedError if the disk is full.
         """
         self._prepare()
         _FORKS.set_forkserver_preload(["fedhet.cli.commands", "fedhet.runtime.inline"])
@@ -159,6 +159,11 @@ class Sweep:
                     if not job.process.is_alive():
                         self._end(job)
                 tell(self)
+        except OSError as error:
+            raise RunFailedError(
+                f"sweep '{self.folder}' cannot go on: {error.strerror or error}; when that is "
+                "mended, the same command continues it"
+            ) from error
         finally:
             self._interrupt()
             assert self._lock is not None
@@ -267,7 +272,8 @@ class Sweep:
             job.process.kill()
             job.process.join()
             job.conclude()
-        write_json(self.folder / "sweep.json", self.index())
+        with contextlib.suppress(OSError):  # the next command writes it anew
+            write_json(self.folder / "sweep.json", self.index())
 
 
 def command(job: Job, folder: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """What a sweep takes a cell's folder for, and how it runs cells."""
 
+import errno
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from written_runs import counted, make_run, write_clients
 
 from fedhet.cli.arguments import execute
 from fedhet.cli.sweep import Progress
-from fedhet.errors import UserError
+from fedhet.errors import RunFailedError, UserError
 from fedhet.experiments import sweep
 from fedhet.experiments.grid import read_cells
 from fedhet.experiments.reading import diverged
@@ -191,6 +192,25 @@ def test_printed_commands_say_all_that_was_said(tmp_path, capsys) -> None:
     assert execute(["sweep", str(path), f"--out={tmp_path / 'out'}", "--print", *options]) == 0
     said = capsys.readouterr().out
     assert "--profile quick --workers 3 --accept-mixed --cell fedssa-" in said
+
+
+def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> None:
+    found = Sweep.open("s", tmp_path, cells[:1])
+    found.work = work.pretend
+    found._prepare()
+    monkeypatch.setattr(found, "_prepare", lambda: None)
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sweep, "write_json", full)
+    with pytest.raises(RunFailedError, match=r"cannot go on: No space left on device; when"):
+        found.run(1, lambda now: None)
+    assert not found.running()
+    monkeypatch.undo()
+    again = Sweep.open("s", tmp_path, cells[:1])
+    again.run(1, lambda now: None)  # the lock is free
+    assert again.jobs[0].state == "finished"
 
 
 def test_a_shard_beyond_the_cells_has_nothing_to_do(tmp_path, capsys) -> None:

@@ -20,7 +20,8 @@ from benchmarks.common import emit, median
 from fedhet.cli.sweep import Options, open_sweep
 from fedhet.errors import UserError, VerifyError
 from fedhet.experiments.grid import read_cells
-from fedhet.experiments.sweep import DIVERGED, FAILED, FINISHED, Job, Sweep, default_workers
+from fedhet.experiments.job import DIVERGED, FAILED, FINISHED, Job
+from fedhet.experiments.sweep import Sweep, default_workers
 from fedhet.files import read_jsonl
 
 PRESET = {

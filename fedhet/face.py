@@ -36,7 +36,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """``summary.json``: the figures of the whole run; empty while it has not ended."""
-        return session.read_summary(self._folder)
+        return self._folder.read_summary()
 
     @property
     def rounds(self) -> list[dict[str, Any]]:

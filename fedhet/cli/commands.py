@@ -14,12 +14,13 @@ from fedhet.config import load_config
 from fedhet.data.listing import Indices
 from fedhet.errors import RunFailedError, UserError
 from fedhet.experiments.grid import Cell
-from fedhet.experiments.sweep import FINISHED, Job, Sweep
+from fedhet.experiments.job import FINISHED, Job
+from fedhet.experiments.sweep import Sweep
 from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import SHOWN
 from fedhet.runtime import preflight, session
-from fedhet.runtime.session import find_preset, read_summary
+from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import interruptible
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
@@ -57,7 +58,7 @@ def _say(line: str) -> None:
 
 def _print_result(folder: RunFolder, *, as_json: bool) -> None:
     """The result; the run folder is the last line, or a key of the JSON."""
-    summary = read_summary(folder)
+    summary = folder.read_summary()
     if as_json:
         print(json.dumps(summary | {"folder": str(folder.path)}, indent=2))
         return
@@ -121,7 +122,7 @@ def demo(out: str, *, as_json: bool) -> None:
             raise RunFailedError(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
     folders = [RunFolder(job.folder) for job in found.jobs]
     if as_json:
-        rows = [read_summary(folder) | {"folder": str(folder.path)} for folder in folders]
+        rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]
         print(json.dumps(rows, indent=2))
         return
     show_table(
@@ -134,7 +135,7 @@ def demo(out: str, *, as_json: bool) -> None:
 
 
 def _demo_row(folder: RunFolder) -> list[str]:
-    summary = read_summary(folder)
+    summary = folder.read_summary()
     replies = sum(record["replied"] for record in folder.read_rounds())
     return [
         summary["method"],

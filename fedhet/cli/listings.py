@@ -16,7 +16,6 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.models import MODEL_NAMES, model_table
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS, Method
-from fedhet.runtime.session import read_summary
 from fedhet.schema import RunConfig, Schema, kebab
 
 _SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
@@ -165,7 +164,7 @@ def _run_row(folder: RunFolder) -> dict[str, Any]:
         row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
         row["test_accuracy_mean"] = rounds[-1]["test_accuracy_mean"] if rounds else None
         row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
-        row["status"] = read_summary(folder).get("status") or folder.unfinished()
+        row["status"] = folder.read_summary().get("status") or folder.unfinished()
     except (UserError, RunFailedError, ValueError, KeyError) as error:
         row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
     return row

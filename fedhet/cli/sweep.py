@@ -17,16 +17,8 @@ from rich.text import Text
 from fedhet.cli import show
 from fedhet.errors import RunFailedError, UserError
 from fedhet.experiments.grid import Cell, read_cells
-from fedhet.experiments.sweep import (
-    ENDED,
-    FAILED,
-    PENDING,
-    RUNNING,
-    Job,
-    Sweep,
-    default_workers,
-    shard,
-)
+from fedhet.experiments.job import ENDED, FAILED, PENDING, RUNNING, Job
+from fedhet.experiments.sweep import Sweep, default_workers, shard
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import interruptible

@@ -9,7 +9,8 @@ from pathlib import Path
 from fedhet.cli import show
 from fedhet.cli.sweep import Progress, at_a_time, index_name, placed
 from fedhet.errors import RunFailedError
-from fedhet.experiments.sweep import FAILED, Sweep, Work
+from fedhet.experiments.job import FAILED
+from fedhet.experiments.sweep import Sweep, Work
 from fedhet.experiments.tune import Search, Trial, best, preset_text, validation
 from fedhet.files import write_text
 from fedhet.runtime.session import find_preset

@@ -10,11 +10,11 @@ import contextlib
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedhet.data.folder import ImageFolder
 from fedhet.data.partition_file import count_clients
@@ -28,6 +28,8 @@ from fedhet.runtime.inline import run
 from fedhet.runtime.launch import Launch
 from fedhet.schema import RunConfig
 
+T = TypeVar("T")
+Unknown = UserError | RunFailedError  # why nobody can say
 EXTENTS = {  # images, classes
     "digits": (1797, 10), "cifar10": (60_000, 10), "cifar100": (60_000, 100),
     "fashion-mnist": (70_000, 10),
@@ -119,45 +121,37 @@ class Estimator:
     """Remembers what data sets hold and what kinds of cells cost, or why nobody can say."""
 
     def __init__(self) -> None:
-        self._extents: dict[tuple[Any, ...], tuple[int, int] | UserError] = {}
-        self._costs: dict[str, Cost | RunFailedError] = {}
+        self._extents: dict[Any, tuple[int, int] | Unknown] = {}
+        self._costs: dict[Any, Cost | Unknown] = {}
 
     def guess(self, config: RunConfig) -> Guess:
         """How long a cell takes in one process, or with all that Ray would start for it."""
         try:
-            images, classes = self._extent(config)
+            data = (config.dataset, config.data_path, config.classes)
+            images, classes = _once(self._extents, data, lambda: extent(config))
             clients = config.clients or DEFAULT_CLIENTS
             if config.partition == "file" and not config.clients:
                 clients = count_clients(config.partition_file)
-            cost = self._cost(_probe(config, classes))
+            probe = _probe(config, classes)
+            kind = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))
+            cost = _once(self._costs, kind, lambda: _measure(probe))
         except (UserError, RunFailedError) as error:
             return Guess(None, str(error))
         together = config.processes(clients) if config.engine == "ray" else 1
         return Guess(cost.of(config, images, clients) / together)
 
-    def _extent(self, config: RunConfig) -> tuple[int, int]:
-        key = (config.dataset, config.data_path, config.classes)
-        if key not in self._extents:
-            try:
-                self._extents[key] = extent(config)
-            except UserError as error:
-                self._extents[key] = error
-        found = self._extents[key]
-        if isinstance(found, UserError):
-            raise found
-        return found
 
-    def _cost(self, probe: RunConfig) -> Cost:
-        key = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))
-        if key not in self._costs:
-            try:
-                self._costs[key] = _measure(probe)
-            except RunFailedError as error:
-                self._costs[key] = error
-        found = self._costs[key]
-        if isinstance(found, RunFailedError):
-            raise found
-        return found
+def _once(kept: dict[Any, T | Unknown], key: object, make: Callable[[], T]) -> T:
+    """What ``make`` gave or raised the first time for this key."""
+    if key not in kept:
+        try:
+            kept[key] = make()
+        except (UserError, RunFailedError) as error:
+            kept[key] = error
+    found = kept[key]
+    if isinstance(found, UserError | RunFailedError):
+        raise found
+    return found
 
 
 def guess(cells: Iterable[Cell]) -> list[Guess]:

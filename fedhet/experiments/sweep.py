@@ -8,14 +8,13 @@ one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,76 +24,16 @@ from filelock import FileLock, Timeout
 
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.experiments.grid import Cell
-from fedhet.experiments.reading import DIVERGENCE, check_finished, diverged
-from fedhet.files import read_json, read_jsonl, write_json, write_text
+from fedhet.experiments.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
+from fedhet.files import read_json, write_json, write_text
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import nobody_replied
 from fedhet.runtime.processes import end_with_parent
 
-PENDING, RUNNING, FINISHED = "pending", "running", "finished"
-DIVERGED, FAILED = "diverged", "failed"
-ENDED = {FINISHED, DIVERGED, FAILED}
 POLL = 0.2  # seconds between looks at the cells
 FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
 Work = Callable[[list[str]], int]  # runs a command line of fedhet, returns its exit code
 _FORKS = multiprocessing.get_context("forkserver")
-
-
-@dataclass
-class Job:
-    """A cell, its folder, and what is known of it."""
-
-    cell: Cell
-    folder: Path
-    state: str = PENDING
-    reason: str = ""
-    started: float = 0.0
-    begun_at: int = 0  # rounds that were there when it was started
-    process: multiprocessing.process.BaseProcess | None = None
-    rounds: int = 0
-    accuracy: float | None = None
-    anew: bool = False  # it has failed, and there is nothing to go on from
-    damaged: bool = False
-
-    def look(self) -> None:
-        """Read from the folder how far it is; whether its process has ended is not asked here."""
-        with contextlib.suppress(VerifyError, OSError):  # :meth:`conclude` says so
-            records = read_jsonl(self.folder / "rounds.jsonl")
-            self.rounds = len(records)
-            accuracy = records[-1].get("test_accuracy_mean") if records else None
-            self.accuracy = accuracy if isinstance(accuracy, int | float) else None
-
-    def conclude(self) -> None:
-        """Its state by what its process left; a folder without a summary is yet to be run."""
-        self.look()
-        self.anew = self.damaged = False
-        try:
-            summary = read_summary(self.folder)  # first: a run writes it last
-            records = read_jsonl(self.folder / "rounds.jsonl")
-            over = bool(records) and diverged(records[-1])
-            if summary.get("status") == "completed" and records:
-                check_finished(self.folder, summary, records)
-        except (VerifyError, OSError, KeyError, TypeError) as error:
-            self.state, self.damaged = FAILED, True
-            what = "rounds.jsonl: its last line is damaged"
-            if isinstance(error, VerifyError | OSError):
-                what = one_line(error)
-            self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
-            return
-        status, self.reason = str(summary.get("status", "")), str(summary.get("reason", ""))
-        if status == "completed" and records:
-            self.state = DIVERGED if over else FINISHED
-        elif status == "completed":
-            self.state, self.reason = FAILED, "rounds.jsonl has no line: `fedhet verify` says more"
-        elif status == "failed" and DIVERGENCE.search(self.reason):
-            self.state = DIVERGED
-        else:
-            self.state = FAILED if status == "failed" else PENDING
-        if self.state == FAILED and records:
-            spent = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
-            self.anew = spent or all(map(nobody_replied, records))
-            self.rounds = 0 if self.anew else self.rounds
 
 
 @dataclass
@@ -299,15 +238,6 @@ def _in_cell(work: Work, words: list[str], log: Path) -> None:
         for number, stream in enumerate((nothing, file, file)):
             os.dup2(stream.fileno(), number)
     sys.exit(work(words))
-
-
-def read_summary(folder: Path) -> Mapping[str, Any]:
-    """``summary.json`` of a run folder; empty if there is none or it is not whole."""
-    try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def default_workers(threads: int) -> int:

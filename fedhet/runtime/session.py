@@ -129,14 +129,6 @@ def _existing(path: Path) -> RunFolder:
     return folder
 
 
-def read_summary(folder: RunFolder) -> dict[str, Any]:
-    """``summary.json``; empty where there is none yet, or a remote server keeps it.
-
-    Raises VerifyError if it is damaged.
-    """
-    return folder.read_summary()
-
-
 def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:
     """What runs a simulation: Flower's on Ray, or this process."""
     if config.engine == "inline":
@@ -168,7 +160,8 @@ def announce(config: RunConfig, console: Console) -> None:
 
 def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
     """UserError if there is nothing left to do, or nothing to go on from."""
-    completed = read_summary(folder).get("status") == "completed"
+    status = folder.read_summary().get("status")
+    completed = status == "completed"
     records = folder.read_rounds()  # whether they are what was written is seen to later
     finished = max((r["round"] for r in records if isinstance(r.get("round"), int)), default=0)
     if config.rounds < finished:
@@ -184,8 +177,7 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
             "deleted at its end"
         )
     last = records[-1] if records else {}
-    failed = read_summary(folder).get("status") == "failed"
-    if failed and finished == config.rounds and nobody_replied(last):
+    if status == "failed" and finished == config.rounds and nobody_replied(last):
         try:
             first = next(f"client {f['client']}: {f['reason']}" for f in last["failures"])
         except (StopIteration, LookupError, TypeError):

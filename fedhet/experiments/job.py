@@ -1,0 +1,84 @@
+"""A cell of a sweep as its folder shows it: what is to be run, continued or begun anew."""
+
+import contextlib
+import json
+import multiprocessing.process
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedhet.errors import VerifyError, one_line
+from fedhet.experiments.grid import Cell
+from fedhet.experiments.reading import DIVERGENCE, check_finished, diverged
+from fedhet.files import read_jsonl
+from fedhet.records.summary import nobody_replied
+
+PENDING, RUNNING, FINISHED = "pending", "running", "finished"
+DIVERGED, FAILED = "diverged", "failed"
+ENDED = {FINISHED, DIVERGED, FAILED}
+
+
+@dataclass
+class Job:
+    """A cell, its folder, and what is known of it."""
+
+    cell: Cell
+    folder: Path
+    state: str = PENDING
+    reason: str = ""
+    started: float = 0.0
+    begun_at: int = 0  # rounds that were there when it was started
+    process: multiprocessing.process.BaseProcess | None = None
+    rounds: int = 0
+    accuracy: float | None = None
+    anew: bool = False  # it has failed, and there is nothing to go on from
+    damaged: bool = False
+
+    def look(self) -> None:
+        """Read from the folder how far it is; whether its process has ended is not asked here."""
+        with contextlib.suppress(VerifyError, OSError):  # :meth:`conclude` says so
+            records = read_jsonl(self.folder / "rounds.jsonl")
+            self.rounds = len(records)
+            accuracy = records[-1].get("test_accuracy_mean") if records else None
+            self.accuracy = accuracy if isinstance(accuracy, int | float) else None
+
+    def conclude(self) -> None:
+        """Its state by what its process left; a folder without a summary is yet to be run."""
+        self.look()
+        self.anew = self.damaged = False
+        try:
+            summary = read_summary(self.folder)  # first: a run writes it last
+            records = read_jsonl(self.folder / "rounds.jsonl")
+            over = bool(records) and diverged(records[-1])
+            if summary.get("status") == "completed" and records:
+                check_finished(self.folder, summary, records)
+        except (VerifyError, OSError, KeyError, TypeError) as error:
+            self.state, self.damaged = FAILED, True
+            what = "rounds.jsonl: its last line is damaged"
+            if isinstance(error, VerifyError | OSError):
+                what = one_line(error)
+            self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
+            return
+        status, self.reason = str(summary.get("status", "")), str(summary.get("reason", ""))
+        if status == "completed" and records:
+            self.state = DIVERGED if over else FINISHED
+        elif status == "completed":
+            self.state, self.reason = FAILED, "rounds.jsonl has no line: `fedhet verify` says more"
+        elif status == "failed" and DIVERGENCE.search(self.reason):
+            self.state = DIVERGED
+        else:
+            self.state = FAILED if status == "failed" else PENDING
+        if self.state == FAILED and records:
+            spent = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
+            self.anew = spent or all(map(nobody_replied, records))
+            self.rounds = 0 if self.anew else self.rounds
+
+
+def read_summary(folder: Path) -> Mapping[str, Any]:
+    """``summary.json`` of a run folder; empty if there is none or it is not whole."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -7,10 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
+REASON = 120  # characters of a cell's reason there; the end of the sweep says it whole
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,8 @@ class Progress:
             if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
                 accuracy = show.percent(None if self.blind else job.accuracy)
-                print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}",
+                why = f": {job.reason}" if job.reason else ""
+                print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}",
                       file=sys.stderr, flush=True)  # fmt: skip
 
 
@@ -230,7 +234,9 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
         rounds += f" {show.duration(pace * (job.cell.config.rounds - job.rounds))} left"
     accuracy = show.percent(None if blind else job.accuracy)
-    return job.cell.name, job.state, rounds, accuracy, job.cell.label
+    ended = job.state in ENDED and job.reason
+    why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
+    return job.cell.name, job.state, rounds, accuracy, escape(f"{job.cell.label}{why}")
 
 
 def _time(seconds: float | None) -> str:

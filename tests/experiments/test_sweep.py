@@ -185,6 +185,26 @@ def test_a_cell_that_ends_well_at_last_gets_its_line(cells, tmp_path, capsys) ->
     assert f"fedhet: {cells[0].name} finished" in capsys.readouterr().err
 
 
+def test_a_cell_that_fails_says_why_in_its_line(cells, tmp_path, capsys) -> None:
+    """Not only when the last of its neighbours has ended, hours later."""
+    found = Sweep.open("s", tmp_path, cells[2:3])
+    found.work = work.pretend
+    with Progress(found, quiet=False) as progress:
+        found.run(1, progress.update)
+    line = f"fedhet: {cells[2].name} failed -  {cells[2].label}: no such thing\n"
+    assert capsys.readouterr().err == line
+
+
+def test_the_table_of_progress_says_why_a_cell_failed(cells, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    leave(tmp_path / cells[0].name, rounds=1, status="failed", reason="'/a[/b]' is gone")
+    found = Sweep.open("s", tmp_path, cells[:1])
+    with Progress(found, quiet=False) as progress:
+        progress.update(found)
+    assert f"{cells[0].label}: '/a[/b]' is gone" in capsys.readouterr().err
+
+
 def test_printed_commands_say_all_that_was_said(tmp_path, capsys) -> None:
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump({"dataset": "digits", "grid": {"seed": [0]}}))

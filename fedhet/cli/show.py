@@ -38,8 +38,8 @@ class RunProgress:
         self._printed = 0.0
         console = Console(stderr=quiet)
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False), TimeElapsedColumn(),
             console=console, transient=quiet, disable=silent or not shows_bars(console),
         )  # fmt: skip
         self._task = self._bar.add_task(title, total=rounds, note="")
@@ -101,14 +101,16 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     """Print a table; the first column is text, the others are aligned to the right.
 
     Outside a terminal it is as wide as it needs to be: rich would cut it at 80 columns.
+    Brackets are text: names of classes, folders and nodes are other people's.
     """
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
-    width = None if sys.stdout.isatty() else Console(width=10_000).measure(table).maximum
-    Console(width=width).print(table)
+    wide = Console(width=10_000, markup=False)
+    width = None if sys.stdout.isatty() else wide.measure(table).maximum
+    Console(width=width, markup=False).print(table)
 
 
 def show_report(made: "Report", out: Path, *, as_json: bool) -> None:

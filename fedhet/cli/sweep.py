@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -181,7 +180,7 @@ class Progress:
     """
 
     def __init__(self, found: Sweep, *, quiet: bool, blind: bool = False) -> None:
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, markup=False)
         self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
         self.live: Live | None = None
@@ -236,7 +235,7 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
     accuracy = show.percent(None if blind else job.accuracy)
     ended = job.state in ENDED and job.reason
     why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
-    return job.cell.name, job.state, rounds, accuracy, escape(f"{job.cell.label}{why}")
+    return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
 
 
 def _time(seconds: float | None) -> str:

@@ -87,7 +87,8 @@ def _frame(  # noqa: PLR0913
     ticks = [k for k in columns if k % step == 0 and k < clients]
     axes.set_xticks(ticks, [str(k) for k in ticks], fontsize=8)
     rows = range(0, len(classes), 1 if cell > 0.15 else 2)
-    axes.set_yticks(rows, [classes[s] for s in rows], fontsize=8 if cell > 0.2 else 6)
+    size = 8 if cell > 0.2 else 6
+    axes.set_yticks(rows, [classes[s] for s in rows], fontsize=size, parse_math=False)
     axes.grid(color=colours[1], linewidth=0.7, zorder=0)
     axes.tick_params(length=0, colors=colours[0])
     for spine in axes.spines.values():

@@ -14,6 +14,7 @@ from PIL import Image
 
 import fedhet
 from fedhet.cli.arguments import execute
+from fedhet.cli.show import show_table
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
@@ -383,6 +384,26 @@ def test_partition_as_a_table_and_a_picture(capsys, here):
     shown = json.loads(capsys.readouterr().out)
     assert [sum(n > 0 for n in row) for row in shown["clients"].values()] == [2] * 10
     assert sum(map(sum, shown["clients"].values())) == 1797
+
+
+def test_names_of_classes_are_text_whatever_they_look_like(capsys, here):
+    """Neither markup of the table nor a formula of the picture."""
+    names = ("[red]", "[bold]cat", r"$\bad$")
+    for name in names:
+        (here / "data" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = np.full((8, 8, 3), 20 * i, dtype=np.uint8)
+            Image.fromarray(pixels).save(here / "data" / name / f"{i}.png")
+    words = ["dataset=image-folder", "data-path=data", "clients=2", "classes-per-client=2"]
+    assert execute(["partition", "quickstart", *words]) == 0
+    header = capsys.readouterr().out.splitlines()[2]
+    assert all(f" {name} " in header for name in names)
+
+
+def test_a_table_shows_brackets_that_others_put_there(capsys):
+    """A node says its own name; rich would end at a closing tag that nothing opened."""
+    show_table("[/nodes]", ("name",), [("[/ward]",)])
+    assert capsys.readouterr().out.count("[/") == 2
 
 
 def test_help_does_not_wait_for_torch(capsys):

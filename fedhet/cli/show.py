@@ -101,7 +101,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     """Print a table; the first column is text, the others are aligned to the right.
 
     Outside a terminal it is as wide as it needs to be: rich would cut it at 80 columns.
-    Brackets are text: names of classes, folders and nodes are other people's.
+    Brackets are text: names of classes and folders are other people's.
     """
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):

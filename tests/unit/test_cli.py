@@ -401,8 +401,8 @@ def test_names_of_classes_are_text_whatever_they_look_like(capsys, here):
 
 
 def test_a_table_shows_brackets_that_others_put_there(capsys):
-    """A node says its own name; rich would end at a closing tag that nothing opened."""
-    show_table("[/nodes]", ("name",), [("[/ward]",)])
+    """Folders are titles; rich would end at a closing tag that nothing opened."""
+    show_table("/data/[/runs]", ("name",), [("[/ward]",)])
     assert capsys.readouterr().out.count("[/") == 2
 
 

@@ -210,20 +210,6 @@ def _differences(run: Run, base: Run) -> list[float]:
     return [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
 
 
-def across(comparisons: Sequence[Comparison]) -> dict[str, tuple[list[float], float | None]]:
-    """Per arm the mean difference of every setting, and its signed-rank p, adjusted over arms.
-
-    One number per setting, as for classifiers over data sets: settings are then the sample.
-    """
-    found: dict[str, list[float]] = {}
-    for one in comparisons:
-        for arm, paired in zip(one.arms, one.paired, strict=True):
-            if paired is not None:
-                found.setdefault(arm.name, []).append(paired.difference.mean)
-    adjusted = holm([signed_rank(values) for values in found.values()])
-    return {name: (found[name], p) for name, p in zip(found, adjusted, strict=True)}
-
-
 def _total(run: Run) -> float:
     return sum(float(record["train_flops"]) for record in run.rounds)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.config import method_name
 from fedhet.errors import UserError
-from fedhet.experiments import curves, figures, tables
+from fedhet.experiments import curves, figures, overview, tables
 from fedhet.experiments.comparison import BASELINE, Comparison, compare, final
 from fedhet.experiments.drawing import Colours, Picture
 from fedhet.experiments.markup import Cell, Column, Table, number, text
@@ -62,14 +62,15 @@ def build(
     comparisons = compare(settings, method_name(baseline) if baseline else "")
     used = [run for one in comparisons for arm in one.arms for run in arm.ordered()]
     notes = "".join(f" {note}." for note in sweep_notes(places))
-    names = dict.fromkeys(arm.name for one in comparisons for arm in one.arms)
-    colours = {name: i for i, name in enumerate(names)}
+    colours = {name: i for i, name in enumerate(overview.arm_names(comparisons))}
+    methods = {arm.method for one in comparisons for arm in one.arms}
     sections = [_section(one, colours) for one in comparisons]
     sections.insert(0 if len(comparisons) > 1 else 1, _overview(comparisons, colours))
     sections.append(_modelled(comparisons, models=models))
     sections.append(_about(used, left_out, _baselines(comparisons)))
     lead = (
-        f"{_count(used, 'run')} of {_count(names, 'method')} in {_count(comparisons, 'setting')}. "
+        f"{_count(used, 'run')} of {_count(methods, 'method')} in "
+        f"{_count(comparisons, 'setting')}. "
         "Accuracy is every client's own model on its own test images, right after its local "
         f"training, averaged over all clients.{notes}"
     )
@@ -87,7 +88,7 @@ def _full(section: Section) -> bool:
 
 def _overview(comparisons: Sequence[Comparison], colours: Colours) -> Section:
     drawn = [*curves.over_settings(comparisons, colours), curves.privacy(comparisons, colours)]
-    return Section("all", "All settings", "", tables.overview(comparisons), drawn)
+    return Section("all", "All settings", "", overview.tables(comparisons), drawn)
 
 
 def _section(one: Comparison, colours: Colours) -> Section:

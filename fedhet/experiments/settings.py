@@ -56,11 +56,16 @@ class Arm:
         return method_name(self.method) + (f" ({own})" if own else "")
 
     @property
-    def order(self) -> tuple[int, str, str]:
-        """The papers' order of methods, then names."""
+    def order(self) -> tuple[int, str, int, str]:
+        """The papers' order of methods, then names; a method's defaults before its ablations."""
         known = list(papers.method_names())
         place = known.index(self.method) if self.method in known else len(known)
-        return place, self.method, json.dumps(self.keys, sort_keys=True, default=str)
+        return (
+            place,
+            self.method,
+            len(self.keys),
+            json.dumps(self.keys, sort_keys=True, default=str),
+        )
 
     @cached_property
     def blocks(self) -> list[Block]:

@@ -7,11 +7,11 @@ when other runs are added.
 import re
 from collections.abc import Sequence
 
-from fedhet.experiments.comparison import Comparison, across
+from fedhet.experiments.comparison import Comparison
 from fedhet.experiments.markup import Cell, Column, Table, interval, number, p_value, text
 from fedhet.experiments.papers import conditions
 from fedhet.experiments.settings import Arm
-from fedhet.experiments.statistics import ENOUGH, LEVEL, Interval
+from fedhet.experiments.statistics import ENOUGH, LEVEL
 
 METHOD = Column("method", "the method, with its own keys where they are not the default", False)
 PERCENT = f"{100 * LEVEL:g} %"
@@ -171,16 +171,16 @@ def _printed(one: Comparison) -> Table:
         Column(f"ours [{PERCENT}]", "as in the table of accuracies"),
         Column("ours less paper", "points"),
         Column("in our interval", "whether the paper's number lies in our interval", False),
-        Column("paper's order", "1: highest among the methods of this table"),
-        Column("our order", "1: highest among the methods of this table"),
+        Column("paper's order", "1: highest among the methods of this table; none for ablations"),
+        Column("our order", "1: highest among the methods of this table; none for ablations"),
         Column("source", "paper, arXiv id and table", False),
     ]
     found = [
         (arm, own.accuracy, one.printed(arm)) for arm, own in zip(one.arms, one.levels, strict=True)
     ]
     known = [(arm, ours, theirs) for arm, ours, theirs in found if theirs is not None]
-    our_order = _order([ours.mean for _, ours, _ in known])
-    their_order = _order([theirs.accuracy for _, _, theirs in known])
+    our_order = _order([None if arm.keys else ours.mean for arm, ours, _ in known])
+    their_order = _order([None if arm.keys else theirs.accuracy for arm, _, theirs in known])
     rows = []
     for (arm, ours, theirs), mine, other in zip(known, our_order, their_order, strict=True):
         holds = None if theirs.accuracy is None else ours.holds(theirs.accuracy)
@@ -231,55 +231,3 @@ def _others(one: Comparison) -> Table:
             rows.append([text(arm.name), text(kind), number(mean), number(own.accuracy.mean)])
     note = "Recorded by methods that can answer in more than one way."
     return _table("inference", "Other predictions", note, columns, rows, one)
-
-
-def overview(comparisons: Sequence[Comparison]) -> list[Table]:
-    """Tables over all settings: accuracy side by side, and the test across settings."""
-    if len(comparisons) < 2:
-        return []
-    names = dict.fromkeys(arm.name for one in comparisons for arm in one.arms)
-    columns = [METHOD]
-    columns += [Column(f"S{i}", one.setting.title) for i, one in enumerate(comparisons, start=1)]
-    rows = []
-    for name in names:
-        row = [text(name)]
-        for one in comparisons:
-            own = [lv for arm, lv in zip(one.arms, one.levels, strict=True) if arm.name == name]
-            row.append(_with_half(own[0].accuracy) if own else number(None))
-        rows.append(row)
-    legend = "; ".join(f"S{i}: {one.setting.title}" for i, one in enumerate(comparisons, start=1))
-    note = f"Mean accuracy in percent, +- half the {PERCENT} t interval over blocks. {legend}."
-    tables = [Table("overview", "All settings", note, columns, rows)]
-    return [table for table in (*tables, _across(comparisons)) if table.rows]
-
-
-def _with_half(found: Interval) -> Cell:
-    mean = number(found.mean)
-    half = found.half
-    return mean if half is None else Cell(f"{mean.text} +- {half:.2f}", mean.value)
-
-
-def _across(comparisons: Sequence[Comparison]) -> Table:
-    columns = [
-        METHOD,
-        Column("settings", "in which it can be compared with the baseline"),
-        Column("better in", "settings with a positive mean difference"),
-        Column("mean difference", "points, mean over settings"),
-        Column("p, Holm", "Wilcoxon signed-rank over settings, adjusted over methods"),
-    ]
-    rows = []
-    for name, (values, p) in across(comparisons).items():
-        few = len(values) < ENOUGH
-        rows.append(
-            [
-                text(name), number(float(len(values)), 0),
-                number(float(sum(value > 0 for value in values)), 0),
-                number(sum(values) / len(values), sign=True),
-                Cell("descriptive", None) if few else Cell(p_value(p), p),
-            ]
-        )  # fmt: skip
-    note = (
-        "One difference per setting, so that settings are the sample. "
-        f"Fewer than {ENOUGH} settings are described and not tested."
-    )
-    return Table("across", "Across settings", note, columns, rows)

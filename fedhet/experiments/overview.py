@@ -126,9 +126,12 @@ def _precision(comparisons: Sequence[Comparison]) -> Table:
         if one.setting.keys["precision"] == _EXACT:
             continue
         for arm in one.arms:
-            where, other = exact.get((_without(one, "precision"), arm.name), (one, arm))
+            found = exact.get((_without(one, "precision"), arm.name))
+            if found is None:
+                continue
+            where, other = found
             blocks = [block for block in arm.blocks if block in other.runs]
-            if other is arm or not blocks:
+            if not blocks:
                 continue
             ours = [final(arm.runs[block]) for block in blocks]
             theirs = [final(other.runs[block]) for block in blocks]

@@ -17,7 +17,6 @@ from pathlib import Path
 from fedhet.errors import RunFailedError, UserError
 from fedhet.runtime.fleet import knows
 from fedhet.runtime.processes import guarded
-from fedhet.runtime.strays import Strays
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.runtime.warm import Warm, available
 
@@ -42,6 +41,11 @@ REFUSALS = {
     "Connection attempt failed": "the server does not answer; trying again",
 }
 FATAL = "CERTIFICATE_VERIFY_FAILED"
+# Flower's SuperNode hands a message to a ClientApp before the server has heard that it came. If the
+# run ends in between (the SuperLink was started again), the SuperNode forgets the message but not
+# the client: it waits for 80 minutes, or its answer stays in the SuperNode, which sends one answer
+# a message and from then on always the one before. A SuperNode that starts has forgotten all.
+FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message")
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -97,7 +101,6 @@ class Node:
     _last: str = ""
     _warm: Warm | None = None
     _process: subprocess.Popen[bytes] | None = None
-    _strays: Strays | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -106,51 +109,48 @@ class Node:
         if available():
             warm = Warm(env)
             env["PATH"] = f"{warm.programs(cold=not self.plan.warm)}:{env['PATH']}"
-            self._warm = warm if self.plan.warm else None
+            if self.plan.warm:
+                self._warm = warm
+                threading.Thread(target=self._keep_warm, args=(warm,), daemon=True).start()
         elif self.plan.warm:
             self._tell("this platform cannot fork: each message starts a fresh process")
-        threading.Thread(target=self._keep, daemon=True).start()
         try:
             while True:
-                self._once(env)
-                time.sleep(RETRY)
+                if not self._once(env):
+                    time.sleep(RETRY)
         finally:
             self._ended.set()
             self._stop()
             if self._warm is not None:
                 self._warm.release()
 
-    def _keep(self) -> None:
-        """Look after what the SuperNode starts, as long as it is wanted."""
+    def _keep_warm(self, warm: Warm) -> None:
+        """Hold the server, and start another when it has died; messages go on without meanwhile."""
         while not self._ended.is_set():
-            if self._warm is not None:
-                self._keep_warm(self._warm)
-            if self._strays is not None and self._strays.end():
-                self._tell("a run ended before its message was here: ended the client that waited")
+            if not warm.held():
+                try:
+                    warm.hold()
+                except (RunFailedError, OSError) as error:
+                    self._tell(f"each message starts a fresh process: {error}")
             self._ended.wait(RETRY)
 
-    def _keep_warm(self, warm: Warm) -> None:
-        """Hold the server; start another when it has died: messages go on without meanwhile."""
-        if not warm.held():
-            try:
-                warm.hold()
-            except (RunFailedError, OSError) as error:
-                self._tell(f"each message starts a fresh process: {error}")
+    def _once(self, env: Mapping[str, str]) -> bool:
+        """One life of the SuperNode, told in lines; whether we ended it, to start another.
 
-    def _once(self, env: Mapping[str, str]) -> None:
-        """One life of the SuperNode, told in lines; UserError if another would be no better."""
+        UserError if another would be no better.
+        """
         with self.plan.log.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 guarded(self.plan.words()), env=dict(env), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
                 start_new_session=True,
             )  # fmt: skip
-            self._strays = Strays(self._process.pid)
-            admitted = False
+            admitted, stale = False, False
             for line in said(self._process):
                 log.write(line)
                 log.flush()
-                self._strays.hear(line)
+                if stale:  # what its ClientApp says of a SuperNode that goes means nothing
+                    continue
                 admitted = admitted or ADMITTED.search(line) is not None
                 if FATAL in line:
                     raise UserError(
@@ -158,9 +158,14 @@ class Node:
                         f"the CA in '{self.plan.ca}'"
                     )
                 self._translate(line)
+                if FORGOTTEN.search(line):
+                    stale = True
+                    self._tell("a run ended while its message came: starting the SuperNode again")
+                    self._stop()
         code = self._process.wait()
-        if admitted:
+        if admitted and not stale:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
+        return stale
 
     def _translate(self, line: str) -> None:
         """Say what a line of Flower's means to a person, if anything, and not twice in a row."""

@@ -94,7 +94,10 @@ class Federation:
         others = {
             k: words
             for k, words in wanted.items()
-            if k not in self.nodes or not self.nodes[k].running() or self.nodes[k].words != words
+            if k not in self.nodes
+            or not self.nodes[k].running()
+            or self.nodes[k].words != words
+            or self.nodes[k].stale()
         }
         self.end_nodes(*others)
         for k, words in others.items():

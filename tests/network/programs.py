@@ -11,8 +11,10 @@ from pathlib import Path
 import psutil
 from network.pace import patience
 
-from fedhet.runtime.node import RETRY
+from fedhet.runtime.node import FORGOTTEN, RETRY
 from fedhet.runtime.warm import state
+
+LOOK = 0.2  # seconds
 
 
 def wait_for(what: Callable[[], object], reason: str, pause: float = 0.2) -> None:
@@ -31,8 +33,10 @@ class Process:
         self.words, self.log, self.env = list(words), log, dict(env)
         self.popen: subprocess.Popen[bytes] | None = None
         self.tree: dict[int, psutil.Process] = {}
+        self._forgot = 0
 
     def start(self) -> "Process":
+        self._forgot = self._forgotten()
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
                 self.words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -74,6 +78,14 @@ class Process:
                     return pid
         return 0
 
+    def stale(self) -> bool:
+        """Whether it is a SuperNode that a client may still answer though it does not wait."""
+        return self._forgotten() > self._forgot
+
+    def _forgotten(self) -> int:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return len(FORGOTTEN.findall(text))
+
     def kill(self) -> None:
         self.children()
         if self.popen is not None:
@@ -103,7 +115,7 @@ class Process:
 
 
 class Supervisor:
-    """Starts a program again whenever it has ended, as ``fedhet node`` does."""
+    """Starts a SuperNode again when it has ended or is stale, as ``fedhet node`` does."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -114,10 +126,14 @@ class Supervisor:
 
     def _loop(self) -> None:
         while not self._stop.is_set():
+            if self.process.running() and self.process.stale():
+                self.process.end()
+                self.process.start()
             if not self.process.running():
                 self.process.start()
                 self.starts += 1
-            self._stop.wait(RETRY)
+                self._stop.wait(RETRY)
+            self._stop.wait(LOOK)
 
     def stop(self) -> None:
         self._stop.set()

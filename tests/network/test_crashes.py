@@ -85,6 +85,8 @@ def caught(federation: Federation, run: Run, k: int) -> int:
 def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
     """Point 3: both in one run, each in the middle of a round."""
     federation.whole()
+    for k in range(3):
+        federation.supervise(k)
     run = federation.run("crashes")
     run.wait_rounds(1)
     server_app = federation.superlink.child("flwr-serverapp")

@@ -13,7 +13,7 @@ from fedhet.cli.arguments import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime import launch
+from fedhet.runtime import launch, node
 from fedhet.runtime.certs import make
 from fedhet.runtime.control import Node, Run
 from fedhet.runtime.node import REFUSALS, NodePlan, said
@@ -99,6 +99,33 @@ def test_what_flower_says_is_said_once_and_plainly(tmp_path):
         keeper._translate(line)
     assert said == ["admitted by h:1 (node 17)", "round 1: test accuracy 50.00 %",
                     REFUSALS["[code: 2004]"]]  # fmt: skip
+
+
+FORGETS = """#!{python}
+import pathlib, time
+starts = pathlib.Path({starts!r})
+if starts.exists():
+    print("CERTIFICATE_VERIFY_FAILED", flush=True)
+starts.touch()
+print("INFO :  SuperNode ID: 17", flush=True)
+print("INFO :  Run ID 5 is not in `RUNNING` status. Ignoring reply message 6.", flush=True)
+print("INFO :  Run ID 5 is not in `RUNNING` status. Ignoring message 7.", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, monkeypatch):
+    supernode = tmp_path / "flower-supernode"
+    supernode.write_text(FORGETS.format(python=sys.executable, starts=str(tmp_path / "starts")))
+    supernode.chmod(0o700)
+    monkeypatch.setattr(node, "script", lambda _name: str(supernode))
+    monkeypatch.setattr(node, "RETRY", 600.0)  # it does not wait
+    said = []
+    plan = NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log", warm=False)
+    with pytest.raises(UserError, match="certificate"):
+        Keeper(plan, said.append).run()
+    assert said == ["admitted by h:1 (node 17)",
+                    "a run ended while its message came: starting the SuperNode again"]  # fmt: skip
 
 
 LEAVES = """

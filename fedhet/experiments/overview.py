@@ -3,10 +3,10 @@
 import json
 from collections.abc import Sequence
 
-from fedhet.experiments.comparison import Comparison, final
+from fedhet.experiments.comparison import Comparison, final, pair
 from fedhet.experiments.markup import Cell, Column, Table, number, p_value, text
 from fedhet.experiments.settings import Arm
-from fedhet.experiments.statistics import ENOUGH, Interval, holm, signed_rank
+from fedhet.experiments.statistics import ENOUGH, Interval, chance, holm, signed_rank
 from fedhet.experiments.tables import METHOD, PERCENT
 
 _EXACT = "fp32"
@@ -116,6 +116,7 @@ def _precision(comparisons: Sequence[Comparison]) -> Table:
         Column("lower", "the same in the other precision"),
         Column("less fp32", "points, mean over these blocks"),
         Column("largest", "the difference of the block where it is largest, points"),
+        Column("s.e.", "standard error of one block's difference over its clients, points"),
     ]
     exact: dict[tuple[str, str], tuple[Comparison, Arm]] = {}
     for one in comparisons:
@@ -130,20 +131,24 @@ def _precision(comparisons: Sequence[Comparison]) -> Table:
             if found is None:
                 continue
             where, other = found
-            blocks = [block for block in arm.blocks if block in other.runs]
-            if not blocks:
+            paired = pair(arm, other)
+            if paired is None:
                 continue
-            ours = [final(arm.runs[block]) for block in blocks]
-            theirs = [final(other.runs[block]) for block in blocks]
-            gaps = [mine - yours for mine, yours in zip(ours, theirs, strict=True)]
+            blocks = [block for block in arm.blocks if block in other.runs]
+            lower, full = ([final(one.runs[b]) for b in blocks] for one in (arm, other))
             rows.append(
                 [
                     text(arm.name), text(where.setting.title),
                     text(str(one.setting.keys["precision"])), number(float(len(blocks)), 0),
-                    number(sum(theirs) / len(theirs)), number(sum(ours) / len(ours)),
-                    number(sum(gaps) / len(gaps), sign=True),
-                    number(max(gaps, key=abs), sign=True),
+                    number(sum(full) / len(full)), number(sum(lower) / len(lower)),
+                    number(paired.difference.mean, sign=True),
+                    number(max(paired.blocks, key=abs), sign=True), number(chance(paired.clients)),
                 ]
             )  # fmt: skip
-    note = "The same cells in fp32 and in a lower precision: what the lower one changes."
+    note = (
+        "The same cells in fp32 and in a lower precision: what the lower one changes. Two runs "
+        "that differ in rounding alone drift apart: a block's difference is of the size of its "
+        "standard error (s.e.) even where precision has no influence, and larger where clients "
+        "share a model that drifted."
+    )
     return Table("precision", "Lower precision beside fp32", note, columns, rows)

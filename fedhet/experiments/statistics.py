@@ -78,6 +78,17 @@ def two_level_bootstrap(
     return Interval(mean, float(low), float(high), len(data))
 
 
+def chance(blocks: Sequence[Sequence[float]]) -> float | None:
+    """Standard error of one block's mean over clients (root mean square over the blocks).
+
+    None where a block has one client only. What the clients share, such as a model that all of
+    them train, comes on top of it.
+    """
+    if any(len(block) < 2 for block in blocks):
+        return None
+    return float(np.sqrt(np.mean([stats.sem(block) ** 2 for block in blocks])))
+
+
 def signed_rank(differences: Sequence[float]) -> float | None:
     """Two-sided p of Wilcoxon's signed-rank test; None below :data:`ENOUGH` differences.
 

@@ -43,14 +43,15 @@ def test_more_blocks_come_before_fp32_at_equal_rounds(tmp_path):
 
 def test_a_lower_precision_stands_beside_fp32_on_the_blocks_of_both(tmp_path):
     for seed, gap in ((0, 0.5), (1, -1.5), (2, 30.0)):
-        make_run(tmp_path, "fedssa", seed, [[40.0 + gap] * 4], precision="bf16", name=f"b{seed}")
+        last = [40.0 + gap - 3.0, 40.0 + gap + 3.0] * 2  # s.e.: sqrt(12 / 4)
+        make_run(tmp_path, "fedssa", seed, [last], precision="bf16", name=f"b{seed}")
         if seed < 2:  # the third block has no fp32 beside it
             make_run(tmp_path, "fedssa", seed, [[40.0] * 4], name=f"f{seed}")
     make_run(tmp_path, "fedssa", 0, [[1.0] * 4], lr=0.1, name="another-setting")
     make_run(tmp_path, "fd", 0, [[1.0] * 4], precision="bf16", name="another-method")
     (row,) = shown(tmp_path, "precision")
     assert row[0] == "FedSSA" and "bf16" not in row[1] and "lr = 0.01" in row[1]
-    assert row[2:] == ["bf16", "2", "40.00", "39.50", "-0.50", "-1.50"]
+    assert row[2:] == ["bf16", "2", "40.00", "39.50", "-0.50", "-1.50", "1.73"]
 
 
 def test_methods_are_in_the_papers_order_and_counted_without_their_ablations(tmp_path):

@@ -44,8 +44,9 @@ FATAL = "CERTIFICATE_VERIFY_FAILED"
 # Flower's SuperNode hands a message to a ClientApp before the server has heard that it came. If the
 # run ends in between (the SuperLink was started again), the SuperNode forgets the message but not
 # the client: it waits for 80 minutes, or its answer stays in the SuperNode, which sends one answer
-# a message and from then on always the one before. A SuperNode that starts has forgotten all.
-FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message")
+# a message and from then on always the one before. So it is if the server answers with an error
+# when it is told that a message came. A SuperNode that starts has forgotten all.
+FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message|Failed to receive message")
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -101,6 +102,7 @@ class Node:
     _last: str = ""
     _warm: Warm | None = None
     _process: subprocess.Popen[bytes] | None = None
+    _asked: subprocess.Popen[bytes] | None = None  # the process that was asked to end
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -152,7 +154,7 @@ class Node:
                 if stale:  # what its ClientApp says of a SuperNode that goes means nothing
                     continue
                 admitted = admitted or ADMITTED.search(line) is not None
-                if FATAL in line:
+                if FATAL in line and not admitted:  # later it is some download of a ClientApp's
                     raise UserError(
                         f"{self.plan.server}: the server's certificate is not from "
                         f"the CA in '{self.plan.ca}'"
@@ -160,8 +162,8 @@ class Node:
                 self._translate(line)
                 if FORGOTTEN.search(line):
                     stale = True
-                    self._tell("a run ended while its message came: starting the SuperNode again")
-                    self._stop()
+                    self._tell("a message was cut off: starting the SuperNode again")
+                    self._ask_to_end(self._process)
         code = self._process.wait()
         if admitted and not stale:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
@@ -193,13 +195,21 @@ class Node:
             self._last = text
             self.say(text)
 
-    def _stop(self) -> None:
-        """Ask it to say good-bye to the server; that makes a return possible at once."""
-        if self._process is None or self._process.poll() is not None:
+    def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
+        """Let it say good-bye to the server, which makes a return possible at once; once only.
+
+        Flower takes a second SIGTERM for a reason to end without. It is killed if it hangs.
+        """
+        if self._asked is process:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        killer = threading.Timer(PATIENCE, process.kill)
+        killer.daemon = True
+        killer.start()
+        process.terminate()
+        self._asked = process
+
+    def _stop(self) -> None:
+        """End the SuperNode."""
+        if self._process is not None and self._process.poll() is None:
+            self._ask_to_end(self._process)
             self._process.wait()

@@ -152,7 +152,7 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     assert summary["run_sha256"] == simulated_hash(tmp_path, **own)
     assert all(node.said("round 2: test accuracy") == 1 for node in nodes)
     for node in nodes:
-        wait_for(lambda node=node: node.said("a run ended while its message came"), "it began anew")
+        wait_for(lambda node=node: node.said("a message was cut off"), "it began anew")
         wait_for(lambda node=node: node.child("flwr-clientapp") is None, "no client is left")
 
     for process in (nodes[1], server):  # the other client waits, keys and runs stay

@@ -109,14 +109,21 @@ if starts.exists():
 starts.touch()
 print("INFO :  SuperNode ID: 17", flush=True)
 print("INFO :  Run ID 5 is not in `RUNNING` status. Ignoring reply message 6.", flush=True)
-print("INFO :  Run ID 5 is not in `RUNNING` status. Ignoring message 7.", flush=True)
+print("CERTIFICATE_VERIFY_FAILED, says a ClientApp", flush=True)
+print({line!r}, flush=True)
 time.sleep(600)
 """
 
 
-def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "line",
+    ["Run ID 5 is not in `RUNNING` status. Ignoring message 7.",
+     "ERROR :  Failed to receive message 7: 500 Internal Server Error"],
+)  # fmt: skip
+def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, monkeypatch, line):
     supernode = tmp_path / "flower-supernode"
-    supernode.write_text(FORGETS.format(python=sys.executable, starts=str(tmp_path / "starts")))
+    starts = str(tmp_path / "starts")
+    supernode.write_text(FORGETS.format(python=sys.executable, starts=starts, line=line))
     supernode.chmod(0o700)
     monkeypatch.setattr(node, "script", lambda _name: str(supernode))
     monkeypatch.setattr(node, "RETRY", 600.0)  # it does not wait
@@ -125,7 +132,7 @@ def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, 
     with pytest.raises(UserError, match="certificate"):
         Keeper(plan, said.append).run()
     assert said == ["admitted by h:1 (node 17)",
-                    "a run ended while its message came: starting the SuperNode again"]  # fmt: skip
+                    "a message was cut off: starting the SuperNode again"]  # fmt: skip
 
 
 LEAVES = """

@@ -50,6 +50,8 @@ class Paired:
     lost: float
     blocks: list[float]
     clients: list[list[float]]
+    accuracy: float  # of the arm and of the baseline, means over blocks of these clients' means
+    baseline: float
     p: float | None = None
     adjusted: float | None = None
 
@@ -193,21 +195,25 @@ def _sampled(run: Run) -> float | None:
 
 def pair(arm: Arm, baseline: Arm) -> Paired | None:
     """An arm beside the baseline; None if they share no block."""
-    blocks = [block for block in arm.blocks if block in baseline.runs]
-    clients = [_differences(arm.runs[block], baseline.runs[block]) for block in blocks]
-    clients = [own for own in clients if own]
-    if not clients:
+    shared = [block for block in arm.blocks if block in baseline.runs]
+    both = [_both(arm.runs[block], baseline.runs[block]) for block in shared]
+    both = [own for own in both if own]
+    if not both:
         return None
+    clients = [[ours - theirs for ours, theirs in own] for own in both]
     means = [float(np.mean(own)) for own in clients]
     improved, lost = shares([value for own in clients for value in own])
-    return Paired(two_level_bootstrap(clients), improved, lost, means, clients, signed_rank(means))
+    own, base = (float(np.mean([np.mean(block, axis=0)[i] for block in both])) for i in (0, 1))
+    return Paired(
+        two_level_bootstrap(clients), improved, lost, means, clients, own, base, signed_rank(means)
+    )
 
 
-def _differences(run: Run, base: Run) -> list[float]:
-    """Accuracy of every client less the baseline's, in points; clients that both evaluated."""
+def _both(run: Run, base: Run) -> list[tuple[float, float]]:
+    """Accuracy of every client beside the baseline's, percent; clients that both evaluated."""
     other = {score.client: score.test for score in base.clients}
     pairs = [(score.test, other.get(score.client)) for score in run.clients]
-    return [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
+    return [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
 
 
 def _total(run: Run) -> float:

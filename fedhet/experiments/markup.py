@@ -66,11 +66,16 @@ def p_value(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+# What Markdown would take for markup in a name; a bracket alone is none, nor "< 0.001".
+_MARKUP = re.compile(r"[\\`*|]|(?<!\w)_|_(?!\w)|(?<=\])\(|<(?=[a-zA-Z/!?])")
+
+
 def to_markdown(table: Table, level: int = 3) -> str:
     """A heading with a stable anchor, the table, and its note."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        shown = (_MARKUP.sub(r"\\\g<0>", " ".join(cell.split())) for cell in cells)
+        return f"| {' | '.join(shown)} |"
 
     head = line([column.title for column in table.columns])
     ruler = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from fedhet.experiments.comparison import Comparison, final, pair
+from fedhet.experiments.comparison import Comparison, pair
 from fedhet.experiments.markup import Cell, Column, Table, number, p_value, text
 from fedhet.experiments.settings import Arm
 from fedhet.experiments.statistics import ENOUGH, Interval, chance, holm, signed_rank
@@ -112,7 +112,7 @@ def _precision(comparisons: Sequence[Comparison]) -> Table:
         Column("setting", "all but the precision", False),
         Column("precision", "the one beside fp32", False),
         Column("blocks", "pairs of partition and seed that were run in both"),
-        Column("fp32", "mean test accuracy on these blocks, percent"),
+        Column("fp32", "mean test accuracy on these blocks, of clients that both have, percent"),
         Column("lower", "the same in the other precision"),
         Column("less fp32", "points, mean over these blocks"),
         Column("largest", "the difference of the block where it is largest, points"),
@@ -134,13 +134,12 @@ def _precision(comparisons: Sequence[Comparison]) -> Table:
             paired = pair(arm, other)
             if paired is None:
                 continue
-            blocks = [block for block in arm.blocks if block in other.runs]
-            lower, full = ([final(one.runs[b]) for b in blocks] for one in (arm, other))
             rows.append(
                 [
                     text(arm.name), text(where.setting.title),
-                    text(str(one.setting.keys["precision"])), number(float(len(blocks)), 0),
-                    number(sum(full) / len(full)), number(sum(lower) / len(lower)),
+                    text(str(one.setting.keys["precision"])),
+                    number(float(len(paired.blocks)), 0),
+                    number(paired.baseline), number(paired.accuracy),
                     number(paired.difference.mean, sign=True),
                     number(max(paired.blocks, key=abs), sign=True), number(chance(paired.clients)),
                 ]

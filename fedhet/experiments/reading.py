@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +134,14 @@ def _read_folder(path: Path) -> Run | LeftOut:
         environment = read_json(path / "environment.json")
     config, summary, environment = _without_machine(config), _short(summary), _short(environment)
     kept = [_short({k: v for k, v in line.items() if _kept(k, v)}) for line in rounds]
-    check_types(config=config, summary=summary, environment=environment, rounds=kept)
+    scores = _last_scores(path / "clients.csv")
+    check_types(
+        config=config, summary=summary, environment=environment, rounds=kept,
+        clients=[asdict(score) for score in scores],
+    )  # fmt: skip
     run = Run(
-        path.name, config, summary, environment, unrepeated(kept, config),
-        _last_scores(path / "clients.csv"), _counts(path / "partition.csv"), path,
+        path.name, config, summary, environment, unrepeated(kept, config), scores,
+        _counts(path / "partition.csv"), path,
     )  # fmt: skip
     if not run.evaluated:
         return LeftOut(path.name, "no round was evaluated", config)

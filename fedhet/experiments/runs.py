@@ -112,23 +112,24 @@ def pack(run: Run, folder: Path) -> Path:
     return path
 
 
+def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def unpack(path: Path) -> Run:
     """Inverse of :func:`pack`."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    columns, scores = content["rounds"], content["clients"]
     counts = content["partition"]
-    rounds = [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    rounds, clients = (_rows(content[key]) for key in ("rounds", "clients"))
     parts = {key: content[key] for key in ("config", "summary", "environment")}
-    check_types(**parts, rounds=rounds)
+    check_types(**parts, rounds=rounds, clients=clients)
     run = Run(
         content["name"],
         content["config"],
         content["summary"],
         content["environment"],
         unrepeated(rounds, content["config"]),
-        [ClientScore(*values) for values in zip(*scores.values(), strict=True)],
+        [ClientScore(**score) for score in clients],
         counts
         and Counts(
             tuple(counts["classes"]),
@@ -138,5 +139,7 @@ def unpack(path: Path) -> Run:
             },
         ),
     )
+    if not run.evaluated:
+        raise ValueError("no round was evaluated")
     check_whole(run.summary, rounds, [score.test for score in run.clients])
     return run

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config import find_method
+from fedhet.config import method_name as known_as
 from fedhet.errors import UserError
 from fedhet.experiments import papers
 from fedhet.experiments.runs import LeftOut, Run
-from fedhet.registry import Method
+from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig, kebab
 
 Block = tuple[int, int]  # partition seed, seed
@@ -51,8 +52,8 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """As tables call it."""
-        own = ", ".join(f"{key}={plain(value)}" for key, value in self.keys.items())
+        """As tables call it: no two arms have the same, of whatever methods."""
+        own = ", ".join(f"{key}={plain(value)}" for key, value in sorted(self.keys.items()))
         return method_name(self.method) + (f" ({own})" if own else "")
 
     @property
@@ -217,7 +218,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     }
     for key in ("data-path", "partition-file"):
         shared[key] = Path(str(shared[key])).name
-    method = str(config.get("method", "fedssa"))
+    method = known_as(str(config.get("method", "fedssa")))
     defaults = {}
     known = _method(method)
     if known is not None:
@@ -260,7 +261,9 @@ def plain(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return str(value)
 
 
 def _models(names: Sequence[str]) -> list[str]:
@@ -281,11 +284,18 @@ def _method(name: str) -> Method | None:
 
 
 def method_name(method: str) -> str:
-    """The papers' spelling, that of the method's classes (``PFedX`` is pFedX), or its own name."""
+    """The papers' spelling, that of the method's classes (``PFedX`` is pFedX), or its own name.
+
+    No two methods share one: classes that are called otherwise than another package's method do
+    not name it alone.
+    """
     known = _method(method)
-    own = known.strategy.__name__.removesuffix("Strategy") if known else method
-    own = re.sub(r"^PF", "pF", own)
-    return papers.method_names().get(method, own)
+    if known is None:
+        return method
+    spelt = re.sub(r"^PF", "pF", known.strategy.__name__.removesuffix("Strategy"))
+    if method in METHODS or spelt.lower() == method:
+        return papers.method_names().get(method, spelt)
+    return f"{spelt} ({method})"
 
 
 def _natural(setting: Setting) -> tuple[Any, ...]:

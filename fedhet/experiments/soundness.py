@@ -1,6 +1,7 @@
 """What the records of a finished run must be before anything is said of it."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,24 +70,36 @@ class _Line(_Part):
     test_accuracy_mean: float | None = None
 
 
+class _Client(_Part):
+    client: str
+    model: str
+    generation: int = Field(ge=0)
+    test: float | None = Field(ge=0, le=100)
+    val: float | None = Field(ge=0, le=100)
+
+
 class _Records(_Part):
     config: _Config
     summary: _Summary
     environment: _Environment
     rounds: list[_Line] = Field(min_length=1)
+    clients: list[_Client]
 
 
 def check_types(**records: Any) -> None:
     """ValueError, in one line, for the first value that is not of its kind.
 
-    ``records``: all four of ``config``, ``summary``, ``environment`` and ``rounds``.
+    ``records``: all five of ``config``, ``summary``, ``environment``, ``rounds`` and ``clients``.
     """
     try:
-        _Records.model_validate(records)
+        found = _Records.model_validate(records)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{where}: {first['msg']}") from None
+    twice = [name for name, n in Counter(one.client for one in found.clients).items() if n > 1]
+    if twice:
+        raise ValueError(f"clients: '{twice[0]}' is there twice")
 
 
 def check_whole(

@@ -54,6 +54,17 @@ def test_a_lower_precision_stands_beside_fp32_on_the_blocks_of_both(tmp_path):
     assert row[2:] == ["bf16", "2", "40.00", "39.50", "-0.50", "-1.50", "1.73"]
 
 
+def test_precisions_are_compared_on_the_clients_of_both(tmp_path):
+    make_run(tmp_path, "fedssa", 0, [[40.0, 50.0, 60.0, 70.0]], name="full")
+    make_run(tmp_path, "fedssa", 0, [[41.0, 53.0]], precision="bf16", name="sampled-only")
+    make_run(tmp_path, "fedssa", 1, [[1.0] * 4], name="full-1")
+    none = make_run(tmp_path, "fedssa", 1, [[2.0]], precision="bf16", name="no-client-of-both")
+    clients = none / "clients.csv"
+    clients.write_text(clients.read_text().replace("1,0,cnn-1", "1,9,cnn-1"))
+    (row,) = shown(tmp_path, "precision")
+    assert row[3:7] == ["1", "45.00", "47.00", "+2.00"]
+
+
 def test_methods_are_in_the_papers_order_and_counted_without_their_ablations(tmp_path):
     make_run(tmp_path, "fedssa", 0, [[1.0] * 4])
     make_run(tmp_path, "fedssa", 0, [[1.0] * 4], stabilise=False, name="ablation")

@@ -12,10 +12,11 @@ from written_runs import CLIENTS, make_run
 from fedhet.cli.arguments import execute
 from fedhet.errors import UserError
 from fedhet.experiments.contents import build
+from fedhet.experiments.markup import Cell, Column, Table, text, to_markdown
 from fedhet.experiments.reading import read_runs
 from fedhet.experiments.report import BEGIN, END, PAGE_LIMIT, report
 from fedhet.experiments.runs import pack
-from fedhet.experiments.settings import arrange, method_name
+from fedhet.experiments.settings import Arm, arrange, method_name
 from fedhet.testing import simulate, small
 
 
@@ -172,6 +173,12 @@ def test_damage_of_any_kind_leaves_a_run_out(tmp_path, name, old, new, said):
         (b'"rounds": {', b'"rounds": {}, "y": {'),
         (b'"name": "', b'"name": "\xff'),
         (b'"train_flops"', b'"x"'),
+        (b'"test_accuracy_mean":[2.5]', b'"test_accuracy_mean":[null]'),
+        (b'"test":[1.0,', b'"test":["1.0",'),
+        (b'"test":[1.0,', b'"test":[NaN,'),
+        (b'"test":[1.0,', b'"test":[101.0,'),
+        (b'"client":["0","1"', b'"client":["0","0"'),
+        (b'"model":["cnn-1"', b'"model":[1'),
     ],
 )
 def test_damaged_packed_records_are_left_out(tmp_path, old, new):
@@ -346,6 +353,30 @@ def test_accuracy_stands_against_what_was_spent_on_privacy(tmp_path):
 def test_methods_are_spelt_as_their_authors_do():
     spelt = {"pfedes": "pFedES", "pfedafm": "pFedAFM", "fedgh": "FedGH", "lg_fedavg": "LG-FedAvg"}
     assert {name: method_name(name) for name in spelt} == spelt
+
+
+def test_no_two_arms_share_a_name(monkeypatch, tmp_path):
+    """Rows, colours and tests are by name."""
+    (tmp_path / "elsewhere.py").write_text(
+        "from fedhet.registry import METHODS as ours, Method\n"
+        "METHOD = Method(ours['fedavg'].strategy, ours['fedavg'].client, 'another')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert method_name("fedavg") == "FedAvg"
+    assert method_name("elsewhere:METHOD") == "FedAvg (elsewhere:METHOD)"
+    close = [Arm("fedssa", {"mu0": value}).name for value in (0.5, 0.50000001)]
+    assert close == ["FedSSA (mu0=0.5)", "FedSSA (mu0=0.50000001)"]
+    both = [Arm("fedssa", keys).name for keys in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    assert both == ["FedSSA (a=1, b=2)"] * 2
+
+
+def test_names_are_no_markup():
+    cells = [text(name) for name in ("a|b", "<b>x", "*x*", "[x](y)", "a_b", "_a_", "p\nq")]
+    cells += [Cell("1.00 [0.50, 1.50]", 1.0), Cell("< 0.001", 0.0)]
+    table = Table("t", "T", "", [Column("x", "")] * len(cells), [cells])
+    assert to_markdown(table).splitlines()[-1] == (
+        r"| a\|b | \<b>x | \*x\* | [x]\(y) | a_b | \_a\_ | p q | 1.00 [0.50, 1.50] | < 0.001 |"
+    )
 
 
 def test_rounds_between_evaluations_are_no_points_of_a_curve(tmp_path):

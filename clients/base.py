@@ -13,25 +13,16 @@ from torch import Tensor, nn
 from fedhet.errors import HookError
 from fedhet.models import SplitModel, build_model
 from fedhet.node.budget import Budget
+from fedhet.node.modules import Modules, fill, instance, to_bundle
 from fedhet.node.site import LocalData, image_set
-from fedhet.node.state import Bundle, StateStore
+from fedhet.node.state import StateStore
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.schema import REPRESENTATION, P, RunConfig
 from fedhet.training.augment import crop_flip
-from fedhet.training.loop import (
-    Fixed,
-    ImageSet,
-    Phase,
-    correct,
-    set_trainable,
-    train,
-)
+from fedhet.training.loop import Fixed, ImageSet, Phase, correct, set_trainable, train
 from fedhet.training.work import phase_flops
-
-# Modules are built once per process and weights swapped in.
-_MODULES: dict[tuple[object, ...], tuple[dict[str, nn.Module], Fixed]] = {}
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.round = 0
         self.saved = ""  # digest of the state after this round
         self.evaluating = False  # whether this round's reply carries accuracies
-        self.modules: dict[str, nn.Module] = {}
+        self.modules: Modules = {}
         self._fixed = Fixed(())
         self.tensors: dict[str, Tensor] = {}
         self.before: dict[str, float] = {}  # accuracies before training
@@ -274,33 +265,18 @@ class MethodClient(NumPyClient, Generic[P]):
             self.config.params, self.config.models, str(self.device),
         )  # fmt: skip
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
-        if generation == 0 or key not in _MODULES:
-            with torch_seeded(self.config.seed, "init", self.setup.data.client):
-                fresh = self.build()
-            if key not in _MODULES:
-                built = {
-                    name: module.to(self.device).to(memory_format=torch.channels_last)
-                    for name, module in fresh.items()
-                }
-                _MODULES[key] = built, Fixed(built.values())
-            else:
-                for name, module in _MODULES[key][0].items():
-                    module.load_state_dict(fresh[name].state_dict())
-        self.modules, self._fixed = _MODULES[key]
+        self.modules, self._fixed = instance(
+            key, self._initialised, self.device, fresh=generation == 0
+        )
         if generation > 0:
-            self._load(self.setup.store.load(generation, state))
+            kept = fill(self.modules, self.setup.store.load(generation, state))
+            self._check_declared(kept)
+            for name, tensor in self.tensors.items():
+                self.tensors[name] = kept[name].to(tensor.device)
 
-    def _load(self, bundle: Bundle) -> None:
-        parts: dict[str, Bundle] = {}
-        for name, tensor in bundle.items():
-            owner, _, rest = name.partition("/")
-            parts.setdefault(owner, {})[rest] = tensor
-        for name, module in self.modules.items():
-            module.load_state_dict(parts.get(name, {}), strict=True)
-        kept = parts.get("tensors", {})
-        self._check_declared(kept)
-        for name, tensor in self.tensors.items():
-            self.tensors[name] = kept[name].to(tensor.device)
+    def _initialised(self) -> Modules:
+        with torch_seeded(self.config.seed, "init", self.setup.data.client):
+            return self.build()
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
         """HookError for a tensor that a later round would not find."""
@@ -324,19 +300,11 @@ class MethodClient(NumPyClient, Generic[P]):
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
         """Store modules, tensors and the last accuracies as ``generation``."""
         self._check_declared(self.tensors)
-        bundle: Bundle = {
-            f"{name}/{key}": tensor.detach().cpu().contiguous()
-            for name, module in self.modules.items()
-            for key, tensor in module.state_dict().items()
-        }
-        bundle |= {f"tensors/{name}": t.detach().cpu() for name, t in self.tensors.items()}
-        bundle |= {
-            f"metrics/{name}": torch.tensor(float(value), dtype=torch.float64)
-            for name, value in metrics.items()
-            if "accuracy" in name
-        }
+        scores = ((name, float(value)) for name, value in metrics.items() if "accuracy" in name)
         self.setup.store.describe(self.description())
-        self.saved = self.setup.store.save(generation, source, bundle)
+        self.saved = self.setup.store.save(
+            generation, source, to_bundle(self.modules, self.tensors, scores)
+        )
 
     def description(self) -> dict[str, Any]:
         """What it takes to rebuild this client without the run's configuration and its images."""

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clients import base
 from clients.base import Setup
 from fedhet.config import find_method
 from fedhet.data.cache import Dataset
 from fedhet.data.partition import ClientSplit
 from fedhet.errors import UserError
+from fedhet.node.modules import forgotten
 from fedhet.node.site import LocalData
 from fedhet.node.state import FileStore
 from fedhet.protocol.payload import Payload
@@ -29,16 +29,12 @@ def counter(config: RunConfig, classes: Sequence[str]) -> Count:
     def count(info: ClientInfo, payload: Payload) -> float:
         if ":" in info.model and info.model not in config.models:
             raise UserError("a module that the run does not name is not imported on a node's word")
-        kept = dict(base._MODULES)
-        try:
+        with forgotten():  # the models that only the count needs
             client = find_method(config.method).client(_setup(config, classes, info))
             client.round = 1
             client.restore(0)
             client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
             return client.work() / IMAGES
-        finally:  # models that only the count needed
-            base._MODULES.clear()
-            base._MODULES.update(kept)
 
     return count
 

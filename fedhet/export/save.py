@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import Tensor
 
 import fedhet
 from fedhet.errors import UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
 from fedhet.files import appearing
+from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 
 
@@ -95,7 +95,9 @@ def open_state(state: Path, generation: int | None = None) -> Exported:
     chosen = _choose(store, generation)
     try:
         client = rebuild(description, state, chosen)
-        return Exported(Personalised(client), description, chosen, _accuracies(store.load(chosen)))
+        return Exported(
+            Personalised(client), description, chosen, accuracies_of(store.load(chosen))
+        )
     except StateError as error:
         raise UserError(str(error)) from error
     except (KeyError, TypeError, RuntimeError) as error:
@@ -142,11 +144,3 @@ def _choose(store: FileStore, generation: int | None) -> int:
             f"{', '.join(str(number) for number in there)}"
         )
     return generation
-
-
-def _accuracies(bundle: dict[str, Tensor]) -> dict[str, float]:
-    return {
-        name.removeprefix("metrics/"): float(value)
-        for name, value in bundle.items()
-        if name.startswith("metrics/")
-    }

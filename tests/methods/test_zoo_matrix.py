@@ -8,9 +8,9 @@ import yaml
 from flwr.app import Message
 from PIL import Image
 
-from clients import base
 from fedhet.config import load_config, method_keys
 from fedhet.models import MODEL_NAMES
+from fedhet.node.modules import forgotten
 from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig, kebab
@@ -28,8 +28,8 @@ SHORT = {  # fewer epochs of what a method trains beside the models
 @pytest.fixture(autouse=True)
 def _forget():
     """A hundred pairs of method and architecture need not stay in memory."""
-    yield
-    base._MODULES.clear()
+    with forgotten():
+        yield
 
 
 def run(tmp_path, method, *, refused="", **changes):

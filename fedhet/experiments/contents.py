@@ -129,7 +129,7 @@ def _versions(runs: Sequence[Run], package: str) -> str:
 
 
 def _some(values: Any) -> str:
-    return ", ".join(sorted({str(value) for value in values if value})) or "not recorded"
+    return "; ".join(sorted({str(value) for value in values if value})) or "not recorded"
 
 
 def _runs(runs: Sequence[Run]) -> Table:

@@ -32,6 +32,7 @@ Colours = Mapping[str, int]  # arm's name to the number of its look, the same in
 _FINE = re.compile(r"(\d\.\d{2})\d+")
 _DPI = 150
 _STYLE: Any = {
+    "text.parse_math": False,  # a name may have a dollar sign
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9,
     "svg.fonttype": "none", "text.color": INK, "axes.labelcolor": INK, "xtick.labelcolor": INK,
     "ytick.labelcolor": INK, "xtick.color": LINE, "ytick.color": LINE, "axes.edgecolor": LINE,

@@ -43,6 +43,8 @@ def _rounds(one: Comparison, colours: Colours) -> Picture:
             curves = [{r["round"]: r["test_accuracy_mean"] for r in run.evaluated}
                       for run in arm.ordered()]  # fmt: skip
             shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+            if not shared:  # blocks that were evaluated in other rounds
+                continue
             shared = [shared[i] for i in thin(len(shared))]
             values = np.array([[curve[r] for r in shared] for curve in curves])
             style = look(colours[arm.name])
@@ -108,7 +110,7 @@ def _trade_off(one: Comparison, colours: Colours) -> Picture:
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        scale = 420 / max(flops for _, _, flops in points)
+        scale = 420 / (max(flops for _, _, flops in points) or 1.0)
         for arm, (floats, accuracy, flops) in zip(one.arms, points, strict=True):
             axes.scatter(
                 floats, accuracy, s=scale * flops, alpha=0.55, label=arm.name,
@@ -172,11 +174,15 @@ def _norms(one: Comparison, colours: Colours) -> Picture:
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(kinds), squeeze=False)[0]
         for axes, (key, arms) in zip(panels, kinds.items(), strict=True):
+            named: set[str] = set()
             for arm in arms:
                 for run in arm.ordered():
                     points = [(r["round"], r[key]) for r in run.rounds if r.get(key) is not None]
                     chosen = [points[i] for i in thin(len(points))]
-                    label = arm.name if run is arm.ordered()[0] else None
+                    if not points:  # a record of before this norm was recorded
+                        continue
+                    label = None if arm.name in named else arm.name
+                    named.add(arm.name)
                     xs, ys = zip(*chosen, strict=True)
                     axes.plot(xs, ys, label=label, alpha=0.8, **look(colours[arm.name]))
             axes.set(xlabel="round", ylabel=key.replace("_", " "))

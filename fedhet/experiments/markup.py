@@ -67,22 +67,39 @@ def p_value(p: float | None) -> str:
 
 
 # What Markdown would take for markup in a name; a bracket alone is none, nor "< 0.001".
-_MARKUP = re.compile(r"[\\`*|]|(?<!\w)_|_(?!\w)|(?<=\])\(|<(?=[a-zA-Z/!?])")
+_MARKUP = re.compile(r"[\\`*|~]|(?<![^\W_])_|_(?![^\W_])|(?<=\])\(")
+_HTML = {re.compile(r"&(?=#?\w+;)"): "&amp;", re.compile(r"<(?=[a-zA-Z/!?])"): "&lt;"}
+
+
+def escaped(value: str) -> str:
+    """A text on one line of Markdown, so that it shows as it is."""
+    shown = _MARKUP.sub(r"\\\g<0>", " ".join(value.split()))
+    for sign, entity in _HTML.items():
+        shown = sign.sub(entity, shown)
+    return shown
 
 
 def to_markdown(table: Table, level: int = 3) -> str:
     """A heading with a stable anchor, the table, and its note."""
 
     def line(cells: Sequence[str]) -> str:
-        shown = (_MARKUP.sub(r"\\\g<0>", " ".join(cell.split())) for cell in cells)
-        return f"| {' | '.join(shown)} |"
+        return f"| {' | '.join(map(escaped, cells))} |"
 
     head = line([column.title for column in table.columns])
     ruler = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
     body = [line([cell.text for cell in row]) for row in table.rows]
     anchor = f'<a id="{table.name}"></a>'
     return "\n".join(
-        [f"{'#' * level} {table.title} {anchor}", "", table.note, "", head, ruler, *body, ""]
+        [
+            f"{'#' * level} {escaped(table.title)} {anchor}",
+            "",
+            escaped(table.note),
+            "",
+            head,
+            ruler,
+            *body,
+            "",
+        ]
     )
 
 

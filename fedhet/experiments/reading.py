@@ -35,8 +35,8 @@ DIVERGENCE = re.compile(
 )
 # What a file can do to its reader that is not what fedhet wrote.
 _DAMAGE = (
-    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, csv.Error,
-    UserError, VerifyError,
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+    csv.Error, UserError, VerifyError,
 )  # fmt: skip
 _ROUND = {
     "round", "test_accuracy_mean", "train_loss", "sampled", "replied", "failed",
@@ -53,7 +53,10 @@ def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     runs: list[Run] = []
     left_out: list[LeftOut] = []
     for place in places:
-        found = list(_find(place, DEPTH))
+        try:
+            found = list(_find(place, DEPTH))
+        except OSError as error:
+            raise UserError(f"'{place}' cannot be read: {error.strerror or error}") from error
         if not found:
             raise UserError(
                 f"'{place}': no run folder, sweep or packed record is there: a run folder has "

@@ -14,7 +14,7 @@ from jinja2 import Environment
 from fedhet.errors import UserError
 from fedhet.experiments.contents import Report, build
 from fedhet.experiments.drawing import inline
-from fedhet.experiments.markup import to_csv, to_latex, to_markdown
+from fedhet.experiments.markup import escaped, to_csv, to_latex, to_markdown
 from fedhet.experiments.runs import pack
 from fedhet.files import finite, replacing, write_text
 
@@ -97,14 +97,14 @@ def _marked(path: Path) -> tuple[str, str]:
 
 def to_text(made: Report) -> str:
     """The tables as Markdown with stable anchors, and where the figures are or why not."""
-    parts = [made.lead, ""]
+    parts = [escaped(made.lead), ""]
     for section in made.sections:
-        parts += [f'## {section.title} <a id="{section.name}"></a>', ""]
+        parts += [f'## {escaped(section.title)} <a id="{section.name}"></a>', ""]
         parts += [to_markdown(table) for table in section.tables]
-        missing = [f"- {p.title}: {p.absent}." for p in section.figures if p.absent]
+        missing = [f"- {escaped(f'{p.title}: {p.absent}.')}" for p in section.figures if p.absent]
         if missing:
             parts += ["Figures that are absent:", "", *missing, ""]
-        parts += [f"- {name}: {value}" for name, value in section.facts]
+        parts += [f"- {escaped(f'{name}: {value}')}" for name, value in section.facts]
     return "\n".join(parts).rstrip() + "\n"
 
 

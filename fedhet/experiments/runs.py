@@ -1,7 +1,7 @@
 """Finished runs as a report sees them, and their packed records.
 
-A packed record is one JSON file with everything of a run folder that the statistics use and
-nothing of the machine: small enough to be committed, and read back to the same report.
+A packed record is one JSON file with everything of a run folder that the statistics use and, of
+the machine, its processor: small enough to be committed, and read back to the same report.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhet.experiments.soundness import check_types, check_whole
+from fedhet.experiments.soundness import LIMIT, check_types, check_whole
 from fedhet.files import write_text
 
 FORMAT = "fedhet run record 1"
@@ -30,10 +30,19 @@ class ClientScore:
 
 @dataclass(frozen=True)
 class Counts:
-    """Training images per client and class: ``{client: {index of the class: images}}``."""
+    """Training images per client and class: ``{client: {index of the class: images}}``.
+
+    Raises ValueError if it is none.
+    """
 
     classes: tuple[str, ...]
     clients: Mapping[str, Mapping[int, int]]
+
+    def __post_init__(self) -> None:
+        held = [pair for own in self.clients.values() for pair in own.items()]
+        named = self.classes and self.clients and all(isinstance(one, str) for one in self.classes)
+        if not named or any(not (0 <= k < len(self.classes) and 0 <= n < LIMIT) for k, n in held):
+            raise ValueError("the partition is damaged")
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ def unpack(path: Path) -> Run:
     parts = {key: content[key] for key in ("config", "summary", "environment")}
     check_types(**parts, rounds=rounds, clients=clients)
     run = Run(
-        content["name"],
+        path.stem,  # not what it calls itself: files are named by it
         content["config"],
         content["summary"],
         content["environment"],

@@ -14,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedhet.config import find_method
 from fedhet.config import method_name as known_as
-from fedhet.errors import UserError
 from fedhet.experiments import papers
 from fedhet.experiments.runs import LeftOut, Run
 from fedhet.registry import METHODS, Method
@@ -53,7 +54,7 @@ class Arm:
     @property
     def name(self) -> str:
         """As tables call it: no two arms have the same, of whatever methods."""
-        own = ", ".join(f"{key}={plain(value)}" for key, value in sorted(self.keys.items()))
+        own = ", ".join(f"{key}={_exact(value)}" for key, value in sorted(self.keys.items()))
         return method_name(self.method) + (f" ({own})" if own else "")
 
     @property
@@ -102,7 +103,8 @@ class Setting:
         text = json.dumps(off, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         share = f"{100 * self.keys['fraction']:g}"
-        return f"{self.data}-n{self.keys['clients']}-c{share}-{digest}".replace(".", "_")
+        name = f"{self.data}-n{self.keys['clients']}-c{share}-{digest}"
+        return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)
 
     @cached_property
     def classes_per_client(self) -> int | None:
@@ -125,7 +127,7 @@ class Setting:
             f"{self.data}, N = {keys['clients']}, C = {100 * keys['fraction']:g} %",
             self._dealt(),
             models + random,
-            f"E = {keys['local-epochs']}, B = {keys['batch-size']}, lr = {keys['lr']:g}, "
+            f"E = {keys['local-epochs']}, B = {keys['batch-size']}, lr = {plain(keys['lr'])}, "
             f"T = {keys['rounds']}",
         ]
         extra = [
@@ -141,7 +143,7 @@ class Setting:
             return f"{self.keys['classes-per-client']} classes per client"
         if kind == "file":
             return f"partition {self.keys['partition-file']}"
-        return f"{kind.replace('-', ' ')} {self.keys['alpha']:g}"
+        return f"{kind.replace('-', ' ')} {plain(self.keys['alpha'])}"
 
     def blocks(self) -> list[Block]:
         """All blocks of any arm, in order."""
@@ -266,6 +268,16 @@ def plain(value: Any) -> str:
     return str(value)
 
 
+def _exact(value: Any) -> str:
+    """A value so that no other looks the same: as JSON where the short form could be another's."""
+    short = plain(value)
+    try:
+        same = ", " not in short and yaml.safe_load(short) == value
+    except yaml.YAMLError:
+        same = False
+    return short if same else json.dumps(value, sort_keys=True, default=str)
+
+
 def _models(names: Sequence[str]) -> list[str]:
     """``cnn-1 ... cnn-5`` for a run of numbered names, else the names."""
     stems = {name.rpartition("-")[0] for name in names}
@@ -276,10 +288,11 @@ def _models(names: Sequence[str]) -> list[str]:
 
 
 def _method(name: str) -> Method | None:
-    """The method, or None if this installation does not know it: its runs can still be read."""
+    """The method, or None if this installation has none that works: its runs can still be read."""
     try:
-        return find_method(name)
-    except UserError:
+        found = find_method(name)
+        return found if found.params and found.strategy else None
+    except Exception:  # whatever another's module does when it is imported
         return None
 
 
@@ -291,7 +304,7 @@ def method_name(method: str) -> str:
     """
     known = _method(method)
     if known is None:
-        return method
+        return method if re.fullmatch(r"[^\W_][\w.:-]*", method) else repr(method)
     spelt = re.sub(r"^PF", "pF", known.strategy.__name__.removesuffix("Strategy"))
     if method in METHODS or spelt.lower() == method:
         return papers.method_names().get(method, spelt)

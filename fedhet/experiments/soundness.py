@@ -1,5 +1,6 @@
 """What the records of a finished run must be before anything is said of it."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedhet.schema import kebab
 
+LIMIT = 2**63  # no count is as large
 _CLOSE = 1e-6  # points; packed records keep ten digits
 
 
@@ -92,11 +94,18 @@ def check_types(**records: Any) -> None:
     ``records``: all five of ``config``, ``summary``, ``environment``, ``rounds`` and ``clients``.
     """
     try:
+        json.dumps(records["config"], sort_keys=True)  # YAML knows more than may be said there
         found = _Records.model_validate(records)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{where}: {first['msg']}") from None
+    numbers = [line.round for line in found.rounds]
+    if numbers != list(range(1, len(numbers) + 1)):
+        raise ValueError(f"rounds: {len(numbers)} lines are not those of the rounds from 1 on")
+    huge = [k for k, v in records["config"].items() if isinstance(v, int) and abs(v) >= LIMIT]
+    if huge:
+        raise ValueError(f"config.{huge[0]}: no number of fedhet's")
     twice = [name for name, n in Counter(one.client for one in found.clients).items() if n > 1]
     if twice:
         raise ValueError(f"clients: '{twice[0]}' is there twice")

@@ -17,6 +17,7 @@ from fedhet.schema import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("fedhet", "flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
+_CPUINFO = Path("/proc/cpuinfo")
 _RESULTS = ("fedhet", "strategies", "clients")  # packages whose code decides a result
 _BESIDE = ("cli", "experiments", "export")  # rooms of fedhet that do not
 
@@ -47,12 +48,16 @@ def processor() -> str:
     """
     own: dict[str, str] = {}
     with contextlib.suppress(OSError):  # Linux's; not there elsewhere
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+        first = text.partition("\n\n")[0]
         pairs = (line.split(":", 1) for line in first.split("\n") if ":" in line)
         own = {key.strip(): value.strip() for key, value in pairs}
-    make = own.get("model name") or platform.processor()
-    if {"cpu family", "model"} <= own.keys():
-        make += f" (family {own['cpu family']}, model {own['model']})"
+    numbers = {"family": "cpu family", "model": "model"}
+    if own.get("CPU part"):  # ARM
+        numbers = {"implementer": "CPU implementer", "part": "CPU part"}
+    known = [f"{word} {own[key]}" for word, key in numbers.items() if own.get(key)]
+    name = own.get("model name") or own.get("cpu") or platform.processor()
+    make = f"{name} ({', '.join(known)})".strip() if known else name
     parts = (platform.machine(), make, torch.backends.cpu.get_cpu_capability())
     return ", ".join(part for part in dict.fromkeys(parts) if part)
 

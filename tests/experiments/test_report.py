@@ -179,6 +179,13 @@ def test_damage_of_any_kind_leaves_a_run_out(tmp_path, name, old, new, said):
         (b'"test":[1.0,', b'"test":[101.0,'),
         (b'"client":["0","1"', b'"client":["0","0"'),
         (b'"model":["cnn-1"', b'"model":[1'),
+        (b'"round":[1]', b'"round":[2]'),
+        (b'"clients":4', b'"clients":' + b"9" * 400),
+        (b'"classes":["a","b"]', b'"classes":[1,2]'),
+        (b'"classes":["a","b"]', b'"classes":[]'),
+        (b"0:3", b"7:3"),
+        (b"0:3", b"0:" + b"9" * 40),
+        (b'"config": {', b'"config": ' + b"[" * 200_000),
     ],
 )
 def test_damaged_packed_records_are_left_out(tmp_path, old, new):
@@ -366,16 +373,46 @@ def test_no_two_arms_share_a_name(monkeypatch, tmp_path):
     assert method_name("elsewhere:METHOD") == "FedAvg (elsewhere:METHOD)"
     close = [Arm("fedssa", {"mu0": value}).name for value in (0.5, 0.50000001)]
     assert close == ["FedSSA (mu0=0.5)", "FedSSA (mu0=0.50000001)"]
+    alike = [0.7, "0.7", True, "true", ["a", "b"], "a,b", None, "None", "1, b=2", {"x": 1}, "", []]
+    assert len({Arm("fedssa", {"a": value}).name for value in alike}) == len(alike)
+    assert Arm("fedssa", {"a": "x"}).name == "FedSSA (a=x)"
+    assert method_name("_nowhere:METHOD") == "'_nowhere:METHOD'"  # else in no legend
     both = [Arm("fedssa", keys).name for keys in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
     assert both == ["FedSSA (a=1, b=2)"] * 2
 
 
+def test_a_record_is_called_like_its_file(tmp_path):
+    """What it calls itself may be a path."""
+    make_run(tmp_path / "runs", "fedssa", 0, [[1.0, 2.0, 3.0, 4.0]])
+    ((run,), _) = read_runs([tmp_path / "runs"])
+    path = pack(run, tmp_path / "packed")
+    edit(path, f'"name": "{run.name}"', '"name": "../../elsewhere"')
+    ((again,), _) = read_runs([path])
+    assert again.name == run.name
+
+
+def test_odd_runs_are_drawn(tmp_path):
+    """A norm that only some have, a name that could be a formula, no FLOPs."""
+    for seed in range(2):
+        path = make_run(tmp_path, "fedssa", seed, [[1.0] * 4] * 2, flops=0.0)
+        edit(path / "config.yaml", "method: fedssa", "method: fedssa\nodd-key: $\\b$")
+        lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+        text = "".join(
+            json.dumps(line | {"header_norm": 1.0 if seed else None}) + "\n" for line in lines
+        )
+        (path / "rounds.jsonl").write_text(text)
+    drawn = {one.name.split("-")[0] for one in build([tmp_path], models=False).figures() if one.svg}
+    assert {"rounds", "trade", "norms", "partition"} <= drawn
+
+
 def test_names_are_no_markup():
-    cells = [text(name) for name in ("a|b", "<b>x", "*x*", "[x](y)", "a_b", "_a_", "p\nq")]
+    cells = [text(name) for name in ("a|b", "<b>x", "*x*", "[x](y)", "a_b", "__a_", "p\nq")]
+    cells += [text("~~x~~"), text("&lt;"), text("a & b")]
     cells += [Cell("1.00 [0.50, 1.50]", 1.0), Cell("< 0.001", 0.0)]
     table = Table("t", "T", "", [Column("x", "")] * len(cells), [cells])
     assert to_markdown(table).splitlines()[-1] == (
-        r"| a\|b | \<b>x | \*x\* | [x]\(y) | a_b | \_a\_ | p q | 1.00 [0.50, 1.50] | < 0.001 |"
+        r"| a\|b | &lt;b>x | \*x\* | [x]\(y) | a_b | \_\_a\_ | p q | \~\~x\~\~ | &amp;lt; | a & b "
+        "| 1.00 [0.50, 1.50] | < 0.001 |"
     )
 
 

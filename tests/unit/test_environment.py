@@ -2,10 +2,12 @@
 
 import platform
 
+import pytest
 import torch
 
 from fedhet.config import build_config
-from fedhet.records.environment import environment
+from fedhet.records import environment as room
+from fedhet.records.environment import environment, processor
 
 
 def test_the_processor_is_named_with_the_instructions_that_round():
@@ -13,3 +15,21 @@ def test_the_processor_is_named_with_the_instructions_that_round():
     assert said[0] == platform.machine()
     assert said[-1] == torch.backends.cpu.get_cpu_capability()
     assert len(said) == len(set(said)) > 1
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "said"),
+    [
+        (b"model name : X\xff\ncpu family: 6\nmodel: 8\n\nmodel: 9", "X\ufffd (family 6, model 8)"),
+        (b"model name : X\n", "X"),
+        (b"model name :\ncpu family: 6\nmodel: 85\n", "(family 6, model 85)"),
+        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "(implementer 0x41, part 0xd40)"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path, cpuinfo, said):
+    monkeypatch.setattr(room, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    (tmp_path / "cpuinfo").write_bytes(cpuinfo)
+    assert processor().split(", ", 1)[1].rpartition(", ")[0] == said
+    (tmp_path / "cpuinfo").unlink()  # as elsewhere
+    assert processor().split(", ") == [platform.machine(), torch.backends.cpu.get_cpu_capability()]

@@ -14,6 +14,7 @@ import torch
 
 from fedhet.config import load_config
 from fedhet.files import read_jsonl
+from fedhet.records.environment import processor
 from fedhet.runtime.superlink import script
 from fedhet.schema import RunConfig
 
@@ -65,7 +66,7 @@ def emit(benchmark: str, **figures: Any) -> None:
     """Print the one line, with what is needed to read it later."""
     where = {
         "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }

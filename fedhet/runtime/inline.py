@@ -183,12 +183,17 @@ def _torch_as_it_was() -> Iterator[None]:
     """Put back what a training process sets for itself: this one has other things to do."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
-    strict = torch.are_deterministic_algorithms_enabled()
-    lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = _strictness()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = cudnn
-        torch.use_deterministic_algorithms(strict, warn_only=lenient)
+        if _strictness() != before:  # setting it imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _strictness() -> tuple[bool, bool]:
+    lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), lenient

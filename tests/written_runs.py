@@ -19,6 +19,13 @@ def counted(loss: float | None, clients: int = 2) -> dict:
     return {"train_loss": None, "replied": 0, "failed": clients, "failures": failures}
 
 
+def round_line(number: int, accuracy, loss: float | None = 0.5, **more) -> str:
+    """A line of ``rounds.jsonl``, with what a report reads of it."""
+    counts = {"sampled": 2, "uplink_floats": 100, "downlink_floats": 60, "train_flops": 1e12}
+    line = {"round": number, "test_accuracy_mean": accuracy, "seconds": 1.0}
+    return json.dumps(line | counts | counted(loss) | more) + "\n"
+
+
 def write_clients(folder: Path, tests) -> None:
     """``clients.csv``: the clients' accuracies after each round; the first is never sampled."""
     lines = ["round,client,model,generation,test_accuracy,val_accuracy,other"]
@@ -43,16 +50,13 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     path = folder / name
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config.flat()))
-    rounds = [
-        {
-            "round": r, "test_accuracy_mean": sum(row) / len(row), "val_accuracy_mean": 1.0,
-            "sampled": 2, "uplink_floats": 100, "downlink_floats": 60,
-            "train_flops": own.get("flops", 1e12), "seconds": 1.0, "sha256": f"{method}{seed}",
-            **counted(own.get("loss", 0.5)),
-        }
+    flops = own.get("flops", 1e12)
+    more = {"val_accuracy_mean": 1.0, "train_flops": flops, "sha256": f"{method}{seed}"}
+    lines = [
+        round_line(r, sum(row) / len(row), own.get("loss", 0.5), **more)
         for r, row in enumerate(tests, start=1)
-    ]  # fmt: skip
-    (path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    ]
+    (path / "rounds.jsonl").write_text("".join(lines))
     write_clients(path, tests)
     (path / "partition.csv").write_text("client,a,b\n" + "".join(f"{k},3,0\n" for k in range(4)))
     summary = {

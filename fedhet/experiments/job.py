@@ -10,7 +10,7 @@ from typing import Any
 
 from fedhet.errors import VerifyError, one_line
 from fedhet.experiments.grid import Cell
-from fedhet.experiments.reading import DIVERGENCE, check_finished, diverged
+from fedhet.experiments.reading import DIVERGENCE, diverged, read_run
 from fedhet.files import read_jsonl
 from fedhet.records.summary import nobody_replied
 
@@ -52,7 +52,7 @@ class Job:
             records = read_jsonl(self.folder / "rounds.jsonl")
             over = bool(records) and diverged(records[-1])
             if summary.get("status") == "completed" and records:
-                check_finished(self.folder, summary, records)
+                read_run(self.folder)  # as a report will
         except (VerifyError, OSError, KeyError, TypeError) as error:
             self.state, self.damaged = FAILED, True
             what = "rounds.jsonl: its last line is damaged"

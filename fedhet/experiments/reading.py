@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,21 @@ def _is_packed(path: Path) -> bool:
 
 def _read(path: Path) -> Run | LeftOut:
     try:
+        return read_run(path)
+    except VerifyError as error:
+        name = path.stem if path.is_file() else path.name
+        return LeftOut(name, f"cannot be read: {error}")
+
+
+def read_run(path: Path) -> Run | LeftOut:
+    """A run folder or a packed record; VerifyError for whatever makes it unreadable."""
+    try:
         return unpack(path) if path.is_file() else _read_folder(path)
     except KeyError as error:
-        what = f"no {error}"
+        raise VerifyError(f"no {error}") from error
     except _DAMAGE as error:
         what = one_line(str(error).replace(f"{path}/", ""), 200)  # no path of this machine
-    return LeftOut(path.stem if path.is_file() else path.name, f"cannot be read: {what}")
+        raise VerifyError(what) from error
 
 
 def _read_folder(path: Path) -> Run | LeftOut:
@@ -177,15 +186,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _short(inner) for key, inner in value.items()}
     return [_short(inner) for inner in value] if isinstance(value, list) else value
-
-
-def check_finished(folder: Path, summary: Mapping[str, Any], rounds: Sequence[Any]) -> None:
-    """As a report would: VerifyError if a completed run's lines or clients are not all there."""
-    try:
-        tests = [score.test for score in _last_scores(folder / "clients.csv")]
-        check_whole(summary, rounds, tests)
-    except _DAMAGE as error:
-        raise VerifyError(one_line(error)) from error
 
 
 def _last_scores(path: Path) -> list[ClientScore]:

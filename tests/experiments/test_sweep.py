@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 from experiments import work
-from written_runs import counted, make_run, write_clients
+from written_runs import counted, make_run, round_line, write_clients
 
 from fedhet.cli.arguments import execute
 from fedhet.cli.sweep import Progress
@@ -32,11 +32,13 @@ def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=No
     folder.mkdir(parents=True)
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "run.json").write_text("{}")
-    lines = [{"round": r + 1, "test_accuracy_mean": 50.0, **counted(loss)} for r in range(rounds)]
-    for r in silent:
-        offline = [{"client": "0", "reason": "no node is connected"}]
-        lines[r - 1] |= {"replied": 0, "failures": offline}
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    offline = [{"client": "0", "reason": "no node is connected"}]
+    lines = [
+        round_line(r, 50.0, loss, **({"replied": 0, "failures": offline} if r in silent else {}))
+        for r in range(1, rounds + 1)
+    ]
+    (folder / "rounds.jsonl").write_text("".join(lines))
+    (folder / "config.yaml").write_text("method: standalone\nrounds: 2\n")
     write_clients(folder, [[50.0]])
     if status:
         (folder / "summary.json").write_text(json.dumps({"status": status, "reason": reason}))
@@ -68,8 +70,7 @@ def test_a_last_round_without_replies_is_no_divergence(cells, tmp_path) -> None:
     leave(tmp_path / cells[0].name)
     path = tmp_path / cells[0].name / "rounds.jsonl"
     offline = {"client": "0", "reason": "no node is connected"}
-    line = {"round": 3, "test_accuracy_mean": 50.0, **counted(None), "failures": [offline]}
-    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    path.write_text(path.read_text() + round_line(3, 50.0, None, failures=[offline]))
     assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "finished"
 
 
@@ -130,6 +131,18 @@ def test_a_completed_cell_whose_lines_are_cut_is_a_failure(cells, tmp_path) -> N
     assert [job.state for job in jobs] == ["failed", "failed", "finished"]
     assert jobs[0].reason.startswith("rounds.jsonl has 1 of 2 rounds; remove '")
     assert "clients.csv ends with 2.50 %, and summary.json with 3.50 %" in jobs[1].reason
+
+
+def test_a_completed_cell_that_no_report_could_read_is_a_failure(cells, tmp_path) -> None:
+    for cell in cells[:2]:
+        leave(tmp_path / cell.name)
+    rounds = tmp_path / cells[0].name / "rounds.jsonl"
+    rounds.write_text(round_line(1, "much") + round_line(2, 50.0))
+    (tmp_path / cells[1].name / "config.yaml").unlink()
+    jobs = Sweep.open("s", tmp_path, cells[:2]).jobs
+    assert [job.state for job in jobs] == ["failed", "failed"]
+    assert jobs[0].reason.startswith("rounds.0.test_accuracy_mean: Input should be a valid number")
+    assert "config.yaml" in jobs[1].reason
 
 
 def test_a_cell_without_hope_begins_anew(cells, tmp_path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from written_runs import counted, write_clients
+from written_runs import round_line, write_clients
 
 from fedhet.cli import tune as command
 from fedhet.config import load_config
@@ -30,13 +30,11 @@ def pretend(words):
     folder.mkdir(parents=True)
     good = 90.0 - 1000 * abs(config.lr - 0.01) + config.seed - getattr(config.params, "lam", 0)
     loss = None if config.lr == 0.003 and config.method == "standalone" else 1.0
-    lines = [
-        {"round": 1, "test_accuracy_mean": 1.0, "val_accuracy_mean": 99.0, **counted(1.0)},
-        {"round": 2, "test_accuracy_mean": 1000 * config.lr, "val_accuracy_mean": good,
-         **counted(loss)},
-    ]  # fmt: skip
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_clients(folder, [[1.0]])
+    first = round_line(1, 1.0, val_accuracy_mean=99.0)
+    last = round_line(2, 1000 * config.lr, loss, val_accuracy_mean=good)
+    (folder / "rounds.jsonl").write_text(first + last)
+    (folder / "config.yaml").write_text(Path(words[1]).read_text())
+    write_clients(folder, [[1.0], [1000 * config.lr]])
     (folder / "summary.json").write_text(json.dumps({"status": "completed", "reason": ""}))
     return 0
 

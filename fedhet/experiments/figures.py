@@ -178,9 +178,9 @@ def _norms(one: Comparison, colours: Colours) -> Picture:
             for arm in arms:
                 for run in arm.ordered():
                     points = [(r["round"], r[key]) for r in run.rounds if r.get(key) is not None]
-                    chosen = [points[i] for i in thin(len(points))]
                     if not points:  # a record of before this norm was recorded
                         continue
+                    chosen = [points[i] for i in thin(len(points))]
                     label = None if arm.name in named else arm.name
                     named.add(arm.name)
                     xs, ys = zip(*chosen, strict=True)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
+from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -60,7 +62,10 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
 
 
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
-    """List the cells with an estimate of their time; no image is opened, nothing is written."""
+    """List the cells with an estimate of their time and of what they leave on the disk.
+
+    No image is opened, nothing is written.
+    """
     from fedhet.experiments.estimate import guess  # noqa: PLC0415  (probes: seconds of work)
 
     _, found = open_sweep(preset, overrides, options)
@@ -70,7 +75,9 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
     if as_json:
         rows = [
             {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-             "estimated_seconds": one.seconds if one else None, "reason": one.reason if one else ""}
+             "estimated_seconds": one.seconds if one else None,
+             "estimated_state_bytes": round(one.kept) if one and one.seconds is not None else None,
+             "reason": one.reason if one else ""}
             for job in found.jobs
             for one in [guesses.get(job.cell.name)]
         ]  # fmt: skip
@@ -83,6 +90,12 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
     print(f"{len(found.jobs)} cells, {len(todo)} to run{_altogether(todo, guesses, workers)}")
     for reason in dict.fromkeys(one.reason for one in guesses.values() if one.reason):
         print(f"no estimate: {reason}")
+    kept = sum(one.kept for one in guesses.values())
+    if kept:
+        print(
+            f"states of their clients: about {decimal(round(kept))} stay ({_free(found.out)}); "
+            "keep-state=false deletes a cell's when it has finished"
+        )
     if found.note:
         print(found.note)
 
@@ -98,6 +111,12 @@ def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: in
     unknown = sum(guesses[job.cell.name].seconds is None for job in todo)
     more = f", and {unknown} of which nobody knows" if unknown else ""
     return f": about {show.duration(total)} with {workers} at a time{more}" if total else ""
+
+
+def _free(out: Path) -> str:
+    """How much room the disk of a folder has that need not exist yet."""
+    there = next(one for one in (out, *out.parents) if one.is_dir())
+    return f"{decimal(shutil.disk_usage(there).free)} are free in '{there}'"
 
 
 def print_commands(preset: str, overrides: Sequence[str], options: Options) -> None:

@@ -1,4 +1,4 @@
-"""How long a sweep may take on this machine, from tiny federations on invented images.
+"""How long a sweep may take here and what it keeps, from tiny federations on invented images.
 
 No image is opened: every kind of cell (method, its parameters, models, batch size, arithmetic) runs
 three tiny federations inline, which differ in epochs and in images. What of a round's time belongs
@@ -24,6 +24,7 @@ from fedhet.experiments.grid import Cell
 from fedhet.files import read_jsonl
 from fedhet.node.site import DEFAULT_CLIENTS
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.states import states_of
 from fedhet.runtime.inline import run
 from fedhet.runtime.launch import Launch
 from fedhet.schema import RunConfig
@@ -35,6 +36,7 @@ EXTENTS = {  # images, classes
     "fashion-mnist": (70_000, 10),
 }  # fmt: skip
 BATCHES = 2  # of training images per probed client
+GENERATIONS = 2  # of a client's state that stay: the last, and the one before it if there was one
 # What of a configuration says how long a step takes; all else is the probe's own.
 KEPT = (
     "method", "params", "image_size", "batch_size", "optimizer", "weight_decay", "grad_clip",
@@ -44,20 +46,25 @@ KEPT = (
 
 @dataclass(frozen=True)
 class Guess:
-    """Seconds of a cell from its first round to its last, or None and why."""
+    """Seconds of a cell from its first round to its last, or None and why; bytes that it keeps."""
 
     seconds: float | None
     reason: str = ""
+    kept: float = 0.0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one process: a client's round, a training image's round and epoch, a held one."""
+    """Seconds of one process: a client's round, a training image's round and epoch, a held one.
+
+    ``state`` are the bytes of a client's state, in the mean over the models.
+    """
 
     client: float
     image: float
     epoch: float
     held: float
+    state: float = 0.0
 
     def of(self, config: RunConfig, images: int, clients: int) -> float:
         """Seconds of a whole cell whose data set has that many images."""
@@ -68,25 +75,36 @@ class Cost:
         # First everybody is evaluated, or all that took part; then those that took part since.
         every = min(config.evaluate_every, config.rounds)
         whole, rest = divmod(config.rounds, every)
-
-        def new(rounds: int) -> float:
-            return 1 - (1 - sampled / clients) ** rounds
-
-        first = 1.0 if config.evaluate_all else new(every)
-        evaluated = first + (whole - 1) * new(every) + new(rest)
+        absent = 1 - sampled / clients
+        new = 1 - absent**every
+        first = 1.0 if config.evaluate_all else new
+        evaluated = first + (whole - 1) * new + (1 - absent**rest)
         return config.rounds * (
             sampled * self.client + trained * per_image
         ) + evaluated * self.held * images * (1 - share)
 
+    def kept(self, config: RunConfig, clients: int) -> float:
+        """Bytes of the clients' states that a whole cell leaves; the never sampled have none."""
+        if not config.keep_state or config.state_backend != "file":
+            return 0.0
+        rounds, chosen = config.rounds, config.cohort(clients) / clients
+        never = (1 - chosen) ** rounds
+        once = rounds * chosen * (1 - chosen) ** (rounds - 1)
+        return self.state * clients * (GENERATIONS * (1 - never - once) + once)
+
 
 @dataclass(frozen=True)
 class Probed:
-    """Seconds of a round without evaluation and of one with it; images that each took."""
+    """Seconds of a round without evaluation and of one with it; images that each took.
+
+    ``states`` are the bytes of all clients' states after the last.
+    """
 
     plain: float
     evaluated: float
     trained: int
     held: int
+    states: int = 0
 
 
 def extent(config: RunConfig) -> tuple[int, int]:
@@ -138,7 +156,8 @@ class Estimator:
         except (UserError, RunFailedError) as error:
             return Guess(None, str(error))
         together = config.processes(clients) if config.engine == "ray" else 1
-        return Guess(cost.of(config, images, clients) / together)
+        seconds = cost.of(config, images, clients) / together
+        return Guess(seconds, kept=cost.kept(config, clients))
 
 
 def _once(kept: dict[Any, T | Unknown], key: object, make: Callable[[], T]) -> T:
@@ -169,7 +188,7 @@ def _probe(config: RunConfig, classes: int) -> RunConfig:
         update=kept | {
             "dataset": f"synthetic:{images}x{classes}", "clients": len(models), "models": models,
             "partition": "dirichlet", "alpha": 1e6, "rounds": 3, "local_epochs": 1,
-            "evaluate_every": 3, "engine": "inline", "keep_state": False,
+            "evaluate_every": 3, "engine": "inline",
             "max_classes": max(classes, RunConfig().max_classes),
         }
     )  # fmt: skip
@@ -187,7 +206,7 @@ def _measure(probe: RunConfig) -> Cost:
     epoch = min(both, max(0.0, twice.plain - once.plain) / once.trained)
     client = max(0.0, once.plain - both * once.trained) / probe.clients
     held = max(0.0, double.evaluated - double.plain) / double.held
-    return Cost(client, both - epoch, epoch, held)
+    return Cost(client, both - epoch, epoch, held, once.states / probe.clients / GENERATIONS)
 
 
 def _rounds(config: RunConfig) -> Probed:
@@ -212,7 +231,8 @@ def _rounds(config: RunConfig) -> Probed:
         lines = made.partition.read_text(encoding="utf-8").splitlines()[1:]
         trained = sum(int(n) for line in lines for n in line.split(",")[1:])
         images = int(config.dataset.replace("x", ":").split(":")[1])
-        return Probed(plain, evaluated, trained, images - trained)
+        states = sum(p.stat().st_size for p in states_of(made, config).rglob("*") if p.is_file())
+        return Probed(plain, evaluated, trained, images - trained, states)
 
 
 @contextmanager

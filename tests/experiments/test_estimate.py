@@ -1,4 +1,4 @@
-"""How long a sweep's cells are said to take."""
+"""How long a sweep's cells are said to take, and what they leave on the disk."""
 
 import json
 
@@ -71,6 +71,36 @@ def test_exact_costs_give_exact_seconds(tmp_path, monkeypatch, classes, batch) -
     (cell,) = read_cells(path, [])
     (found,) = guess([cell])
     assert found.seconds == pytest.approx(true.of(cell.config, 60 * classes, 10))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "rounds", "models", "generations"),
+    [
+        (1.0, 1, ["cnn-4", "cnn-5"], 1.0),
+        (1.0, 4, ["cnn-4", "cnn-5"], 2.0),
+        (0.25, 3, ["cnn-5"], 2 * (1 - 0.75**3) - 3 * 0.25 * 0.75**2),  # in expectation
+    ],
+)
+def test_a_dry_run_tells_what_the_cells_keep(
+    tmp_path, capsys, fraction, rounds, models, generations
+) -> None:
+    path = write(tmp_path / "p.yaml", clients=8, models=models, fraction=fraction, rounds=rounds,
+                 method="fedssa", grid={"seed": [0]})  # fmt: skip
+    out = tmp_path / "out"
+    words = ["sweep", str(path), f"--out={out}"]
+    assert execute([*words, "--dry-run", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["cells"]
+    assert execute([*words, "--dry-run"]) == 0
+    assert f"are free in '{tmp_path}'" in capsys.readouterr().out.splitlines()[-1]
+    assert execute(words) == 0
+    (states,) = out.glob("fedssa-*/state/*")
+    sizes = [file.stat().st_size for file in states.rglob("*.safetensors")]
+    mean = sum(sizes) / len(sizes)
+    assert told["estimated_state_bytes"] == pytest.approx(8 * generations * mean, rel=0.01)
+    capsys.readouterr()
+    fresh = ["sweep", str(path), f"--out={tmp_path / 'none'}", "keep-state=false", "--dry-run"]
+    assert execute(fresh) == 0
+    assert "free" not in capsys.readouterr().out
 
 
 def test_a_folder_is_measured_by_names_and_an_absent_or_empty_one_says_why(tmp_path) -> None:

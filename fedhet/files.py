@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"config '{path}': {error}") from None
     except OSError as error:
         raise UserError(f"config '{path}': cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"config '{path}': not valid YAML: {one_line(error)}") from error
     if loaded is None:
         raise UserError(f"config '{path}': is empty; `fedhet keys` lists what it may say")
@@ -83,6 +83,14 @@ def finite(value: Any) -> Any:
     return value
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says; ValueError if it is none, also for a nesting that is too deep to follow."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a JSON-lines file; none if it is not there.
 
@@ -100,7 +108,7 @@ def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
         if not line.endswith(b"\n"):
             break
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError as error:
             raise VerifyError(f"'{path}': line {number} is damaged: {error}") from error
         if not isinstance(record, dict):
@@ -112,7 +120,7 @@ def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; VerifyError if the file holds anything else, OSError if there is none."""
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except ValueError as error:
         raise VerifyError(f"'{path}' is damaged: {error}") from error
     if not isinstance(value, dict):

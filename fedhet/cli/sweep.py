@@ -20,7 +20,7 @@ from rich.text import Text
 from fedhet.cli import show
 from fedhet.errors import RunFailedError, UserError
 from fedhet.experiments.grid import Cell, read_cells
-from fedhet.experiments.job import ENDED, FAILED, PENDING, RUNNING, Job
+from fedhet.experiments.job import ENDED, FAILED, RUNNING, Job
 from fedhet.experiments.sweep import Sweep, default_workers, shard
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
@@ -69,7 +69,7 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
     from fedhet.experiments.estimate import guess  # noqa: PLC0415  (probes: seconds of work)
 
     _, found = open_sweep(preset, overrides, options)
-    todo = [job for job in found.jobs if job.state in {PENDING, FAILED}]
+    todo = [job for job in found.jobs if job.due]
     with Console(stderr=True).status("timing every kind of cell on a few invented images"):
         guesses = dict(zip([j.cell.name for j in todo], guess([j.cell for j in todo]), strict=True))
     if as_json:

@@ -46,10 +46,16 @@ class Cell:
 
 def digest(config: RunConfig) -> str:
     """SHA-256 of everything in a configuration that decides its result."""
-    flat = {key: value for key, value in config.flat().items() if key not in INERT}
+    text = json.dumps(deciding(config.flat()), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a flat configuration what decides the result; of paths the last name."""
+    kept = {key: value for key, value in flat.items() if key not in INERT}
     for key in ("data-path", "partition-file"):  # the same files may lie elsewhere
-        flat[key] = Path(flat[key]).name
-    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()
+        kept[key] = Path(str(kept.get(key, ""))).name
+    return kept
 
 
 def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> list[Cell]:

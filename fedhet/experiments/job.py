@@ -1,17 +1,17 @@
 """A cell of a sweep as its folder shows it: what is to be run, continued or begun anew."""
 
 import contextlib
-import json
 import multiprocessing.process
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import VerifyError, one_line
-from fedhet.experiments.grid import Cell
+from fedhet.config import RESUMABLE
+from fedhet.errors import UserError, VerifyError, one_line
+from fedhet.experiments.grid import Cell, deciding
 from fedhet.experiments.reading import DIVERGENCE, diverged, read_run
-from fedhet.files import read_jsonl
+from fedhet.files import read_json, read_jsonl, read_yaml
 from fedhet.records.summary import nobody_replied
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
@@ -32,8 +32,13 @@ class Job:
     process: multiprocessing.process.BaseProcess | None = None
     rounds: int = 0
     accuracy: float | None = None
-    anew: bool = False  # it has failed, and there is nothing to go on from
+    anew: bool = False  # it was broken off, and there is nothing to go on from
     damaged: bool = False
+
+    @property
+    def due(self) -> bool:
+        """Whether it is to be run, or continued; what is damaged waits for somebody's look."""
+        return self.state in {PENDING, FAILED} and not self.damaged
 
     def look(self) -> None:
         """Read from the folder how far it is; whether its process has ended is not asked here."""
@@ -51,12 +56,13 @@ class Job:
             summary = read_summary(self.folder)  # first: a run writes it last
             records = read_jsonl(self.folder / "rounds.jsonl")
             over = bool(records) and diverged(records[-1])
+            self._check_config()
             if summary.get("status") == "completed" and records:
                 read_run(self.folder)  # as a report will
-        except (VerifyError, OSError, KeyError, TypeError) as error:
+        except (VerifyError, UserError, OSError, KeyError, TypeError) as error:
             self.state, self.damaged = FAILED, True
             what = "rounds.jsonl: its last line is damaged"
-            if isinstance(error, VerifyError | OSError):
+            if isinstance(error, VerifyError | UserError | OSError):
                 what = one_line(error)
             self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
             return
@@ -73,12 +79,28 @@ class Job:
             spent = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
             self.anew = spent or all(map(nobody_replied, records))
             self.rounds = 0 if self.anew else self.rounds
+        elif self.state == PENDING and self.folder.exists() and not records:
+            self.anew = not (self.folder / "config.yaml").exists()  # a run's folder has it at once
+
+    def _check_config(self) -> None:
+        """VerifyError if the folder is another cell's, as one that was renamed is.
+
+        What a resumption may change decides nothing, but for the number of rounds.
+        """
+        path = self.folder / "config.yaml"
+        if not path.exists():
+            return
+        asked, found = deciding(self.cell.config.flat()), deciding(read_yaml(path))
+        free = set(RESUMABLE) - {"rounds"}
+        for key in sorted((asked.keys() | found.keys()) - free):
+            there, here = found.get(key, "absent"), asked.get(key, "absent")
+            if there != here:
+                raise VerifyError(f"'{path}' is another cell's: {key} is {there}, not {here}")
 
 
 def read_summary(folder: Path) -> Mapping[str, Any]:
     """``summary.json`` of a run folder; empty if there is none or it is not whole."""
     try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(folder / "summary.json")
+    except (OSError, VerifyError):
         return {}
-    return found if isinstance(found, dict) else {}

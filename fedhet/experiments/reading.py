@@ -1,7 +1,6 @@
 """Finds finished runs: in run folders, in sweeps, and among packed records of either."""
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -82,10 +81,10 @@ def sweep_notes(places: Iterable[Path]) -> list[str]:
         indexes = [*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]
         for index in sorted(indexes):
             try:
-                content = json.loads(index.read_text(encoding="utf-8"))
+                content = read_json(index)
                 if content["note"]:
                     found[f"{content['sweep']}: {content['note']}"] = None
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, VerifyError, KeyError):
                 continue  # an index that is being written, or none of ours
     return list(found)
 
@@ -155,12 +154,10 @@ def _read_folder(path: Path) -> Run | LeftOut:
         path.name, config, summary, environment, unrepeated(kept, config), scores,
         _counts(path / "partition.csv"), path,
     )  # fmt: skip
-    if not run.evaluated:
-        return LeftOut(path.name, "no round was evaluated", config)
     if diverged(rounds[-1]):
         return LeftOut(path.name, "failed: it diverged, in the last round no reply counted", config)
     check_whole(summary, rounds, [score.test for score in run.clients])
-    return run
+    return run if run.evaluated else LeftOut(path.name, "no round was evaluated", config)
 
 
 def diverged(line: Mapping[str, Any]) -> bool:

@@ -86,7 +86,7 @@ class Sweep:
         self._prepare()
         _FORKS.set_forkserver_preload(["fedhet.cli.commands", "fedhet.runtime.inline"])
         try:
-            waiting = [job for job in self.jobs if job.state in {PENDING, FAILED}]
+            waiting = [job for job in self.jobs if job.due]
             while waiting or self.running():
                 while waiting and self._fits(waiting[0], workers):
                     self._start(waiting.pop(0))
@@ -122,7 +122,7 @@ class Sweep:
         todo = sum(
             job.cell.config.rounds - job.rounds
             for job in self.jobs
-            if job.state in {PENDING, RUNNING} or (job.state == FAILED and job.process is None)
+            if job.state == RUNNING or (job.due and job.process is None)
         )
         return todo * seconds / rounds / max(1, len(running))
 
@@ -162,7 +162,7 @@ class Sweep:
 
     def _start(self, job: Job) -> None:
         job.conclude()  # another sweep may have been at it meanwhile
-        if job.state not in {PENDING, FAILED}:
+        if not job.due:
             return
         if job.anew and not self._set_aside(job):
             return

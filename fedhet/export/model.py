@@ -135,7 +135,7 @@ def _read_card(folder: Path) -> dict[str, Any]:
             f"'{folder}' is not an exported model: {CARD} cannot be read ({error.strerror}); "
             "`fedhet export STATE --out DIR` makes one"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"model '{folder}': {CARD} is not valid YAML: {brief(error)}") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise UserError(f"model '{folder}': {CARD} is not of format {FORMAT}")

@@ -4,7 +4,6 @@ Only the client's machine can do it: nobody else has the state. The folder appea
 all, and says in ``card.yaml`` what the model is.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import fedhet
 from fedhet.errors import UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
-from fedhet.files import appearing
+from fedhet.files import appearing, parse_json
 from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 
@@ -109,7 +108,7 @@ def open_state(state: Path, generation: int | None = None) -> Exported:
 def _read_description(state: Path) -> dict[str, Any]:
     path = state / DESCRIPTION
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(
             f"'{state}' is not a client's state folder: {DESCRIPTION} cannot be read "

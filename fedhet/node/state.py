@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedhet.files import private_files, replacing, sync
+from fedhet.files import parse_json, private_files, replacing, sync
 
 Bundle = dict[str, Tensor]
 
@@ -137,7 +137,7 @@ class FileStore:
         """See :class:`StateStore`."""
         path = self.folder / f"{name}.json"
         try:
-            note = json.loads(path.read_bytes())
+            note = parse_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

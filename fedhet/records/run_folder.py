@@ -58,6 +58,7 @@ class RunFolder:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         base = Path(config.out).expanduser().absolute()
         path = base / (config.name or f"{default_name}-{stamp}")
+        made_by = environment(config)  # before there is a folder: one killed meanwhile leaves none
         for number in range(2, 1000):
             if config.name or not path.exists():
                 break
@@ -74,7 +75,7 @@ class RunFolder:
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         folder = cls(path)
         try:
-            folder._fill(config)
+            folder._fill(config, made_by)
         except BaseException as error:
             shutil.rmtree(path, ignore_errors=True)  # half a folder would block its name
             if not isinstance(error, OSError):
@@ -82,11 +83,11 @@ class RunFolder:
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         return folder
 
-    def _fill(self, config: RunConfig) -> None:
+    def _fill(self, config: RunConfig, made_by: Mapping[str, Any]) -> None:
         """What a run folder holds before the run begins."""
         with private_files():
             self.checkpoint.parent.mkdir()
-        write_json(self.environment, environment(config))
+        write_json(self.environment, made_by)
         self._write_config(config, secrets.token_hex(8))
 
     def started_config(self) -> dict[str, Any]:

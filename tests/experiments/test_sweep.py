@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 
 import pytest
 import yaml
@@ -27,8 +28,9 @@ def cells(tmp_path):
     return read_cells(path, [])
 
 
-def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=None, silent=()):
+def leave(out, cell, *, status="completed", reason="", rounds=2, loss=0.5, torch=None, silent=()):
     """A run folder as a cell leaves it; nobody replied in the ``silent`` rounds."""
+    folder = out / cell.name
     folder.mkdir(parents=True)
     (folder / "checkpoint").mkdir()
     (folder / "checkpoint" / "run.json").write_text("{}")
@@ -38,7 +40,7 @@ def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=No
         for r in range(1, rounds + 1)
     ]
     (folder / "rounds.jsonl").write_text("".join(lines))
-    (folder / "config.yaml").write_text("method: standalone\nrounds: 2\n")
+    (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
     write_clients(folder, [[50.0]])
     if status:
         (folder / "summary.json").write_text(json.dumps({"status": status, "reason": reason}))
@@ -51,9 +53,9 @@ def leave(folder, *, status="completed", reason="", rounds=2, loss=0.5, torch=No
 
 def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
     out = tmp_path / "out"
-    leave(out / cells[0].name)
-    leave(out / cells[1].name, status="failed", reason="array 0 holds NaN or infinity", rounds=1)
-    leave(out / cells[2].name, status="failed", reason="the SuperLink ended", rounds=1)
+    leave(out, cells[0])
+    leave(out, cells[1], status="failed", reason="array 0 holds NaN or infinity", rounds=1)
+    leave(out, cells[2], status="failed", reason="the SuperLink ended", rounds=1)
     found = Sweep.open("s", out, cells)
     assert [job.state for job in found.jobs] == ["finished", "diverged", "failed", "pending"]
     assert found.counts() == {
@@ -62,12 +64,12 @@ def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
 
 
 def test_replies_that_all_overflowed_are_divergence(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name, loss=None)
+    leave(tmp_path, cells[0], loss=None)
     assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "diverged"
 
 
 def test_a_last_round_without_replies_is_no_divergence(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name)
+    leave(tmp_path, cells[0])
     path = tmp_path / cells[0].name / "rounds.jsonl"
     offline = {"client": "0", "reason": "no node is connected"}
     path.write_text(path.read_text() + round_line(3, 50.0, None, failures=[offline]))
@@ -75,7 +77,7 @@ def test_a_last_round_without_replies_is_no_divergence(cells, tmp_path) -> None:
 
 
 def test_a_summary_without_lines_is_no_result(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name)
+    leave(tmp_path, cells[0])
     (tmp_path / cells[0].name / "rounds.jsonl").write_text("")
     (job,) = Sweep.open("s", tmp_path, cells[:1]).jobs
     assert job.state == "failed" and "rounds.jsonl" in job.reason
@@ -90,7 +92,7 @@ def test_only_a_loss_out_of_bounds_is_divergence() -> None:
 
 
 def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name, status="", rounds=1)
+    leave(tmp_path, cells[0], status="", rounds=1)
     old, new = Sweep.open("s", tmp_path, cells[:2]).jobs
     assert old.state == "pending" and old.rounds == 1
     assert sweep.command(old, tmp_path) == ["resume", str(tmp_path / cells[0].name)]
@@ -101,15 +103,15 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
 
 
 def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name)
+    leave(tmp_path, cells[0])
     assert Sweep.open("s", tmp_path, cells).mixed() == ""
-    leave(tmp_path / cells[1].name, torch="0.1")
+    leave(tmp_path, cells[1], torch="0.1")
     assert "torch 0.1" in Sweep.open("s", tmp_path, cells).mixed()
 
 
 def test_a_damaged_cell_is_that_cells_failure(cells, tmp_path) -> None:
     for cell in cells[:3]:
-        leave(tmp_path / cell.name)
+        leave(tmp_path, cell)
     (tmp_path / cells[0].name / "rounds.jsonl").write_text("x{}\n")
     (tmp_path / cells[1].name / "rounds.jsonl").write_text('{"round": 1}\n')
     (tmp_path / cells[2].name / "environment.json").write_text("{}")
@@ -122,7 +124,8 @@ def test_a_damaged_cell_is_that_cells_failure(cells, tmp_path) -> None:
 
 def test_a_completed_cell_whose_lines_are_cut_is_a_failure(cells, tmp_path) -> None:
     for cell in cells[:3]:
-        make_run(tmp_path, "standalone", 0, [[1.0, 2.0], [3.0, 4.0]], name=cell.name)
+        folder = make_run(tmp_path, "standalone", 0, [[1.0, 2.0], [3.0, 4.0]], name=cell.name)
+        (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
     rounds = tmp_path / cells[0].name / "rounds.jsonl"
     rounds.write_text(rounds.read_text()[:-9])
     clients = tmp_path / cells[1].name / "clients.csv"
@@ -135,7 +138,7 @@ def test_a_completed_cell_whose_lines_are_cut_is_a_failure(cells, tmp_path) -> N
 
 def test_a_completed_cell_that_no_report_could_read_is_a_failure(cells, tmp_path) -> None:
     for cell in cells[:2]:
-        leave(tmp_path / cell.name)
+        leave(tmp_path, cell)
     rounds = tmp_path / cells[0].name / "rounds.jsonl"
     rounds.write_text(round_line(1, "much") + round_line(2, 50.0))
     (tmp_path / cells[1].name / "config.yaml").unlink()
@@ -145,11 +148,56 @@ def test_a_completed_cell_that_no_report_could_read_is_a_failure(cells, tmp_path
     assert "config.yaml" in jobs[1].reason
 
 
+def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tmp_path) -> None:
+    for cell in cells[:3]:
+        leave(tmp_path, cell)
+    renamed, resumed = (tmp_path / cell.name for cell in cells[:2])
+    shutil.copy(tmp_path / cells[2].name / "config.yaml", renamed)
+    options = {**cells[1].config.flat(), "round-timeout": 99.0, "out": "/elsewhere"}
+    (resumed / "config.yaml").write_text(yaml.safe_dump(options))
+    found = Sweep.open("s", tmp_path, cells[:3])
+    found.work = work.pretend
+    assert [(job.state, job.due) for job in found.jobs] == [
+        ("failed", False), ("finished", False), ("finished", False),
+    ]  # fmt: skip
+    assert (
+        "is another cell's: method is lg_fedavg, not standalone; remove '" in found.jobs[0].reason
+    )
+    found.run(1, lambda now: None)
+    assert found.jobs[0].state == "failed" and (renamed / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "config.yaml"])
+def test_a_file_nested_too_deeply_is_that_cells_failure(cells, tmp_path, name) -> None:
+    leave(tmp_path, cells[0])
+    path = tmp_path / cells[0].name / name
+    path.write_text("[" * 100_000 + "\n")
+    (job,) = Sweep.open("s", tmp_path, cells[:1]).jobs
+    assert (job.state, job.damaged) == ("failed", True) and str(path) in job.reason
+
+
+def test_a_completed_cell_cut_before_its_first_evaluation_is_a_failure(cells, tmp_path) -> None:
+    folder = make_run(tmp_path, "standalone", 0, [[1.0], [2.0]], name=cells[0].name)
+    (folder / "config.yaml").write_text(yaml.safe_dump(cells[0].config.flat()))
+    (folder / "rounds.jsonl").write_text(round_line(1, None))
+    (job,) = Sweep.open("s", tmp_path, cells[:1]).jobs
+    assert job.state == "failed" and "rounds.jsonl has 1 of 2 rounds" in job.reason
+
+
+def test_a_folder_broken_off_while_it_was_made_makes_room(cells, tmp_path) -> None:
+    (tmp_path / cells[0].name / "checkpoint").mkdir(parents=True)
+    found = Sweep.open("s", tmp_path, cells[:1])
+    found.work = work.pretend
+    assert (found.jobs[0].state, found.jobs[0].anew) == ("pending", True)
+    found.run(1, lambda now: None)
+    assert found.jobs[0].state == "finished"
+
+
 def test_a_cell_without_hope_begins_anew(cells, tmp_path) -> None:
     said = {"status": "failed", "reason": "no client replied"}
-    leave(tmp_path / cells[0].name, rounds=1, silent=[1], torch="0.1", **said)
-    leave(tmp_path / cells[1].name, rounds=2, silent=[2], torch="0.1", **said)
-    leave(tmp_path / cells[2].name, rounds=1, **said)
+    leave(tmp_path, cells[0], rounds=1, silent=[1], torch="0.1", **said)
+    leave(tmp_path, cells[1], rounds=2, silent=[2], torch="0.1", **said)
+    leave(tmp_path, cells[2], rounds=1, **said)
     found = Sweep.open("s", tmp_path, cells[:3])
     assert [(job.state, job.anew, job.rounds) for job in found.jobs] == [
         ("failed", True, 0), ("failed", True, 0), ("failed", False, 1),
@@ -163,7 +211,7 @@ def test_a_cell_without_hope_begins_anew(cells, tmp_path) -> None:
 
 
 def test_a_hopeless_cell_that_somebody_is_at_is_left_alone(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name, rounds=1, silent=[1], status="failed", reason="?")
+    leave(tmp_path, cells[0], rounds=1, silent=[1], status="failed", reason="?")
     found = Sweep.open("s", tmp_path, cells[:1])
     found.work = work.pretend
     with RunFolder(tmp_path / cells[0].name).lock():
@@ -174,12 +222,12 @@ def test_a_hopeless_cell_that_somebody_is_at_is_left_alone(cells, tmp_path) -> N
 
 
 def test_a_cell_that_cannot_go_on_says_what_stops_it_now(cells, tmp_path) -> None:
-    leave(tmp_path / cells[0].name, rounds=1, status="failed", reason="of yesterday")
+    leave(tmp_path, cells[0], rounds=1, status="failed", reason="of yesterday")
     found = Sweep.open("s", tmp_path, cells[:1])
     found.work = work.refuse
     found.run(1, lambda now: None)
     assert found.jobs[0].reason == "error: it is another reason today"
-    leave(tmp_path / cells[1].name)
+    leave(tmp_path, cells[1])
     (tmp_path / cells[1].name / "rounds.jsonl").write_text("x{}\n")
     damaged = Sweep.open("s", tmp_path, cells[1:2])
     damaged.work = work.refuse
@@ -188,7 +236,7 @@ def test_a_cell_that_cannot_go_on_says_what_stops_it_now(cells, tmp_path) -> Non
 
 
 def test_a_cell_that_ends_well_at_last_gets_its_line(cells, tmp_path, capsys) -> None:
-    leave(tmp_path / cells[0].name, status="failed", reason="?", silent=[1, 2])
+    leave(tmp_path, cells[0], status="failed", reason="?", silent=[1, 2])
     found = Sweep.open("s", tmp_path, cells[:1])
     found.work = work.pretend
     with Progress(found, quiet=False) as progress:
@@ -211,7 +259,7 @@ def test_a_cell_that_fails_says_why_in_its_line(cells, tmp_path, capsys) -> None
 def test_the_table_of_progress_says_why_a_cell_failed(cells, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    leave(tmp_path / cells[0].name, rounds=1, status="failed", reason="'/a[/b]' is gone")
+    leave(tmp_path, cells[0], rounds=1, status="failed", reason="'/a[/b]' is gone")
     found = Sweep.open("s", tmp_path, cells[:1])
     with Progress(found, quiet=False) as progress:
         progress.update(found)

@@ -1,6 +1,7 @@
 """What cells do in the tests of the sweep's machinery, importable by their processes."""
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ def pretend(words: list[str]) -> int:
     if folder.name.startswith("lg_fedavg"):
         sys.exit("no such thing")
     folder.mkdir()
-    (folder / "config.yaml").write_text("method: standalone\nrounds: 1\n")
+    shutil.copy(words[1], folder / "config.yaml")
     (folder / "rounds.jsonl").write_text(round_line(1, 1.0))
     write_clients(folder, [[1.0]])
     (folder / "summary.json").write_text(json.dumps({"status": "completed", "reason": ""}))

@@ -198,7 +198,8 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
     for key, value in values.items():
         annotation = schema.model_fields[key.replace("-", "_")].annotation
         if isinstance(value, bool) and annotation in (int, float):
-            raise UserError(f"{key}: {value} is not allowed: {_meaning(schema, key)}")
+            kind = {"type": "int_type" if annotation is int else "float_type"}
+            raise UserError(_wrong_value(schema, key, str(value).lower(), kind))
     try:
         return schema.model_validate(dict(values))
     except ValidationError as errors:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedhet.cli.words import Changes, ConfigName, Connection, Json, Overrides, Register, loading
+from fedhet.errors import UserError
 
 
 def run(
@@ -106,6 +107,8 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     as_json: Json = False,
 ) -> None:
     """Run every combination of a preset's grid; finished cells are skipped, broken ones go on."""
+    if lines and (dry or as_json):
+        raise UserError(f"--print does not go with {'--dry-run' if dry else '--json'}: say one")
     loading(as_json=as_json or lines)
     from fedhet.cli import sweep as work
 

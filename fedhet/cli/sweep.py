@@ -18,19 +18,21 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.cli import show
+from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
 from fedhet.experiments.grid import Cell, read_cells
 from fedhet.experiments.job import ENDED, FAILED, RUNNING, Job
 from fedhet.experiments.sweep import Sweep, default_workers, shard
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
-from fedhet.runtime.signals import interruptible
+from fedhet.runtime.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
     from fedhet.experiments.estimate import Guess
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
+WAITS = "is being run by another process, which is waited for"
 REASON = 120  # characters of a cell's reason there; the end of the sweep says it whole
 
 
@@ -120,10 +122,14 @@ def _free(out: Path) -> str:
 
 
 def print_commands(preset: str, overrides: Sequence[str], options: Options) -> None:
-    """One command line per cell, for a scheduler of another machine."""
-    _, found = open_sweep(preset, overrides, options)
+    """One command line per cell, for a scheduler of another machine; it holds in any folder."""
+    path, found = open_sweep(preset, overrides, options)
+    name = preset if _shipped(preset, path) else str(path.absolute())
+    changed = read_overrides(overrides)
     for job in found.jobs:
-        words = ["fedhet", "sweep", preset, *overrides, "--out", str(found.out)]
+        now = job.cell.config.flat()  # its paths are absolute
+        pairs = [f"{k}={now[k] if k in preflight.PATHS and v else v}" for k, v in changed.items()]
+        words = ["fedhet", "sweep", name, *pairs, "--out", str(found.out)]
         words += [] if options.profile == "full" else ["--profile", options.profile]
         words += ["--workers", str(options.workers)] if options.workers else []
         words += ["--accept-mixed"] if options.accept_mixed else []
@@ -134,6 +140,9 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
     """The preset's file and its cells as they stand; UserError for a mistake in any of them."""
     path = find_preset(preset)
     out = options.out.expanduser().absolute()
+    blocked = next((one for one in (out, *out.parents) if one.exists() and not one.is_dir()), None)
+    if blocked is not None:
+        raise UserError(f"--out: '{blocked}' is not a folder; give another one")
     cells = [placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
     chosen = shard(cells, options.shard)
     if options.cell:
@@ -155,8 +164,11 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
 
 def index_name(preset: str, path: Path) -> str:
     """What a preset's index is called: compare/x and paper/x may share a folder."""
-    shipped = path != Path(preset).expanduser()
-    return preset.replace("/", "-") if shipped else path.stem
+    return preset.replace("/", "-") if _shipped(preset, path) else path.stem
+
+
+def _shipped(preset: str, path: Path) -> bool:
+    return path != Path(preset).expanduser()
 
 
 def at_a_time(found: Sweep, workers: int) -> int:
@@ -202,6 +214,7 @@ class Progress:
         self.console = Console(stderr=True, markup=False)
         self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
+        self.waiting: set[str] = set()
         self.live: Live | None = None
         if not quiet and self.console.is_terminal:
             self.live = Live(_table(found, blind=blind), console=self.console, auto_refresh=False)
@@ -211,9 +224,11 @@ class Progress:
             self.live.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.live is not None:
             self.live.__exit__(None, None, None)
+        if kind is Interrupted:
+            print("fedhet: interrupted; the same command goes on", file=sys.stderr, flush=True)
 
     def update(self, found: Sweep) -> None:
         """Show how it stands."""
@@ -221,6 +236,9 @@ class Progress:
             self.live.update(_table(found, blind=self.blind), refresh=True)
             return
         for job in found.jobs:
+            if job.waits and job.cell.name not in self.waiting and not self.quiet:
+                self.waiting.add(job.cell.name)
+                print(f"fedhet: {job.cell.name} {WAITS}", file=sys.stderr, flush=True)
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
             if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
@@ -254,6 +272,7 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
     accuracy = show.percent(None if blind else job.accuracy)
     ended = job.state in ENDED and job.reason
     why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
+    why = f": {WAITS}" if job.waits else why
     return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
 
 

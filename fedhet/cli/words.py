@@ -4,9 +4,12 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
+import click
 import typer
 from typer.core import TyperArgument, TyperCommand
 from typer.models import ArgumentInfo
+
+from fedhet.errors import UserError
 
 Register = Callable[[], Callable[[Callable[..., None]], object]]  # makes a command's decorator
 
@@ -40,6 +43,18 @@ class Command(TyperCommand):
             for note in getattr(hints.get(str(parameter.name)), "__metadata__", ()):
                 if isinstance(note, ArgumentInfo) and isinstance(parameter, TyperArgument):
                     parameter.help = parameter.help or note.help
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an option without a value, as a script's unset variable gives it."""
+        taking = {
+            name for one in self.params if isinstance(one, click.Option) and not one.is_flag
+            for name in one.opts
+        }  # fmt: skip
+        for word, following in zip(args, [*args[1:], "-"], strict=False):
+            name, equals, value = word.partition("=")
+            if name in taking and not (value if equals else following):
+                raise UserError(f"option '{name}' is empty: give it a value, or leave it out")
+        return super().parse_args(ctx, args)
 
 
 def loading(*, as_json: bool = False) -> None:

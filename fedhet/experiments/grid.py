@@ -72,8 +72,12 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
         )
     grids, paired = preset["grid"], _groups(preset.get("paired", []))
     # One process per cell unless the preset asks for Ray, which a cell beyond one core needs.
-    common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     changes: dict[str, Any] = dict(read_overrides(overrides))
+    for key in sorted(changes.keys() & (SWEEP_KEYS | {"out", "name"})):
+        what = f"stands in the preset '{path}'" if key in SWEEP_KEYS else "is the cells' own"
+        where = "edit it there" if key in SWEEP_KEYS else "--out names the folder of all"
+        raise UserError(f"{key}: it {what} in a sweep and is not given with key=value; {where}")
+    common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     cells: dict[str, Cell] = {}
     grids = grids if isinstance(grids, list) else [grids]
     if not grids:
@@ -96,6 +100,11 @@ def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
         for key, values in grid.items():
             if not isinstance(key, str):
                 raise UserError(f"grid: '{key}' is no key: give names of keys")
+            if key in INERT:
+                raise UserError(
+                    f"grid: '{key}' changes no result, so that its values are one cell: give one "
+                    "value, beside `grid`"
+                )
             if not isinstance(values, list) or not values:
                 raise UserError(f"grid: '{key}: {values}' is not allowed: give a list of values")
     named: set[str] = set()

@@ -2,16 +2,15 @@
 
 import contextlib
 import multiprocessing.process
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedhet.config import RESUMABLE
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.experiments.grid import Cell, deciding
 from fedhet.experiments.reading import DIVERGENCE, diverged, read_run
-from fedhet.files import read_json, read_jsonl, read_yaml
+from fedhet.files import read_jsonl, read_yaml
+from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import nobody_replied
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
@@ -29,11 +28,13 @@ class Job:
     reason: str = ""
     started: float = 0.0
     begun_at: int = 0  # rounds that were there when it was started
+    logged: int = 0  # bytes of its log that were
     process: multiprocessing.process.BaseProcess | None = None
     rounds: int = 0
     accuracy: float | None = None
     anew: bool = False  # it was broken off, and there is nothing to go on from
     damaged: bool = False
+    waits: bool = False  # for another process, such as another sweep's, that is at it
 
     @property
     def due(self) -> bool:
@@ -48,26 +49,37 @@ class Job:
             accuracy = records[-1].get("test_accuracy_mean") if records else None
             self.accuracy = accuracy if isinstance(accuracy, int | float) else None
 
+    def taken(self) -> bool:
+        """Whether another process writes its run at this moment."""
+        return self.folder.is_dir() and RunFolder(self.folder).unfinished() == "running"
+
     def conclude(self) -> None:
         """Its state by what its process left; a folder without a summary is yet to be run."""
         self.look()
         self.anew = self.damaged = False
         try:
-            summary = read_summary(self.folder)  # first: a run writes it last
-            records = read_jsonl(self.folder / "rounds.jsonl")
-            over = bool(records) and diverged(records[-1])
-            self._check_config()
-            if summary.get("status") == "completed" and records:
-                read_run(self.folder)  # as a report will
+            self._read()
         except (VerifyError, UserError, OSError, KeyError, TypeError) as error:
             self.state, self.damaged = FAILED, True
             what = "rounds.jsonl: its last line is damaged"
             if isinstance(error, VerifyError | UserError | OSError):
                 what = one_line(error)
             self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
-            return
+
+    def _read(self) -> None:
+        """:meth:`conclude`, raising for what is damaged."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise VerifyError(f"'{self.folder}' is not a folder")
+        folder = RunFolder(self.folder)
+        summary = folder.read_summary()  # first: a run writes it last
+        records = read_jsonl(folder.rounds)
+        over = bool(records) and diverged(records[-1])
+        begun = folder.config.exists()
+        if begun:
+            self._check_config(folder.config)
         status, self.reason = str(summary.get("status", "")), str(summary.get("reason", ""))
         if status == "completed" and records:
+            read_run(self.folder)  # as a report will
             self.state = DIVERGED if over else FINISHED
         elif status == "completed":
             self.state, self.reason = FAILED, "rounds.jsonl has no line: `fedhet verify` says more"
@@ -80,27 +92,18 @@ class Job:
             self.anew = spent or all(map(nobody_replied, records))
             self.rounds = 0 if self.anew else self.rounds
         elif self.state == PENDING and self.folder.exists() and not records:
-            self.anew = not (self.folder / "config.yaml").exists()  # a run's folder has it at once
+            self.anew = not begun  # killed while the folder was made: config.yaml comes last
+        if self.due and not self.anew and self.folder.exists() and not folder.identity.exists():
+            raise VerifyError(f"'{folder.identity}' is missing, without which no run goes on")
 
-    def _check_config(self) -> None:
+    def _check_config(self, path: Path) -> None:
         """VerifyError if the folder is another cell's, as one that was renamed is.
 
         What a resumption may change decides nothing, but for the number of rounds.
         """
-        path = self.folder / "config.yaml"
-        if not path.exists():
-            return
         asked, found = deciding(self.cell.config.flat()), deciding(read_yaml(path))
         free = set(RESUMABLE) - {"rounds"}
         for key in sorted((asked.keys() | found.keys()) - free):
             there, here = found.get(key, "absent"), asked.get(key, "absent")
             if there != here:
                 raise VerifyError(f"'{path}' is another cell's: {key} is {there}, not {here}")
-
-
-def read_summary(folder: Path) -> Mapping[str, Any]:
-    """``summary.json`` of a run folder; empty if there is none or it is not whole."""
-    try:
-        return read_json(folder / "summary.json")
-    except (OSError, VerifyError):
-        return {}

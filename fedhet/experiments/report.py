@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jinja2 import Environment
 
@@ -16,7 +17,7 @@ from fedhet.experiments.contents import Report, build
 from fedhet.experiments.drawing import inline
 from fedhet.experiments.markup import escaped, to_csv, to_latex, to_markdown
 from fedhet.experiments.runs import pack
-from fedhet.files import finite, replacing, write_text
+from fedhet.files import finite, write_text
 
 PAGE_LIMIT = 2_000_000  # bytes of report.html
 BEGIN, END = "<!-- fedhet report -->", "<!-- end of fedhet report -->"
@@ -41,36 +42,47 @@ def report(  # noqa: PLR0913
     """
     before, after = _marked(into) if into is not None else ("", "")
     made = build(places, baseline=baseline, title=title, models=models)
-    with _writing(out):
-        _clear(out)
-        for table in made.tables():
-            write_text(out / "tables" / f"{table.name}.csv", to_csv(table))
-            write_text(out / "tables" / f"{table.name}.tex", to_latex(table))
-        for picture in made.figures():
-            if picture.svg:
-                write_text(out / "figures" / f"{picture.name}.svg", picture.svg)
-                with replacing(out / "figures" / f"{picture.name}.png") as file:
-                    file.write_bytes(picture.png)
-        markdown = to_text(made)
-        write_text(out / "tables.md", f"# {made.title}\n\n{markdown}")
-        write_text(out / "report.html", to_page(made))
+    content: dict[str, str | bytes] = {}
+    for table in made.tables():
+        content[f"tables/{table.name}.csv"] = to_csv(table)
+        content[f"tables/{table.name}.tex"] = to_latex(table)
+    for picture in made.figures():
+        if picture.svg:
+            content[f"figures/{picture.name}.svg"] = picture.svg
+            content[f"figures/{picture.name}.png"] = picture.png
+    markdown = to_text(made)
+    content["tables.md"] = f"# {made.title}\n\n{markdown}"
+    content["report.html"] = to_page(made)
+    for folder in (out / "tables", out / "figures", *([records] if records is not None else [])):
+        with _writing(folder):  # all of them, before anything is written into one
+            folder.mkdir(parents=True, exist_ok=True)
     if records is not None:
         with _writing(records):
             for run in made.runs:
                 pack(run, records)
+    with _writing(out):
+        _place(content, out)
     if into is not None:
         with _writing(into):
             write_text(into, f"{before}{BEGIN}\n\n{markdown}\n{END}{after}")
     return made
 
 
-def _clear(out: Path) -> None:
-    """Make the folders; the tables and figures of an earlier report go, and nothing else."""
+def _place(content: Mapping[str, str | bytes], out: Path) -> None:
+    """Replace the tables, figures and page of an earlier report, all or, on a full disk, none."""
     earlier = (out / "report.html").exists()
+    with TemporaryDirectory(dir=out, prefix=".new-") as new:
+        for name, value in content.items():
+            path = Path(new, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(value.encode() if isinstance(value, str) else value)
+        for name in content:
+            Path(new, name).replace(out / name)
+    if not earlier:
+        return
     for folder, kinds in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-        for path in (out / folder).iterdir() if earlier else ():
-            if path.suffix in kinds:
+        for path in (out / folder).iterdir():
+            if path.suffix in kinds and f"{folder}/{path.name}" not in content:
                 path.unlink()
 
 
@@ -79,7 +91,8 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"'{path}' cannot be written: {error.strerror or error}") from error
+        where = error.filename or path
+        raise UserError(f"'{where}' cannot be written: {error.strerror or error}") from error
 
 
 def _marked(path: Path) -> tuple[str, str]:

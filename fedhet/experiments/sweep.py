@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from fedhet.experiments.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING,
 from fedhet.files import read_json, write_json, write_text
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime.processes import end_with_parent
+from fedhet.runtime.processes import end_with_maker
 
 POLL = 0.2  # seconds between looks at the cells
 FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
@@ -88,8 +89,15 @@ class Sweep:
         try:
             waiting = [job for job in self.jobs if job.due]
             while waiting or self.running():
-                while waiting and self._fits(waiting[0], workers):
-                    self._start(waiting.pop(0))
+                for job in waiting.copy():
+                    if not self._fits(job, workers):
+                        break
+                    job.waits = job.taken()
+                    if job.waits:
+                        job.look()
+                        continue
+                    waiting.remove(job)
+                    self._start(job)
                     tell(self)
                 time.sleep(POLL)
                 for job in self.running():
@@ -97,6 +105,8 @@ class Sweep:
                     assert job.process is not None
                     if not job.process.is_alive():
                         self._end(job)
+                        if job.state == PENDING:  # another process was quicker
+                            waiting.append(job)
                 tell(self)
         except OSError as error:
             raise RunFailedError(
@@ -166,13 +176,17 @@ class Sweep:
             return
         if job.anew and not self._set_aside(job):
             return
-        log = self.folder / f"{job.cell.name}.log"
+        log = self._log(job)
+        job.logged = log.stat().st_size if log.exists() else 0
         process = _FORKS.Process(
             target=_in_cell, args=(self.work or fedhet_command, command(job, self.folder), log)
         )
         process.start()
         job.process = process
         job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
+
+    def _log(self, job: Job) -> Path:
+        return self.folder / f"{job.cell.name}.log"
 
     def _set_aside(self, job: Job) -> bool:
         """Whether a hopeless cell's folder made room; ``failed`` keeps the last one of each."""
@@ -190,16 +204,23 @@ class Sweep:
     def _end(self, job: Job) -> None:
         earlier = job.reason
         job.conclude()
+        if job.due and job.taken():
+            job.state, job.process = PENDING, None
+            return
         unmoved = job.state == FAILED and (job.reason, job.rounds) == (earlier, job.begun_at)
         if job.state == PENDING or (unmoved and not job.damaged):  # it could not start, or go on
-            job.state, job.reason = FAILED, self._last_line(job)
+            job.state, job.reason = FAILED, self._last_words(job)
         write_json(self.folder / "sweep.json", self.index())
 
-    def _last_line(self, job: Job) -> str:
-        path = self.folder / f"{job.cell.name}.log"
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    def _last_words(self, job: Job) -> str:
+        """Why its process ended, as far as anybody knows."""
         code = job.process.exitcode if job.process is not None else None
-        return lines[-1] if lines else f"it ended with code {code}"
+        if code is not None and code < 0:
+            names = {one.value: one.name for one in signal.Signals}
+            guess = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+            return f"killed by {names.get(-code, -code)}{guess}, after round {job.rounds}"
+        said = self._log(job).read_bytes()[job.logged :].decode(errors="replace")
+        return next(reversed(said.splitlines()), f"it ended with code {code}")
 
     def _interrupt(self) -> None:
         for job in self.running():
@@ -232,7 +253,7 @@ def fedhet_command(words: list[str]) -> int:
 
 def _in_cell(work: Work, words: list[str], log: Path) -> None:
     """What a cell's process does: it writes to its log and ends when the sweep is gone."""
-    end_with_parent()
+    end_with_maker(FAREWELL)
     os.setsid()  # Ctrl-C is for the sweep, which tells its cells
     with log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
         for number, stream in enumerate((nothing, file, file)):
@@ -247,7 +268,7 @@ def default_workers(threads: int) -> int:
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
     """Every n-th cell from the i-th: ``i/n`` with 1 <= i <= n, for n machines."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    found = re.fullmatch("([0-9]+)/([0-9]+)", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise UserError(f"--shard: '{text}' is not allowed: i/n with 1 <= i <= n, such as 1/4")
     return list(cells[int(found[1]) - 1 :: int(found[2])])

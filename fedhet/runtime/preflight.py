@@ -16,12 +16,14 @@ from fedhet.records.tracker import tracker_package
 from fedhet.runtime.superlink import app_root, script
 from fedhet.schema import REPRESENTATION, RunConfig
 
+PATHS = ("out", "data-path", "partition-file", "state-dir")  # keys whose value is one
+
 
 def absolute_paths(config: RunConfig) -> RunConfig:
     """The configuration with paths that mean the same in every process and after a ``cd``."""
     paths = {
         key: str(Path(value).expanduser().absolute())
-        for key in ("out", "data_path", "partition_file", "state_dir")
+        for key in (path.replace("-", "_") for path in PATHS)
         if (value := str(getattr(config, key)))
     }
     return config.model_copy(update=paths)

@@ -7,10 +7,11 @@ folder says is never believed: somebody else may have made it, with any pid.
 """
 
 import contextlib
-import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -38,10 +39,21 @@ def guarded(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
 
 
-def end_with_parent() -> None:
-    """Get SIGTERM when the parent of this process is gone, even by kill -9 (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def end_with_maker(patience: float) -> None:
+    """Get SIGTERM when the process that made this one is gone, even by kill -9, then SIGKILL.
+
+    It is the one that called ``multiprocessing``, whose fork server is the parent and lives on.
+    """
+    maker = multiprocessing.parent_process()
+    assert maker is not None
+
+    def watch() -> None:
+        maker.join()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.kill(os.getpid(), number)
+            time.sleep(patience)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def alive(process: psutil.Process) -> bool:

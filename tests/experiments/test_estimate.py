@@ -175,14 +175,17 @@ def test_a_probe_in_which_one_client_fails_is_no_estimate(tmp_path, broken) -> N
 def test_a_dry_run_counts_what_the_sweep_would_run(tmp_path, monkeypatch, capsys) -> None:
     path = write(tmp_path / "p.yaml", grid={"seed": [0, 1, 2, 3]})
     out = tmp_path / "out"
-    half, failed, *_ = read_cells(path, [f"out={out}"])
+    half, failed, *_ = read_cells(path, [])
     for cell, status in ((half, "stopped"), (failed, "failed")):
         folder = out / cell.name
         folder.mkdir(parents=True)
         lines = [{"round": r, "test_accuracy_mean": 1.0, "failures": [], "replied": 1}
                  for r in (1, 2)]  # fmt: skip
         (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (folder / "summary.json").write_text(json.dumps({"status": status, "reason": "?"}))
+        ending = {"status": status, "reason": "?", "rounds": 2}
+        (folder / "summary.json").write_text(json.dumps(ending))
+        (folder / "checkpoint").mkdir()
+        (folder / "checkpoint" / "run.json").write_text("{}")
     monkeypatch.setattr(estimate, "guess", lambda cells: [Guess(3600.0) for _ in cells])
     words = ["sweep", str(path), f"--out={out}", "--dry-run"]
     assert execute([*words, "--workers=2"]) == 0

@@ -75,6 +75,8 @@ def test_quick_takes_a_tenth_of_the_rounds_and_a_fifth_of_the_epochs(tmp_path) -
         ({"seed": [0]}, "seed", "give a list of keys"),
         ("seed", ["seed"], "a map of keys to lists"),
         ({1: [2]}, [], "'1' is no key"),
+        ({"engine": ["ray", "inline"]}, [], "grid: 'engine' changes no result"),
+        ({"seed": [True]}, [], "seed: 'true' is not allowed: a whole number is needed"),
         ({"seed": [0, 1], "lr": [1, 2]}, [["seed", "lr"], ["lr"]], "'lr' is named twice"),
     ],
 )

@@ -1,6 +1,7 @@
 """The report: what it says of runs whose answer is known, and that it says it twice the same."""
 
 import csv
+import errno
 import json
 import re
 import shutil
@@ -305,6 +306,31 @@ def test_a_second_report_removes_what_the_first_drew_and_nothing_else(sweep, tmp
     names = {path.stem for path in (out / "tables").glob("*.csv")}
     assert names == {table.name for table in made.tables()}
     assert (out / "tables" / "notes.txt").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_that_cannot_be_written_changes_nothing(sweep, tmp_path, monkeypatch):
+    out, file = tmp_path / "report", tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match=r"file/records' cannot be written: Not a directory"):
+        report([sweep], out, models=False, records=file / "records")
+    assert not any(path.is_file() for path in out.rglob("*"))
+    report([sweep], out, models=False)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    shutil.rmtree(next(path for path in sweep.iterdir() if path.name.startswith("fedssa")))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(UserError, match="No space left on device"):
+            report([sweep], out, models=False)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "figures").write_text("")
+    with pytest.raises(UserError, match=r"other/figures' cannot be written: File exists"):
+        report([sweep], tmp_path / "other", models=False)
+
+
+def full(*_args):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -43,7 +44,8 @@ def leave(out, cell, *, status="completed", reason="", rounds=2, loss=0.5, torch
     (folder / "config.yaml").write_text(yaml.safe_dump(cell.config.flat()))
     write_clients(folder, [[50.0]])
     if status:
-        (folder / "summary.json").write_text(json.dumps({"status": status, "reason": reason}))
+        ending = {"status": status, "reason": reason, "rounds": rounds}
+        (folder / "summary.json").write_text(json.dumps(ending))
     made = {
         "source_sha256": source_digest(),
         "versions": versions() | ({"torch": torch} if torch else {}),
@@ -69,10 +71,11 @@ def test_replies_that_all_overflowed_are_divergence(cells, tmp_path) -> None:
 
 
 def test_a_last_round_without_replies_is_no_divergence(cells, tmp_path) -> None:
-    leave(tmp_path, cells[0])
+    leave(tmp_path, cells[0], rounds=3)
     path = tmp_path / cells[0].name / "rounds.jsonl"
     offline = {"client": "0", "reason": "no node is connected"}
-    path.write_text(path.read_text() + round_line(3, 50.0, None, failures=[offline]))
+    kept = "".join(path.read_text().splitlines(keepends=True)[:2])
+    path.write_text(kept + round_line(3, 50.0, None, failures=[offline]))
     assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "finished"
 
 
@@ -210,15 +213,49 @@ def test_a_cell_without_hope_begins_anew(cells, tmp_path) -> None:
         assert (found.folder / "failed" / cell.name / "rounds.jsonl").exists()
 
 
-def test_a_hopeless_cell_that_somebody_is_at_is_left_alone(cells, tmp_path) -> None:
+def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> None:
     leave(tmp_path, cells[0], rounds=1, silent=[1], status="failed", reason="?")
-    found = Sweep.open("s", tmp_path, cells[:1])
+    found = Sweep.open("s", tmp_path, cells[:2])
     found.work = work.pretend
-    with RunFolder(tmp_path / cells[0].name).lock():
-        found.run(1, lambda now: None)
-    (job,) = found.jobs
-    assert job.state == "failed" and "in use by another process" in job.reason
-    assert (job.folder / "rounds.jsonl").exists()
+    lock = RunFolder(tmp_path / cells[0].name).lock()
+
+    def release(now: Sweep) -> None:
+        if now.jobs[0].waits and now.jobs[1].state == "finished":
+            lock.release()
+        progress.update(now)
+
+    with Progress(found, quiet=False) as progress:
+        found.run(1, release)
+    assert [job.state for job in found.jobs] == ["finished", "finished"]
+    said = capsys.readouterr().err
+    assert said.count(f"{cells[0].name} is being run by another process, which is waited for") == 1
+
+
+def test_a_killed_cell_says_so_and_not_what_an_earlier_attempt_said(cells, tmp_path) -> None:
+    found = Sweep.open("s", tmp_path, cells[:1])
+    found.work = work.killed
+    found.run(1, lambda now: None)
+    assert found.jobs[0].reason == "killed by SIGKILL, perhaps for want of memory, after round 0"
+    found = Sweep.open("s", tmp_path, cells[:1])
+    found.work = work.silent
+    found.run(1, lambda now: None)
+    assert found.jobs[0].reason == "it ended with code 7"
+
+
+def test_a_cell_that_nothing_can_continue_is_damaged(cells, tmp_path) -> None:
+    for cell in cells[:2]:
+        leave(tmp_path, cell, status="")
+    incomplete, garbled = (tmp_path / cell.name for cell in cells[:2])
+    shutil.rmtree(incomplete / "checkpoint")
+    (garbled / "summary.json").write_text("x")
+    identity = {"experiment": "0123456789abcdef", "config": cells[1].config.flat()}
+    (garbled / "checkpoint" / "run.json").write_text(json.dumps(identity))
+    (tmp_path / cells[2].name).write_text("")
+    jobs = Sweep.open("s", tmp_path, cells[:3]).jobs
+    assert [(job.state, job.due) for job in jobs] == [("failed", False)] * 3
+    assert "checkpoint/run.json' is missing" in jobs[0].reason
+    assert "without this file `fedhet resume` goes on" in jobs[1].reason
+    assert "is not a folder; remove '" in jobs[2].reason
 
 
 def test_a_cell_that_cannot_go_on_says_what_stops_it_now(cells, tmp_path) -> None:
@@ -266,13 +303,40 @@ def test_the_table_of_progress_says_why_a_cell_failed(cells, tmp_path, capsys, m
     assert f"{cells[0].label}: '/a[/b]' is gone" in capsys.readouterr().err
 
 
-def test_printed_commands_say_all_that_was_said(tmp_path, capsys) -> None:
+def test_printed_commands_say_all_that_was_said(tmp_path, capsys, monkeypatch) -> None:
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump({"dataset": "digits", "grid": {"seed": [0]}}))
     options = ["--accept-mixed", "--workers=3", "--profile=quick"]
     assert execute(["sweep", str(path), f"--out={tmp_path / 'out'}", "--print", *options]) == 0
     said = capsys.readouterr().out
     assert "--profile quick --workers 3 --accept-mixed --cell fedssa-" in said
+    monkeypatch.chdir(tmp_path)
+    assert execute(["sweep", "preset.yaml", "state-dir=s", "lr=0.1", "--out=o", "--print"]) == 0
+    said = capsys.readouterr().out
+    place = f"{tmp_path}/"
+    assert f"sweep {place}preset.yaml state-dir={place}s lr=0.1 --out {place}o --cell" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--cell="], "option '--cell' is empty"),
+        (["--out", ""], "option '--out' is empty"),
+        (["--out=preset.yaml", "--dry-run"], "preset.yaml' is not a folder"),
+        (["--print", "--json"], "--print does not go with --json"),
+        (["--print", "--dry-run"], "--print does not go with --dry-run"),
+        (["name=x"], "name: it is the cells' own"),
+        (["grid=3"], "grid: it stands in the preset"),
+        (["--shard=\u0661/\u0662"], "--shard: "),
+    ],
+)
+def test_words_that_would_do_nothing_are_refused(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    Path("preset.yaml").write_text(yaml.safe_dump({"dataset": "digits", "grid": {"seed": [0]}}))
+    assert execute(["sweep", "preset.yaml", *words]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["preset.yaml"]
 
 
 def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> None:

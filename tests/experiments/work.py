@@ -1,7 +1,9 @@
 """What cells do in the tests of the sweep's machinery, importable by their processes."""
 
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,7 +21,8 @@ def pretend(words: list[str]) -> int:
     shutil.copy(words[1], folder / "config.yaml")
     (folder / "rounds.jsonl").write_text(round_line(1, 1.0))
     write_clients(folder, [[1.0]])
-    (folder / "summary.json").write_text(json.dumps({"status": "completed", "reason": ""}))
+    ending = {"status": "completed", "reason": "", "rounds": 1}
+    (folder / "summary.json").write_text(json.dumps(ending))
     return 0
 
 
@@ -27,6 +30,18 @@ def refuse(_words: list[str]) -> int:
     """Say why it cannot go on, and end."""
     print("error: it is another reason today", file=sys.stderr)
     return 3
+
+
+def killed(_words: list[str]) -> int:
+    """Say something, and be killed as by a machine without memory."""
+    print("round 3/5", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def silent(_words: list[str]) -> int:
+    """End without a word."""
+    return 7
 
 
 def sleep(_words: list[str]) -> int:

@@ -22,8 +22,8 @@ PRESET = {
 }  # fmt: skip
 
 
-def start(folder: Path, name: str) -> subprocess.Popen[str]:
-    words = [script("fedhet"), "sweep", str(folder / "tiny.yaml"), "--out", str(folder / name)]
+def start(folder: Path, name: str, preset: str = "tiny.yaml") -> subprocess.Popen[str]:
+    words = [script("fedhet"), "sweep", str(folder / preset), "--out", str(folder / name)]
     return subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True)
 
 
@@ -63,6 +63,26 @@ def test_a_killed_sweep_ends_in_the_same_bytes(tmp_path) -> None:
     again.communicate(timeout=patience())
     assert again.returncode == 0
     assert hashes(lines) == hashes(tmp_path / "whole") and len(hashes(lines)) == 2
+
+
+def test_cells_end_with_a_killed_sweep_and_are_shared_with_another(tmp_path) -> None:
+    for preset in ("tiny.yaml", "other.yaml"):
+        (tmp_path / preset).write_text(yaml.safe_dump(PRESET | {"rounds": 400}))
+    killed, lines = start(tmp_path, "shared"), tmp_path / "shared"
+    wait_for(lambda: cells_in(lines) > 0, "a cell is in its rounds", pause=0.02)
+    cells = psutil.Process(killed.pid).children(recursive=True)
+    killed.kill()
+    killed.communicate()
+    _, alive = psutil.wait_procs(cells, patience())
+    assert cells and not alive
+    endings = [json.loads(path.read_text()) for path in lines.glob("*/summary.json")]
+    assert endings and {ending["status"] for ending in endings} == {"stopped"}
+    for preset in ("tiny.yaml", "other.yaml"):
+        (tmp_path / preset).write_text(yaml.safe_dump(PRESET))
+    both = [start(tmp_path, "both", preset) for preset in ("tiny.yaml", "other.yaml")]
+    ended = [json.loads(one.communicate(timeout=patience())[0])["cells"] for one in both]
+    assert [cell["state"] for cells in ended for cell in cells] == ["finished"] * 4
+    assert len(hashes(tmp_path / "both")) == 2
 
 
 @pytest.mark.slow

@@ -181,7 +181,13 @@ class Sweep:
         process = _FORKS.Process(
             target=_in_cell, args=(self.work or fedhet_command, command(job, self.folder), log)
         )
-        process.start()
+        try:
+            process.start()
+        except EOFError as error:  # for click it would be the end of somebody's input
+            raise RunFailedError(
+                f"sweep '{self.folder}' cannot go on: the process that starts its cells was "
+                "killed; the same command continues it"
+            ) from error
         job.process = process
         job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
 

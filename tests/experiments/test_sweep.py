@@ -358,6 +358,17 @@ def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> N
     assert again.jobs[0].state == "finished"
 
 
+def test_a_killed_fork_server_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> None:
+    def gone(_process):
+        raise EOFError("unexpected EOF")
+
+    found = Sweep.open("s", tmp_path, cells[:1])
+    monkeypatch.setattr(sweep._FORKS.Process, "start", gone)
+    with pytest.raises(RunFailedError, match="the process that starts its cells was killed; the"):
+        found.run(1, lambda now: None)
+    assert Sweep.open("s", tmp_path, cells[:1]).jobs[0].state == "pending"
+
+
 def test_a_shard_beyond_the_cells_has_nothing_to_do(tmp_path, capsys) -> None:
     path = tmp_path / "preset.yaml"
     path.write_text(yaml.safe_dump({"dataset": "digits", "grid": {"seed": [0, 1]}}))

@@ -52,8 +52,6 @@ def server(
     from fedhet.runtime.serve import FederationServer
     from fedhet.runtime.server_folder import ServerFolder
 
-    if not host.strip():
-        raise UserError("--host: '' is not allowed: an address to listen at, such as 0.0.0.0")
     folder = ServerFolder(tls.expanduser().absolute())
     state = (database or folder.database).expanduser().absolute()
     try:

@@ -52,8 +52,8 @@ class Command(TyperCommand):
         }  # fmt: skip
         for word, following in zip(args, [*args[1:], "-"], strict=False):
             name, equals, value = word.partition("=")
-            if name in taking and not (value if equals else following):
-                raise UserError(f"option '{name}' is empty: give it a value, or leave it out")
+            if name in taking and not (value if equals else following).strip():
+                raise UserError(f"{name}: '' is not allowed: give it a value, or leave it out")
         return super().parse_args(ctx, args)
 
 

@@ -320,8 +320,8 @@ def test_printed_commands_say_all_that_was_said(tmp_path, capsys, monkeypatch) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--cell="], "option '--cell' is empty"),
-        (["--out", ""], "option '--out' is empty"),
+        (["--cell="], "--cell: '' is not allowed"),
+        (["--out", ""], "--out: '' is not allowed"),
         (["--out=preset.yaml", "--dry-run"], "preset.yaml' is not a folder"),
         (["--print", "--json"], "--print does not go with --json"),
         (["--print", "--dry-run"], "--print does not go with --dry-run"),

@@ -14,11 +14,11 @@ import torch
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import HeaderRows
-from fedhet.protocol.people import ClientInfo
 from fedhet.protocol.roster import Roster
 from fedhet.registry import METHODS
-from strategies.base import Upload
+from fedhet.strategies.base import Upload
 
 UPLOADS, CLASSES, SEEN, WIDTH, REPEATS = 10_000, 100, 10, 500, 7
 

@@ -18,17 +18,17 @@ import torch
 
 from benchmarks.bare_loop import train as bare_train
 from benchmarks.common import emit, median
-from clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import build_config
 from fedhet.models import build_model
 from fedhet.node.site import LocalData, assigned_model, image_set, load_local
 from fedhet.node.state import FileStore
-from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster
 from fedhet.registry import METHODS
 from fedhet.schema import RunConfig
+from fedhet.strategies.base import Upload
 from fedhet.training.denormals import without_denormals
-from strategies.base import Upload
 
 SETTINGS = {"n10": (10, 1.0, 100), "n50": (50, 0.2, 500), "n100": (100, 0.1, 500)}
 

@@ -17,12 +17,13 @@ from pathlib import Path
 import yaml
 
 from benchmarks.common import emit, median
+from fedhet.cli import execute
 from fedhet.cli.sweep import Options, open_sweep
 from fedhet.errors import UserError, VerifyError
-from fedhet.experiments.grid import read_cells
-from fedhet.experiments.job import DIVERGED, FAILED, FINISHED, Job
-from fedhet.experiments.sweep import Sweep, default_workers
 from fedhet.files import read_jsonl
+from fedhet.sweeps.grid import read_cells
+from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, Job
+from fedhet.sweeps.sweep import Sweep, default_workers
 
 PRESET = {
     "method": "standalone", "dataset": "synthetic:6000x10", "clients": 10, "models": ["cnn-5"],
@@ -54,7 +55,7 @@ def main() -> None:
         grid = {"seed": list(range(given.cells)), "partition-seed": [0]}
         path.write_text(yaml.safe_dump(PRESET | {"rounds": given.rounds, "grid": grid}))
         cells = read_cells(path, given.overrides)
-        measure(Sweep.open("benchmark", Path(folder) / "out", cells), given.workers)
+        measure(Sweep.open("benchmark", Path(folder) / "out", cells, execute), given.workers)
 
 
 def training_seconds(job: Job) -> float:

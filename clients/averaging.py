@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from clients.base import MethodClient
+from fedhet.clients.base import MethodClient
 from fedhet.errors import HookError
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded

@@ -21,8 +21,8 @@ from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.schema import REPRESENTATION, P, RunConfig
 from fedhet.training.augment import crop_flip
+from fedhet.training.flop_cost import phase_flops
 from fedhet.training.loop import Fixed, ImageSet, Phase, correct, set_trainable, train
-from fedhet.training.work import phase_flops
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from clients.base import MethodClient
+from fedhet.clients.base import MethodClient
 from fedhet.protocol.payload import ClassVectors, Payload
 from fedhet.schema import P
 from fedhet.training.loop import class_means

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.class_vectors import ClassVectorClient
-from strategies.fd import FDParams
+from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.strategies.fd import FDParams
 
 
 class FDClient(ClassVectorClient[FDParams]):

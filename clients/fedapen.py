@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient
-from clients.base import Needs, Setup
+from fedhet.clients.averaging import AveragingClient
+from fedhet.clients.base import Needs, Setup
 from fedhet.models.small import small_model
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
+from fedhet.strategies.fedapen import FedAPENParams
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
-from strategies.fedapen import FedAPENParams
 
 
 class Ensemble(nn.Module):

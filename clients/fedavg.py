@@ -2,9 +2,9 @@
 
 from torch import nn
 
-from clients.averaging import AveragingClient
+from fedhet.clients.averaging import AveragingClient
 from fedhet.models.small import small_model
-from strategies.fedavg import FedAvgParams
+from fedhet.strategies.fedavg import FedAvgParams
 
 
 class FedAvgClient(AveragingClient[FedAvgParams]):

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient
+from fedhet.clients.averaging import AveragingClient
 from fedhet.protocol.payload import Payload
+from fedhet.strategies.fedclassavg import FedClassAvgParams
 from fedhet.training.augment import two_views
 from fedhet.training.loop import Phase
-from strategies.fedclassavg import FedClassAvgParams
 
 LEGACY_TAU, LEGACY_BASE = 100.0, 0.07  # of the authors' code; its loss is scaled by tau / base
 

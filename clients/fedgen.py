@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient, set_parameters
+from fedhet.clients.averaging import AveragingClient, set_parameters
 from fedhet.protocol.payload import Payload
 from fedhet.rng import torch_seeded
+from fedhet.strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
 from fedhet.training.loop import Phase
-from strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
 
 
 class FedGenClient(AveragingClient[FedGenParams]):

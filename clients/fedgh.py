@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from clients.averaging import set_parameters
-from clients.class_vectors import ClassVectorClient
+from fedhet.clients.averaging import set_parameters
+from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.protocol.payload import ModelArrays, Payload
-from strategies.fedgh import FedGHParams
+from fedhet.strategies.fedgh import FedGHParams
 
 
 class FedGHClient(ClassVectorClient[FedGHParams]):

@@ -3,16 +3,16 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import get_parameters, set_parameters
-from clients.base import MethodClient
+from fedhet.clients.averaging import get_parameters, set_parameters
+from fedhet.clients.base import MethodClient
 from fedhet.models import SplitModel
 from fedhet.models.small import small_model
 from fedhet.protocol.low_rank import apply, compress
 from fedhet.protocol.payload import LowRank, Payload
 from fedhet.schema import REPRESENTATION
+from fedhet.strategies.fedkd import FedKDParams
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
-from strategies.fedkd import FedKDParams
 
 SMALLEST = 1e-3  # of n: where both networks are certain, 1 / n would let L_h explode
 

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient
-from clients.base import Needs
+from fedhet.clients.averaging import AveragingClient
+from fedhet.clients.base import Needs
 from fedhet.models import SplitModel
 from fedhet.schema import REPRESENTATION
+from fedhet.strategies.fedmrl import FedMRLParams, global_model
 from fedhet.training.loop import Phase
-from strategies.fedmrl import FedMRLParams, global_model
 
 
 def make_projector(kind: str, d1: int) -> nn.Module:

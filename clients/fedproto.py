@@ -1,7 +1,7 @@
 """FedProto on the client: representations are drawn to the global prototypes of their classes."""
 
-from clients.prototypes import PrototypeClient
-from strategies.fedproto import FedProtoParams
+from fedhet.clients.prototypes import PrototypeClient
+from fedhet.strategies.fedproto import FedProtoParams
 
 
 class FedProtoClient(PrototypeClient[FedProtoParams]):

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.errors import RunFailedError
 from fedhet.protocol.payload import HeaderRows, MaskedHeader, Payload
 from fedhet.schema import RunConfig
-from strategies.fedssa import FedSSAParams
+from fedhet.strategies.fedssa import FedSSAParams
 
 
 def stabilisation(params: FedSSAParams, round_: int) -> float:

@@ -1,7 +1,7 @@
 """FedTGP on the client: as FedProto; what differs is how the server makes its prototypes."""
 
-from clients.prototypes import PrototypeClient
-from strategies.fedtgp import FedTGPParams
+from fedhet.clients.prototypes import PrototypeClient
+from fedhet.strategies.fedtgp import FedTGPParams
 
 
 class FedTGPClient(PrototypeClient[FedTGPParams]):

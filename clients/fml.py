@@ -8,11 +8,11 @@ the local model.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient
+from fedhet.clients.averaging import AveragingClient
 from fedhet.models.small import small_model
+from fedhet.strategies.fml import FMLParams
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
-from strategies.fml import FMLParams
 
 
 class FMLClient(AveragingClient[FMLParams]):

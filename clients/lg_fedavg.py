@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from clients.averaging import AveragingClient
+from fedhet.clients.averaging import AveragingClient
 
 
 class LGFedAvgClient(AveragingClient):

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient
-from clients.base import Needs
+from fedhet.clients.averaging import AveragingClient
+from fedhet.clients.base import Needs
 from fedhet.models import SplitModel
 from fedhet.models.small import small_extractor
 from fedhet.schema import REPRESENTATION
+from fedhet.strategies.pfedafm import PFedAFMParams
 from fedhet.training.loop import Phase
-from strategies.pfedafm import PFedAFMParams
 
 
 class Mixture(nn.Module):

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient
+from fedhet.clients.averaging import AveragingClient
 from fedhet.models.base import still_statistics
+from fedhet.strategies.pfedes import PFedESParams, extractor
 from fedhet.training.loop import Phase
-from strategies.pfedes import PFedESParams, extractor
 
 
 class PFedESClient(AveragingClient[PFedESParams]):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clients.class_vectors import ClassVectorClient
+from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.protocol.payload import Payload
 from fedhet.schema import REPRESENTATION, P
 

@@ -1,6 +1,6 @@
 """Standalone: E epochs of cross-entropy whenever the client is sampled; inference by its model."""
 
-from clients.base import MethodClient
+from fedhet.clients.base import MethodClient
 
 
 class StandaloneClient(MethodClient):

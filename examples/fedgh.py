@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from clients.averaging import set_parameters
-from clients.class_vectors import ClassVectorClient
+from fedhet.clients.averaging import set_parameters
+from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, ModelArrays, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.registry import Method
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params
-from strategies.base import Upload
-from strategies.class_vectors import ClassVectorStrategy
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import ClassVectorStrategy
 
 
 class FedGHParams(Params):

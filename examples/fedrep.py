@@ -7,11 +7,11 @@ trains the extractor with the header frozen, the next one the header alone. Run 
 
 from torch import nn
 
-from clients.averaging import AveragingClient
+from fedhet.clients.averaging import AveragingClient
 from fedhet.models import build_model
 from fedhet.registry import Method
+from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.training.loop import Phase
-from strategies.averaging import AveragingStrategy
 
 
 def extractor(model: nn.Module) -> nn.Module:

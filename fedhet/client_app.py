@@ -18,7 +18,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import envelope, find_method, from_run_config
 from fedhet.errors import UserError, brief
 from fedhet.ids import check_id

@@ -13,8 +13,8 @@ from fedhet.errors import HookError
 from fedhet.schema import Params
 
 if TYPE_CHECKING:
-    from clients.base import MethodClient
-    from strategies.base import MethodStrategy
+    from fedhet.clients.base import MethodClient
+    from fedhet.strategies.base import MethodStrategy
 
 T = TypeVar("T")
 
@@ -76,10 +76,10 @@ def _spelt(kind: type[T]) -> type[T]:
 def _own(name: str, about: str, spelling: str, *, params: bool = True) -> Method:
     """A method of ours: ``spelling`` is the paper's, before Strategy, Client and Params."""
     return Method(
-        f"strategies.{name}:{spelling}Strategy",
-        f"clients.{name}:{spelling}Client",
+        f"fedhet.strategies.{name}:{spelling}Strategy",
+        f"fedhet.clients.{name}:{spelling}Client",
         about,
-        f"strategies.{name}:{spelling}Params" if params else Params,
+        f"fedhet.strategies.{name}:{spelling}Params" if params else Params,
     )
 
 

@@ -16,21 +16,21 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedhet.config import find_method, from_run_config
-from fedhet.counting import counter
 from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.flop_count import counter
+from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.identity import Terms
 from fedhet.protocol.keys import Names
-from fedhet.protocol.people import Terms
 from fedhet.protocol.roster import Roster
-from fedhet.protocol.work import Work
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import claim_states, remove_states
 from fedhet.records.tracker import Tracker
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig
-from strategies.rounds import Rounds
+from fedhet.strategies.rounds import Rounds
 
 FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"

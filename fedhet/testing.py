@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from flwr.app import Error, Message
 
-from clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import build_config, envelope, find_method
 from fedhet.node.site import assigned_model, load_local
 from fedhet.node.state import FileStore
 from fedhet.protocol.flower import NodeInfo
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.inline import FIRST_NODE, InlineGrid
 from fedhet.schema import RunConfig
 from fedhet.server_app import Job, run
-from strategies.base import MethodStrategy, Upload
+from fedhet.strategies.base import MethodStrategy, Upload
 
 Tamper = Callable[[int, Message, Message], Message | None]
 

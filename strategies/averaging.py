@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from fedhet.schema import P
-from strategies.base import MethodStrategy, Upload
-from strategies.rules import MEAN, ROBUST, Rule, capped
+from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.robust import MEAN, ROBUST, Rule, capped
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 

@@ -2,26 +2,25 @@
 
 ``download`` (what is sent down) -> the client receives, trains, uploads -> ``expect`` and ``check``
 (what may come up) -> ``aggregate``. ``arrays`` and ``load`` are its state. No hook sees a Flower
-object. The round loop is in :mod:`strategies.rounds`, which only the server's process imports; a
-client's process imports this module for the sake of the method's parameters.
+object. The round loop is in :mod:`fedhet.strategies.rounds`, which only the server's process
+imports; a client's process imports this module for the sake of the method's parameters.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.schema import P, RunConfig
-from strategies.rules import Rule
+from fedhet.strategies.robust import Rule
 
 if TYPE_CHECKING:
     from fedhet.protocol.roster import Roster
-    from strategies.rounds import Rounds
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,28 @@ class Upload:
     metrics: Mapping[str, float]
 
 
+class RoundLoop(Protocol):
+    """What Flower's hooks lead to: :class:`fedhet.strategies.rounds.Rounds`."""
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+
+    def run(self, grid: Grid, on_round: Callable[[Mapping[str, Any]], None] | None) -> None:
+        """Run the rounds that are left."""
+
+    def train_messages(self, round_: int) -> Iterable[Message]:
+        """See :meth:`MethodStrategy.configure_train`."""
+
+    def take_training(self, round_: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """See :meth:`MethodStrategy.aggregate_train`."""
+
+    def evaluate_messages(self, round_: int) -> Iterable[Message]:
+        """See :meth:`MethodStrategy.configure_evaluate`."""
+
+    def take_accuracies(self, replies: Iterable[Message]) -> MetricRecord | None:
+        """See :meth:`MethodStrategy.aggregate_evaluate`."""
+
+
 class MethodStrategy(Strategy, Generic[P]):
     """Server half of a method with parameters ``P``; the module's docstring names the hooks."""
 
@@ -41,7 +62,7 @@ class MethodStrategy(Strategy, Generic[P]):
     plans_rounds = False  # whether a round depends on how many there will be
     aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it can do
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics
-    rounds: "Rounds"  # who asks, checks and writes down; set before the first round
+    rounds: RoundLoop  # who asks, checks and writes down; set before the first round
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
         self.config = config

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.schema import P, RunConfig
-from strategies.base import MethodStrategy, Upload
+from fedhet.strategies.base import MethodStrategy, Upload
 
 
 def declared(info: ClientInfo) -> tuple[Array, Array]:

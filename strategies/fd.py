@@ -26,11 +26,11 @@ import numpy as np
 from pydantic import Field
 
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.schema import Params
-from strategies.base import Upload
-from strategies.class_vectors import ClassVectorStrategy, declared
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 
 _ID = 64  # bytes of the longest client id
 _TOLERANCE = 1e-3  # of the sum of probabilities; bf16 and sums over many images stay far below

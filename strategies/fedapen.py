@@ -26,8 +26,8 @@ from torch import nn
 
 from fedhet.models.small import small_model
 from fedhet.schema import Params
-from strategies.averaging import AveragingStrategy
-from strategies.base import Upload
+from fedhet.strategies.averaging import AveragingStrategy
+from fedhet.strategies.base import Upload
 
 
 class FedAPENParams(Params):

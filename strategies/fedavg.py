@@ -21,7 +21,7 @@ from torch import nn
 from fedhet.models import validate_model_name
 from fedhet.models.small import small_model
 from fedhet.schema import Params, RunConfig
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 
 class FedAvgParams(Params):

@@ -27,7 +27,7 @@ from torch import nn
 
 from fedhet.errors import UserError
 from fedhet.schema import REPRESENTATION, Params, RunConfig
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 TAU = 0.5
 

@@ -32,20 +32,20 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Payload, rest
-from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params
-from fedhet.training.optimisers import Adam
-from strategies.averaging import AveragingStrategy
-from strategies.base import Upload
-from strategies.server_training import (
+from fedhet.strategies.averaging import AveragingStrategy
+from fedhet.strategies.base import Upload
+from fedhet.strategies.server_training import (
     MOST_EPOCHS,
     load_state,
     server_generator,
     state_arrays,
     train_on_server,
 )
+from fedhet.training.optimisers import Adam
 
 PREFIX = "generator."  # of the names of G's arrays in a checkpoint
 

@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params
-from strategies.base import Upload
-from strategies.class_vectors import ClassVectorStrategy, stacked
-from strategies.server_training import (
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import ClassVectorStrategy, stacked
+from fedhet.strategies.server_training import (
     MOST_EPOCHS,
     load_state,
     state_arrays,

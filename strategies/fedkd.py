@@ -38,6 +38,7 @@ from fedhet.errors import UserError
 from fedhet.models import validate_model_name
 from fedhet.models.small import small_model
 from fedhet.protocol.checks import Rejected, check_shapes
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.low_rank import (
     DENSE,
     Shape,
@@ -51,10 +52,9 @@ from fedhet.protocol.low_rank import (
     whole,
 )
 from fedhet.protocol.payload import Array, LowRank, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.schema import Params, RunConfig
-from strategies.averaging import AveragingStrategy
-from strategies.base import Upload
+from fedhet.strategies.averaging import AveragingStrategy
+from fedhet.strategies.base import Upload
 
 if TYPE_CHECKING:
     from fedhet.protocol.roster import Roster

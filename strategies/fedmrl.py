@@ -22,7 +22,7 @@ from fedhet.errors import UserError
 from fedhet.models import SplitModel
 from fedhet.models.small import small_extractor, small_model
 from fedhet.schema import REPRESENTATION, Params, RunConfig
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 
 class FedMRLParams(Params):

@@ -33,10 +33,10 @@ import numpy as np
 from pydantic import Field
 
 from fedhet.schema import Params, RunConfig
-from strategies.base import Upload
-from strategies.class_vectors import payloads_of
-from strategies.prototypes import PrototypeStrategy
-from strategies.rules import ROBUST
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import payloads_of
+from fedhet.strategies.prototypes import PrototypeStrategy
+from fedhet.strategies.robust import ROBUST
 
 
 class FedProtoParams(Params):

@@ -19,13 +19,13 @@ from torch import nn
 
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params, RunConfig
-from strategies.averaging import class_means
-from strategies.base import MethodStrategy, Upload
-from strategies.rules import ROBUST
+from fedhet.strategies.averaging import class_means
+from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.robust import ROBUST
 
 if TYPE_CHECKING:
     from fedhet.protocol.roster import Roster

@@ -38,10 +38,10 @@ from torch import Tensor, nn
 from fedhet.protocol.payload import Array
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params
-from strategies.base import Upload
-from strategies.class_vectors import stacked
-from strategies.prototypes import PrototypeStrategy
-from strategies.server_training import (
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import stacked
+from fedhet.strategies.prototypes import PrototypeStrategy
+from fedhet.strategies.server_training import (
     MOST_EPOCHS,
     load_state,
     state_arrays,

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedhet.models.small import small_model
 from fedhet.schema import Params
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 
 class FMLParams(Params):

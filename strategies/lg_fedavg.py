@@ -11,7 +11,7 @@ scratch, as in the papers that compare with it.
 from torch import nn
 
 from fedhet.schema import REPRESENTATION
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 
 class LGFedAvgStrategy(AveragingStrategy):

@@ -21,7 +21,7 @@ from torch import nn
 
 from fedhet.models.small import small_extractor
 from fedhet.schema import Params
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 
 class PFedAFMParams(Params):

@@ -22,7 +22,7 @@ from torch import nn
 
 from fedhet.errors import UserError
 from fedhet.schema import Params, RunConfig
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 
 class PFedESParams(Params):

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.schema import REPRESENTATION, P
-from strategies.averaging import class_means
-from strategies.base import Upload
-from strategies.class_vectors import ClassVectorStrategy, declared, payloads_of
+from fedhet.strategies.averaging import class_means
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of
 
 
 class PrototypeStrategy(ClassVectorStrategy[P]):

@@ -25,9 +25,11 @@ from fedhet.protocol.checks import (
     check_reply,
     reply_limit,
 )
+from fedhet.protocol.delivery import exchange, longest_first
+from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.mail import exchange, longest_first
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
@@ -39,13 +41,11 @@ from fedhet.protocol.messages import (
     to_record,
 )
 from fedhet.protocol.payload import Empty, Payload
-from fedhet.protocol.people import ClientInfo
-from fedhet.protocol.work import Work
 from fedhet.records.checkpoint import Checkpoint, save_checkpoint
 from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
-from strategies.base import MethodStrategy, Upload
-from strategies.rules import capped
+from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.robust import capped
 
 log = logging.getLogger("fedhet")
 
@@ -68,7 +68,7 @@ class Rounds:
         self.roster = strategy.roster
         self.state_dir = str(folder.state_dir(self.config))
         self.ledger = Ledger(self.roster)
-        self.work = Work()  # the server gives it a count of its own (fedhet.counting)
+        self.work = Work()  # the server gives it a count of its own (fedhet.flop_count)
         self.finished = 0
         self.simulated = True  # whether the clients' states are where the server is
         self._requests: list[tuple[str, Message]] = []

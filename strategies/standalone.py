@@ -6,7 +6,7 @@ Clients are sampled as in every other method, so that the numbers compare.
 from collections.abc import Mapping
 
 from fedhet.schema import Params, RunConfig
-from strategies.base import MethodStrategy
+from fedhet.strategies.base import MethodStrategy
 
 
 class StandaloneStrategy(MethodStrategy):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients.base import MethodClient
+from fedhet.clients.base import MethodClient
 from fedhet.protocol.payload import Array, ModelArrays
 from fedhet.rng import generator
 

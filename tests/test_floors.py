@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUND = {"schema", "ids", "files", "rng", "errors", "plugins"}
+GROUND = {"schema", "ids", "files", "rng", "errors", "plugins", "layout"}
 ROOMS = {"records", "node", "protocol", "training", "models", "data"}  # below the methods
-BELOW = {f"fedhet.{name}" for name in GROUND | ROOMS}
 
 
 def every_import(path: Path) -> set[str]:
@@ -25,14 +24,13 @@ def every_import(path: Path) -> set[str]:
 
 def imports(path: Path) -> set[str]:
     """Those of our own packages."""
-    ours = {"fedhet", "strategies", "clients"}
-    return {name for name in every_import(path) if name.split(".")[0] in ours}
+    return {name for name in every_import(path) if name.split(".")[0] == "fedhet"}
 
 
-def place(path: Path) -> str:
-    """Package and room of a file, such as ``fedhet.node``."""
+def room(path: Path) -> str:
+    """The room of a file: ``node``, ``strategies``, or a module of the ground."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:2])
+    return parts[1] if parts[0] == "fedhet" else parts[0]
 
 
 FLOWERS = {"flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp"}  # public
@@ -41,21 +39,20 @@ SOURCES = [p for top in ("fedhet", "strategies", "clients") for p in (ROOT / top
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_nothing_imports_what_is_above_it(path: Path) -> None:
-    top, here = path.relative_to(ROOT).parts[0], place(path)
+    here = room(path)
     for name in imports(path):
-        room = ".".join(name.split(".")[:2])
-        if here in BELOW:
-            allowed = GROUND if here.split(".")[1] in GROUND else GROUND | ROOMS
-            assert room in {f"fedhet.{one}" for one in allowed}, f"{path} imports {name}"
-        elif top in {"strategies", "clients"}:
-            assert room.split(".")[0] in {"strategies", top} or room in BELOW, (
-                f"{path} imports {name}"
-            )
+        there = f"{name}.".split(".")[1]
+        if here in GROUND:
+            assert there in GROUND, f"{path} imports {name}"
+        elif here in ROOMS:
+            assert there in GROUND | ROOMS, f"{path} imports {name}"
+        elif here in {"strategies", "clients"}:
+            assert there in GROUND | ROOMS | {"strategies", here}, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "clients").glob("*.py")), ids=lambda p: p.stem)
 def test_a_client_sees_only_its_own_half_of_the_server(path: Path) -> None:
-    taken = {name.split(".")[1] for name in imports(path) if name.startswith("strategies.")}
+    taken = {name.split(".")[2] for name in imports(path) if name.startswith("fedhet.strategies.")}
     assert taken <= {path.stem, "class_vectors"}, f"{path} imports strategies {sorted(taken)}"
 
 
@@ -64,7 +61,7 @@ def test_one_module_imports_what_flower_calls_private(path: Path) -> None:
     taken = {name for name in every_import(path) if name.split(".")[0] == "flwr"}
     private = {name for name in taken if name.rpartition(".")[0] not in FLOWERS}
     reaches_in = "__dict__" in path.read_text(encoding="utf-8")
-    if place(path) == "fedhet.protocol" and path.stem == "flower":
+    if room(path) == "protocol" and path.stem == "flower":
         assert private and reaches_in
     else:
         assert not private and not reaches_in, f"{path}: {sorted(private)}"

@@ -3,8 +3,15 @@
 from collections.abc import Sequence
 
 
+def execute(arguments: list[str]) -> int:
+    """Run one command line in this process; see :func:`fedhet.cli.app.execute`."""
+    from fedhet.cli.app import execute as run  # noqa: PLC0415  (and what all commands need)
+
+    return run(arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of ``fedhet``; see :func:`fedhet.cli.arguments.main`."""
-    from fedhet.cli.arguments import main as run  # noqa: PLC0415
+    """Entry point of ``fedhet``; see :func:`fedhet.cli.app.main`."""
+    from fedhet.cli.app import main as run  # noqa: PLC0415
 
     run(arguments)

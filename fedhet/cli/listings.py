@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
-from fedhet.cli.show import percent, show_table
+from fedhet.cli.display import percent, show_table
 from fedhet.config import find_method, method_name
 from fedhet.errors import RunFailedError, UserError
 from fedhet.models import MODEL_NAMES, model_table

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from clients.averaging import AveragingClient
+from fedhet.clients.averaging import AveragingClient
 from fedhet.registry import Method
 from fedhet.schema import REPRESENTATION, Params
-from strategies.averaging import AveragingStrategy
+from fedhet.strategies.averaging import AveragingStrategy
 
 
 class {spelling}Params(Params):

@@ -1,4 +1,4 @@
-"""``fedhet sweep``: what it does and what it shows; :mod:`fedhet.experiments` has the machinery."""
+"""``fedhet sweep``: what it does and what it shows; :mod:`fedhet.sweeps` has the machinery."""
 
 import json
 import shlex
@@ -17,18 +17,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.cli import show
+from fedhet.cli import display, execute
 from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
-from fedhet.experiments.grid import Cell, read_cells
-from fedhet.experiments.job import ENDED, FAILED, RUNNING, Job
-from fedhet.experiments.sweep import Sweep, default_workers, shard
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import Interrupted, interruptible
+from fedhet.sweeps.grid import Cell, read_cells
+from fedhet.sweeps.job import ENDED, FAILED, RUNNING, Job
+from fedhet.sweeps.sweep import Sweep, default_workers, shard
 
 if TYPE_CHECKING:
-    from fedhet.experiments.estimate import Guess
+    from fedhet.sweeps.estimate import Guess
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
@@ -68,7 +68,7 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
 
     No image is opened, nothing is written.
     """
-    from fedhet.experiments.estimate import guess  # noqa: PLC0415  (probes: seconds of work)
+    from fedhet.sweeps.estimate import guess  # noqa: PLC0415  (probes: seconds of work)
 
     _, found = open_sweep(preset, overrides, options)
     todo = [job for job in found.jobs if job.due]
@@ -112,7 +112,7 @@ def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: in
     total = sum(ray) + max(*inline, sum(inline) / workers)
     unknown = sum(guesses[job.cell.name].seconds is None for job in todo)
     more = f", and {unknown} of which nobody knows" if unknown else ""
-    return f": about {show.duration(total)} with {workers} at a time{more}" if total else ""
+    return f": about {display.duration(total)} with {workers} at a time{more}" if total else ""
 
 
 def _free(out: Path) -> str:
@@ -159,7 +159,7 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
         name += f"-{options.shard.replace('/', 'of')}"
     if options.cell:
         name += f"-{options.cell}"
-    return path, Sweep.open(name, out, chosen, QUICK if options.profile == "quick" else "")
+    return path, Sweep.open(name, out, chosen, execute, QUICK if options.profile == "quick" else "")
 
 
 def index_name(preset: str, path: Path) -> str:
@@ -242,7 +242,7 @@ class Progress:
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
             if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
-                accuracy = show.percent(None if self.blind else job.accuracy)
+                accuracy = display.percent(None if self.blind else job.accuracy)
                 why = f": {job.reason}" if job.reason else ""
                 print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}",
                       file=sys.stderr, flush=True)  # fmt: skip
@@ -260,7 +260,7 @@ def _table(found: Sweep, *, blind: bool) -> Group:
     counts = ", ".join(f"{count} {state}" for state, count in found.counts().items() if count)
     left = found.seconds_left()
     more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
-    line = f"{counts}{more}" + (f", about {show.duration(left)} left" if left else "")
+    line = f"{counts}{more}" + (f", about {display.duration(left)} left" if left else "")
     return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
 
 
@@ -268,8 +268,8 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
     rounds = f"{job.rounds}/{job.cell.config.rounds}"
     if job.state == RUNNING and job.rounds > job.begun_at:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
-        rounds += f" {show.duration(pace * (job.cell.config.rounds - job.rounds))} left"
-    accuracy = show.percent(None if blind else job.accuracy)
+        rounds += f" {display.duration(pace * (job.cell.config.rounds - job.rounds))} left"
+    accuracy = display.percent(None if blind else job.accuracy)
     ended = job.state in ENDED and job.reason
     why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
     why = f": {WAITS}" if job.waits else why
@@ -277,4 +277,4 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
 
 
 def _time(seconds: float | None) -> str:
-    return "?" if seconds is None else show.duration(seconds)
+    return "?" if seconds is None else display.duration(seconds)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhet.cli import show
+from fedhet.cli import display, execute
 from fedhet.cli.sweep import Progress, at_a_time, index_name, placed
 from fedhet.errors import RunFailedError
-from fedhet.experiments.job import FAILED
-from fedhet.experiments.sweep import Sweep, Work
-from fedhet.experiments.tune import Search, Trial, best, preset_text, validation
 from fedhet.files import write_text
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import interruptible
+from fedhet.sweeps.job import FAILED
+from fedhet.sweeps.sweep import Sweep, Work
+from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Options:
 
 
 def tune(
-    preset: str, words: Sequence[str], options: Options, *, as_json: bool, work: Work | None = None
+    preset: str, words: Sequence[str], options: Options, *, as_json: bool, work: Work = execute
 ) -> None:
     """Run all trials; RunFailedError if one failed (one that diverged is the worst)."""
     path = find_preset(preset)
@@ -37,8 +37,7 @@ def tune(
     trials = search.trials(options.trials, options.search_seed)
     runs = options.runs.expanduser().absolute()
     cells = {cell.name: placed(cell, runs) for trial in trials for cell in trial.cells}
-    found = Sweep.open(f"tune-{index_name(preset, path)}", runs, list(cells.values()))
-    found.work = work
+    found = Sweep.open(f"tune-{index_name(preset, path)}", runs, list(cells.values()), work)
     workers = at_a_time(found, options.workers)
     with interruptible(), Progress(found, quiet=as_json, blind=True) as progress:
         found.run(workers, progress.update)
@@ -58,11 +57,11 @@ def tune(
         ]  # fmt: skip
         print(json.dumps({"trials": rows, "presets": [str(one) for one in written]}, indent=2))
         return
-    show.show_table(
+    display.show_table(
         f"{len(trials)} trials, {len(trials) // len(search.methods)} for each method",
         ("method", "values", "validation", ""),
         [
-            (trial.method, trial.label, show.percent(score) if score is not None else "diverged",
+            (trial.method, trial.label, display.percent(score) if score is not None else "diverged",
              "chosen" if chosen.get(trial.method) == i else "")
             for i, (trial, score) in enumerate(zip(trials, scores, strict=True))
         ],

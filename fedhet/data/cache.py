@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 from filelock import FileLock
 
-from fedhet.data.listing import Indices, Listing, Pixels, Unread
+from fedhet.data.source import Indices, Listing, Pixels, Unread
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_files

@@ -34,7 +34,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from fedhet.data.listing import Pixels, Unread, to_pixels
+from fedhet.data.source import Pixels, Unread, to_pixels
 from fedhet.errors import UserError
 
 MAX_FILE_BYTES = 64 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedhet.data.decode import decode_all, open_zip
-from fedhet.data.listing import Listing
+from fedhet.data.source import Listing
 from fedhet.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})

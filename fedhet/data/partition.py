@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedhet.data.allocation import Pool, classes_per_client, dirichlet, legacy_pfedhn
-from fedhet.data.listing import Indices
 from fedhet.data.partition_file import read_partition_file
+from fedhet.data.source import Indices
 from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
 from fedhet.errors import UserError, nearest
 from fedhet.rng import generator

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedhet import plugins
 from fedhet.data.folder import open_image_folder
-from fedhet.data.listing import Indices, Listing, Pixels, Source, Unread, to_pixels
+from fedhet.data.source import Indices, Listing, Pixels, Source, Unread, to_pixels
 from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 

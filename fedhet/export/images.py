@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet.data.decode import decode_all
 from fedhet.data.folder import SUFFIXES
-from fedhet.data.listing import Unread
+from fedhet.data.source import Unread
 from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import find_method
 from fedhet.errors import UserError, brief
 from fedhet.node.site import without_images

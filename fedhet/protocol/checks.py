@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.messages import QUERY_BYTES, Reply
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.people import ClientInfo
 from fedhet.schema import RunConfig
 
 MANY_BYTES = 256 << 20

@@ -8,10 +8,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedhet.errors import RunFailedError, one_line
+from fedhet.protocol.delivery import Mail
+from fedhet.protocol.identity import Terms, read_declaration
 from fedhet.protocol.keys import Badge, Names, badges
-from fedhet.protocol.mail import Mail
 from fedhet.protocol.messages import QUERY, Instruction, read_reply, request
-from fedhet.protocol.people import Terms, read_declaration
 from fedhet.protocol.roster import Roster
 
 log = logging.getLogger("fedhet")

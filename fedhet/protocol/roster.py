@@ -12,7 +12,7 @@ from typing import Any
 
 from fedhet.errors import RunFailedError
 from fedhet.ids import client_order
-from fedhet.protocol.people import ClientInfo
+from fedhet.protocol.identity import ClientInfo
 from fedhet.rng import generator
 
 log = logging.getLogger("fedhet")

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
+from fedhet import layout
 from fedhet.schema import RunConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("fedhet", "flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")
-_RESULTS = ("fedhet", "strategies", "clients")  # packages whose code decides a result
-_BESIDE = ("cli", "experiments", "export")  # rooms of fedhet that do not
+_BESIDE = ("cli", "sweeps", "reports", "export")  # rooms of fedhet that no result depends on
 
 
 def versions() -> dict[str, str]:
@@ -32,11 +31,9 @@ def versions() -> dict[str, str]:
 def source_digest() -> str:
     """SHA-256 of the source files that can change a run's result, names and contents."""
     digest = hashlib.sha256()
-    for package in _RESULTS:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).parts
-            if parts[1] not in _BESIDE:
-                digest.update(f"{'/'.join(parts)}\0".encode() + path.read_bytes() + b"\0")
+    for name, path in layout.sources():
+        if name.split("/")[1] not in _BESIDE:
+            digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -66,7 +63,7 @@ def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads, git commit and source digest, for ``environment.json``."""
     try:
         commit = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True,
+            ["git", "-C", str(layout.HERE), "rev-parse", "HEAD"], capture_output=True, text=True,
             check=False,
         ).stdout.strip()  # fmt: skip
     except OSError:  # there is no git in a container

@@ -25,9 +25,9 @@ from fedhet.files import (
     write_text,
 )
 from fedhet.ids import is_id
+from fedhet.records.append_only import Lines
 from fedhet.records.environment import environment
-from fedhet.records.lines import Lines
-from fedhet.records.spending import partition_clients, privacy_summary
+from fedhet.records.privacy_cost import partition_clients, privacy_summary
 from fedhet.records.summary import summarise
 from fedhet.schema import RunConfig
 

@@ -19,8 +19,8 @@ from fedhet.files import finite, parse_jsonl
 from fedhet.ids import client_order
 from fedhet.node.state import FileStore, StateLostError
 from fedhet.protocol.roster import Roster
+from fedhet.records.append_only import final_part
 from fedhet.records.checkpoint import load_checkpoint
-from fedhet.records.lines import final_part
 from fedhet.records.run_folder import RunFolder, csv_text, digest
 from fedhet.records.states import check_owner, states_of
 from fedhet.records.summary import spread

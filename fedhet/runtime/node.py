@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedhet.errors import RunFailedError, UserError
-from fedhet.runtime.fleet import knows
+from fedhet.runtime.fleet_probe import knows
 from fedhet.runtime.processes import guarded
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.runtime.warm import Warm, available

@@ -18,7 +18,7 @@ from fedhet.data.partition_file import read_partition_file
 from fedhet.errors import UserError, one_line
 from fedhet.models import build_model
 from fedhet.node.limits import LimitError, read_limits
-from fedhet.runtime.fleet import knows, read_key
+from fedhet.runtime.fleet_probe import knows, read_key
 from fedhet.runtime.node import NodePlan
 from fedhet.schema import REPRESENTATION
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedhet import layout
 from fedhet.config import build_config, method_name, resumed_config
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.records import verification
@@ -19,7 +20,6 @@ from fedhet.records.verification import Verification
 from fedhet.runtime import preflight
 from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over
 from fedhet.runtime.signals import Interrupted, interruptible
-from fedhet.runtime.superlink import app_root
 from fedhet.schema import RunConfig
 
 
@@ -46,7 +46,7 @@ def find_preset(name: str) -> Path:
     path = Path(name).expanduser()
     if path.exists() or path.suffix in {".yaml", ".yml"}:
         return path
-    folder = app_root() / "configs"
+    folder = layout.folder("configs")
     shipped = {
         str(preset.relative_to(folder).with_suffix("")): preset
         for preset in sorted(folder.rglob("*.yaml"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.files import read_jsonl
-from fedhet.runtime.control import Control, Run
+from fedhet.runtime.control_api import Control, Run
 
 
 def collect(control: Control) -> dict[str, Any]:

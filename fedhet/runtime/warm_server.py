@@ -33,7 +33,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-PACKAGES = ("fedhet", "strategies", "clients")
+from fedhet import layout
+
 PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
 # What a client imports only while it works; nothing here starts a thread or touches a device.
 WORK = (
@@ -45,19 +46,18 @@ GREETING = 5.0  # seconds for a guest to say what it wants
 CREDENTIALS = "3i"  # what Linux tells about a guest: process, user, group
 
 
-def digest(root: Path) -> str:
-    """SHA-256 over the names and contents of all Python files of our packages below ``root``."""
+def digest(package: Path = layout.HERE) -> str:
+    """SHA-256 over the names and contents of all Python files that belong to a ``fedhet``."""
     whole = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            whole.update(f"{path.relative_to(root).as_posix()}\0".encode())
-            whole.update(hashlib.sha256(path.read_bytes()).digest())
+    for name, path in layout.sources(package):
+        whole.update(f"{name}\0".encode())
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()
 
 
 def ours(name: str) -> bool:
     """Whether a module belongs to the code that a run brings along."""
-    return name.partition(".")[0] in PACKAGES
+    return name.partition(".")[0] == "fedhet"
 
 
 class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -76,10 +76,10 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname not in self.modules:
             return None
         if self._same is None:
-            real = importlib.machinery.PathFinder.find_spec(fullname, path)
+            real = importlib.machinery.PathFinder.find_spec("fedhet")
             if real is None or real.origin is None:
                 return None
-            self._same = digest(Path(real.origin).parents[fullname.count(".") + 1]) == self.code
+            self._same = digest(Path(real.origin).parent) == self.code
         return importlib.util.spec_from_loader(fullname, self) if self._same else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -94,9 +94,11 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules.update(self.modules)
 
 
-def clients(root: Path) -> list[str]:
+def clients() -> list[str]:
     """The client half of every method of ours: which one a run wants is not known yet."""
-    return [f"clients.{path.stem}" for path in sorted((root / "clients").glob("[!_]*.py"))]
+    return [
+        f"fedhet.clients.{path.stem}" for path in sorted(layout.folder("clients").glob("[!_]*.py"))
+    ]
 
 
 def preload() -> Preloaded | None:
@@ -104,14 +106,13 @@ def preload() -> Preloaded | None:
 
     None while they change on disk.
     """
-    root = Path(__file__).resolve().parents[2]
-    before = digest(root)
-    for name in (*WORK, *clients(root), *(module for module, _ in PROGRAMS.values())):
+    before = digest()
+    for name in (*WORK, *clients(), *(module for module, _ in PROGRAMS.values())):
         importlib.import_module(name)
     modules = {name: module for name, module in sys.modules.items() if ours(name)}
     for name in modules:
         del sys.modules[name]
-    return Preloaded(modules, before) if digest(root) == before else None
+    return Preloaded(modules, before) if digest() == before else None
 
 
 @dataclass(frozen=True)

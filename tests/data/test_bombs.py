@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedhet.data import decode
 from fedhet.data.cache import open_private_folder
-from fedhet.data.listing import Unread
+from fedhet.data.source import Unread
 from fedhet.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import torch
 from helpers.pictures import images_of, write_images
 
 from fedhet import plugins
-from fedhet.cli.arguments import execute
+from fedhet.cli.app import execute
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.export.save import export

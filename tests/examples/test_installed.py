@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedhet import plugins
-from fedhet.cli.arguments import execute
+from fedhet.cli.app import execute
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROJECT = """

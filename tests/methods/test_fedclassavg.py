@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
-from clients.fedclassavg import contrastive
+from fedhet.clients.fedclassavg import contrastive
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from fedhet.training import work
+from fedhet.training import flop_cost
 from fedhet.training.augment import crop, jitter, two_views, view
 
 ADAM = ({}, {"optimizer": "adam", "lr": 1e-4})  # what legacy needs
@@ -163,7 +163,7 @@ def test_a_batch_does_not_share_its_draws():
 
 
 def test_two_views_double_the_flops_and_leave_no_trace(tmp_path):
-    work._FLOPS.clear()
+    flop_cost._FLOPS.clear()
     alone, _ = simulate(small(tmp_path, method="standalone", rounds=1))
     config = small(tmp_path, method="fedclassavg", rounds=1)
     counted, _ = simulate(config)

@@ -12,8 +12,8 @@ from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed
+from fedhet.strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from clients.fedssa import stabilisation
+from fedhet.clients.fedssa import stabilisation
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import HeaderRows, MaskedHeader
+from fedhet.strategies.averaging import class_means
+from fedhet.strategies.fedssa import FedSSAParams
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from strategies.averaging import class_means
-from strategies.fedssa import FedSSAParams
 
 
 def rows(classes, value, width=500):

@@ -13,8 +13,8 @@ from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import torch_seed
+from fedhet.strategies.fedtgp import adaptive_margin, distances
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from strategies.fedtgp import adaptive_margin, distances
 
 ROUND = {"round": 1, "generation": 0, "evaluate": True}
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
 
-from clients import base
-from clients.pfedafm import Mixture
+from fedhet.clients import base
+from fedhet.clients.pfedafm import Mixture
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of

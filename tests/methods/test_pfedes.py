@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
 
-from clients import base
+from fedhet.clients import base
 from fedhet.config import build_config
 from fedhet.errors import UserError
+from fedhet.strategies.pfedes import PFedESParams, extractor
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from strategies.pfedes import PFedESParams, extractor
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
@@ -120,7 +120,7 @@ def test_the_output_has_the_shape_of_the_input(hidden, kernel, depth, size):
 
 def test_an_extractor_that_changes_the_shape_is_refused_at_the_start(tmp_path, monkeypatch):
     halving = torch.nn.Conv2d(3, 3, 3, stride=2)
-    monkeypatch.setattr("strategies.pfedes.extractor", lambda params: halving)
+    monkeypatch.setattr("fedhet.strategies.pfedes.extractor", lambda params: halving)
     with pytest.raises(UserError, match="^extractor: images of shape"):
         make_strategy(pfedes(tmp_path), [[0]], [10], 4)
 

@@ -21,7 +21,7 @@ from network.programs import Process, Supervisor, wait_for
 from fedhet.config import build_config
 from fedhet.protocol.messages import instruction
 from fedhet.runtime.certs import Credentials, make
-from fedhet.runtime.control import Control
+from fedhet.runtime.control_api import Control
 from fedhet.runtime.node import TASK_POLL
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.runtime.warm import Warm

@@ -15,7 +15,7 @@ from network.federation import PRESET
 from network.pace import patience
 from network.programs import Process, wait_for
 
-from fedhet.cli.arguments import execute
+from fedhet.cli.app import execute
 from fedhet.config import build_config
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.testing import simulate

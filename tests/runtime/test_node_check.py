@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from fedhet.cli.arguments import execute
+from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.runtime.certs import make
 from fedhet.runtime.node import NodePlan

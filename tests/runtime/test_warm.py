@@ -38,7 +38,7 @@ def main():
 SERVE = """
 import sys
 from fedhet.runtime import warm_server as w
-w.PROGRAMS, w.WORK, w.LINGER, w.clients = {"toy": ("toy", "main")}, (), 0.3, lambda root: []
+w.PROGRAMS, w.WORK, w.LINGER, w.clients = {"toy": ("toy", "main")}, (), 0.3, lambda: []
 w.serve(sys.argv[1])
 """
 
@@ -161,9 +161,12 @@ def test_a_server_that_dies_is_noticed(place, server):
 
 
 def package(root, text):
-    for name in warm_server.PACKAGES:
+    for name in ("fedhet", "strategies", "clients"):
         (root / name).mkdir(parents=True)
         (root / name / "__init__.py").write_text("")
+    (root / "fedhet" / "__init__.py").write_text(
+        "__path__.append(__file__.rsplit('/', 2)[0])"  # as in a checkout
+    )
     (root / "clients" / "own.py").write_text(text)
     return root
 
@@ -177,11 +180,13 @@ def test_a_run_gets_the_imported_modules_only_if_its_code_is_the_same(
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if warm_server.ours(name)}
     try:
         monkeypatch.syspath_prepend(str(ours))
-        found = importlib.import_module("clients.own")
+        found = importlib.import_module("fedhet.clients.own")
         kept = {name: sys.modules.pop(name) for name in list(sys.modules) if warm_server.ours(name)}
         monkeypatch.syspath_prepend(str(theirs))
-        monkeypatch.setattr(sys, "meta_path", [Preloaded(kept, digest(ours)), *sys.meta_path])
-        own = importlib.import_module("clients.own")
+        monkeypatch.setattr(
+            sys, "meta_path", [Preloaded(kept, digest(ours / "fedhet")), *sys.meta_path]
+        )
+        own = importlib.import_module("fedhet.clients.own")
     finally:
         for name in list(sys.modules):
             if warm_server.ours(name):

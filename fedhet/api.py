@@ -1,0 +1,146 @@
+"""fedhet from Python, in a script or a notebook: run, resume, and look at what came out.
+
+Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complete a
+:class:`~fedhet.errors.RunFailedError`; the message is the one line that the command line shows.
+"""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedhet.cli.display import RunProgress
+from fedhet.config import build_config, load_config
+from fedhet.export.model import Personalised
+from fedhet.export.save import open_state
+from fedhet.plugins import look_here
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime import session
+from fedhet.runtime.signals import Interrupted
+from fedhet.schema import kebab
+
+
+class Run:
+    """A run folder, read when it is asked. ``str(run)`` says how it went."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """UserError if ``path`` is not a run folder."""
+        self.path = Path(path).expanduser().absolute()
+        self._folder = RunFolder(self.path)
+        self.config: dict[str, Any] = self._folder.started_config()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """``summary.json``: the figures of the whole run; empty while it has not ended."""
+        return self._folder.read_summary()
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """One dict per finished round, as in ``rounds.jsonl``: accuracies in percent, seconds."""
+        return self._folder.read_rounds()
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """One dict per client and evaluation, as in ``clients.csv``, numbers as numbers."""
+        if not self._folder.clients.exists():
+            return []
+        with self._folder.clients.open(encoding="utf-8", newline="") as file:
+            return [_client_row(row) for row in csv.DictReader(file)]
+
+    def model(self, client: str | int, generation: int | None = None) -> Personalised:
+        """A client's personalised model, on the CPU and in evaluation mode.
+
+        Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
+        ``generation`` is the round after which it is taken, the newest if None. UserError if the
+        client has no state here: never sampled, another machine's, or ``keep-state=false``.
+        """
+        states = self._folder.state_dir(build_config(self.config))
+        return open_state(states / self._folder.experiment / str(client), generation).model
+
+    def __repr__(self) -> str:
+        return f"Run('{self.path}')"
+
+    def __str__(self) -> str:
+        done = self.summary
+        if not done:
+            return f"{self.config['method']}: {len(self.rounds)} rounds finished ({self.path})"
+        accuracy = done["test_accuracy_mean"]
+        shown = "none yet" if accuracy is None else f"{accuracy:.2f} %"
+        return (
+            f"{done['method']}: {done['status']}, test accuracy {shown} "
+            f"after {done['rounds']} rounds ({self.path})"
+        )
+
+
+def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, **keys: Any) -> Run:
+    """Run a configuration to its end: ``fedhet.run("configs/fedssa.yaml", rounds=3)``.
+
+    ``config`` is a YAML file or a shipped preset, None for the defaults alone; ``keys`` replace
+    the file's, in snake_case and with Python's values (``models=["cnn-5"]``). ``progress=False``
+    shows nothing. With ``engine="inline"`` all happens in this process. Raises UserError,
+    RunFailedError, or KeyboardInterrupt when it was interrupted; :func:`resume` then goes on.
+    """
+    look_here()
+    path = None if config is None else session.find_preset(os.fspath(config))
+    loaded = load_config(path, changes={kebab(key): _plain(value) for key, value in keys.items()})
+    name = loaded.method.rpartition(":")[2] if path is None else path.stem
+    return Run(_done(partial(session.start, loaded, name, _console(progress=progress))).path)
+
+
+def resume(run: str | os.PathLike[str] | Run, *, progress: bool = True, **keys: Any) -> Run:
+    """Go on with a run after its last finished round; ``rounds=N`` extends a finished one."""
+    look_here()
+    path = run.path if isinstance(run, Run) else Path(run)
+    words = [f"{kebab(key)}={_text(value)}" for key, value in keys.items()]
+    return Run(_done(partial(session.resume, path, words, _console(progress=progress))).path)
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """A run folder that is already there; UserError if it is none."""
+    return Run(path)
+
+
+def _done(work: Callable[[], RunFolder]) -> RunFolder:
+    """Python's own exceptions for an interruption, as everywhere in Python."""
+    try:
+        return work()
+    except Interrupted as interrupt:
+        if interrupt.exit_code == 130:
+            raise KeyboardInterrupt from None
+        raise SystemExit(interrupt.exit_code) from None
+
+
+def _console(*, progress: bool) -> session.Console:
+    def say(line: str) -> None:
+        if progress:
+            print(f"fedhet: {line}", file=sys.stderr, flush=True)
+
+    return session.Console(say, partial(RunProgress, silent=not progress))
+
+
+def _plain(value: Any) -> Any:
+    """Python's collections and paths as YAML would give them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return list(value) if isinstance(value, tuple | set | range) else value
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _client_row(row: Mapping[str, str]) -> dict[str, Any]:
+    """Texts to numbers, and the numbers of the column ``other`` beside the rest."""
+    result: dict[str, Any] = {"client": row["client"], "model": row["model"]}
+    for key, text in row.items():
+        if key == "other":
+            result |= json.loads(text) if text else {}
+        elif key in {"round", "generation"}:
+            result[key] = int(text)
+        elif key not in result:
+            result[key] = float(text) if text else None
+    return result

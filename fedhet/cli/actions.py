@@ -1,0 +1,191 @@
+"""What the commands of ``fedhet`` do; :mod:`fedhet.cli.app` reads their arguments."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from fedhet.cli import display, execute
+from fedhet.cli.display import RunProgress, percent, show_table
+from fedhet.cli.sweep import Progress as SweepProgress
+from fedhet.config import load_config
+from fedhet.data.source import Indices
+from fedhet.errors import RunFailedError, UserError
+from fedhet.node.site import load_partition
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import SHOWN
+from fedhet.runtime import preflight, session
+from fedhet.runtime.session import find_preset
+from fedhet.runtime.signals import interruptible
+from fedhet.sweeps.grid import Cell
+from fedhet.sweeps.job import FINISHED, Job
+from fedhet.sweeps.sweep import Sweep
+
+DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
+DEMO = (
+    "dataset=digits", "clients=10", "classes-per-client=4", "rounds=14", "local-epochs=1",
+    "batch-size=16", "engine=inline",
+)  # fmt: skip
+WIDEST = 20  # classes that a table can show side by side
+
+
+def console(*, quiet: bool) -> session.Console:
+    """A progress bar or lines for people; ``quiet``: nothing on stdout, which a program reads."""
+    return session.Console(_say, partial(RunProgress, quiet=quiet))
+
+
+def run(
+    config_name: str, overrides: Sequence[str], *, connection: str | None, as_json: bool
+) -> None:
+    """``fedhet run``."""
+    path = find_preset(config_name)
+    config = load_config(path, overrides)
+    folder = session.start(config, path.stem, console(quiet=as_json), connection)
+    _print_result(folder, as_json=as_json)
+
+
+def _warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        _say(f"warning: {line}")
+
+
+def _say(line: str) -> None:
+    """A line for people; what programs read goes to stdout."""
+    print(f"fedhet: {line}", file=sys.stderr, flush=True)
+
+
+def _print_result(folder: RunFolder, *, as_json: bool) -> None:
+    """The result; the run folder is the last line, or a key of the JSON."""
+    summary = folder.read_summary()
+    if as_json:
+        print(json.dumps(summary | {"folder": str(folder.path)}, indent=2))
+        return
+    if summary:
+        print(
+            f"{summary['method']}: test accuracy {percent(summary['test_accuracy_mean'])} "
+            f"(10th percentile of clients {percent(summary['test_accuracy_p10'])}), "
+            f"{summary['rounds']} rounds in {display.duration(summary['wall_seconds'])}, "
+            f"{len(summary['failures'])} failures"
+        )
+        for lost in summary["clients_lost"]:
+            print(f"client {lost['client']} is lost since round {lost['round']}: {lost['reason']}")
+    print(folder.path)
+
+
+def resume(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    connection: str | None,
+    as_json: bool,
+    accept_lost: bool,
+) -> None:
+    """``fedhet resume``: go on after the last finished round."""
+    shown = console(quiet=as_json)
+    folder = session.resume(path, overrides, shown, connection, accept_lost=accept_lost)
+    _print_result(folder, as_json=as_json)
+
+
+def verify(path: Path, *, as_json: bool) -> None:
+    """``fedhet verify``: hold what a run left behind against itself."""
+    folder, found = session.verify(path)
+    if as_json:
+        damage = [{"what": one.text, "client": one.client} for one in found.findings]
+        document = {"folder": str(folder.path), "rounds": found.rounds, "states": found.states}
+        print(json.dumps(document | {"damage": damage}, indent=2))
+    elif len(found.findings) > SHOWN:  # an error names no more
+        for one in found.findings:
+            print(one.text)
+        found.raise_counted()
+    found.raise_for()
+    if not as_json:
+        print(f"{found.rounds} rounds and {found.states} states fit together")
+        print(folder.path)
+
+
+def demo(out: str, *, as_json: bool) -> None:
+    """``fedhet demo``: three methods on the digits side by side, then a table."""
+    base = Path(out).expanduser().absolute() / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    cells = [
+        Cell({"method": method}, load_config(None, [*DEMO, f"method={method}", f"name={method}"]))
+        for method in DEMO_METHODS
+    ]
+    preflight.check_out(cells[0].config.model_copy(update={"out": str(base)}))
+    found = Sweep("demo", base, [Job(cell, base / cell.config.name) for cell in cells], execute)
+    _say(f"starting {len(cells)} runs side by side, one process each; logs: {found.folder}")
+    with interruptible(), SweepProgress(found, quiet=as_json) as progress:
+        found.run(len(cells), progress.update)
+    for job in found.jobs:
+        if job.state != FINISHED:
+            raise RunFailedError(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
+    folders = [RunFolder(job.folder) for job in found.jobs]
+    if as_json:
+        rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]
+        print(json.dumps(rows, indent=2))
+        return
+    show_table(
+        "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
+        ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
+        [_demo_row(folder) for folder in folders],
+    )
+    print("accuracy: own test images, mean over clients; floats and GFLOPs: per client and round")
+    print(base)
+
+
+def _demo_row(folder: RunFolder) -> list[str]:
+    summary = folder.read_summary()
+    replies = sum(record["replied"] for record in folder.read_rounds())
+    return [
+        summary["method"],
+        percent(summary["test_accuracy_mean"]),
+        percent(summary["test_accuracy_p10"]),
+        f"{summary['uplink_floats_per_client_round']:,.0f}",
+        f"{summary['downlink_floats_per_client_round']:,.0f}",
+        f"{summary['train_flops_total'] / max(1, replies) / 1e9:.1f}",
+        f"{summary['wall_seconds']:.0f}",
+    ]
+
+
+def partition(config_name: str, overrides: Sequence[str], out: Path, *, as_json: bool) -> None:
+    """``fedhet partition``: who holds what, as a table and as a bubble plot."""
+    from fedhet.data.plot import bubble_plot  # noqa: PLC0415  (matplotlib: a second at import)
+
+    config = preflight.absolute_paths(load_config(find_preset(config_name), overrides))
+    session.announce(config, console(quiet=as_json))
+    config = preflight.resolve_clients(config)
+    dataset, made = load_partition(config, config.clients)
+    warnings = [*dataset.warnings, *made.warnings]
+    _warn(warnings)
+    counts = made.counts(dataset.labels, len(dataset.classes))
+    picture = out.expanduser().absolute() / "partition.png"
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        bubble_plot(counts, dataset.classes, picture)
+    except OSError as error:
+        raise UserError(f"'{picture}' cannot be written: {error.strerror}") from error
+    if as_json:
+        rows = dict(zip(made.ids, counts.tolist(), strict=True))
+        document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
+        print(json.dumps(document | {"picture": str(picture)}))
+        return
+    _partition_table(counts, dataset.classes, made.ids)
+    print(picture)
+
+
+def _partition_table(counts: Indices, classes: Sequence[str], ids: Sequence[str]) -> None:
+    """Client x class; with many classes only those that each client holds."""
+    if len(classes) <= WIDEST:
+        rows = [
+            (client, *(int(n) or "" for n in row), int(row.sum()))
+            for client, row in zip(ids, counts, strict=True)
+        ]
+        show_table("images per client and class", ("client", *classes, "all"), rows)
+        return
+    held = [[f"{name}: {n}" for name, n in zip(classes, row, strict=True) if n] for row in counts]
+    rows = [
+        (client, ", ".join(own), int(row.sum()))
+        for client, own, row in zip(ids, held, counts, strict=True)
+    ]
+    show_table("images per client and class", ("client", "images of each class", "all"), rows)

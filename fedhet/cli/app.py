@@ -1,0 +1,101 @@
+"""The command line as a whole: its commands put together, and how each may end.
+
+What a command takes stands in ``*_commands``, what it does in modules that import
+torch, which takes seconds: each is imported when its command is called, so that ``fedhet --help``
+and a mistyped option answer at once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+import click
+import typer
+
+import fedhet
+from fedhet.cli import deploy_commands, list_commands, model_commands, run_commands
+from fedhet.cli.options import Command
+from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.plugins import look_here
+from fedhet.runtime.signals import Interrupted
+from fedhet.schema import RunConfig, kebab
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    suggest_commands=False,  # click does, too
+    help="Model-heterogeneous personalised federated learning.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+command = partial(app.command, cls=Command)
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it)
+    if wanted:
+        print(f"fedhet {fedhet.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Model-heterogeneous personalised federated learning."""
+
+
+for part in (run_commands, list_commands, model_commands, deploy_commands):
+    part.add_commands(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: every mistake is one line on stderr and an exit code, without a traceback."""
+    code = execute(sys.argv[1:] if arguments is None else list(arguments))
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # a closed terminal: Python would try again, and exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
+
+
+def execute(arguments: list[str]) -> int:
+    """Run one command line; returns 0, 2 (mistake), 3 (run failed) or 128 + signal."""
+    look_here()
+    try:
+        code = app(arguments, prog_name="fedhet", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 0
+    except (UserError, RunFailedError) as error:
+        return _complain(str(error), error.exit_code)
+    except click.ClickException as error:
+        return _complain(_usage(error, arguments), UserError.exit_code)
+    except (click.Abort, KeyboardInterrupt):  # Ctrl-C before anything was started
+        return 130
+    except Interrupted as error:
+        return error.exit_code
+
+
+def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
+    """What is wrong with the words; keys of a configuration are no options."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.format_message()
+    word = next((w for w in arguments if w.partition("=")[0] == error.option_name), "")
+    key, _, value = word.lstrip("-").partition("=")
+    if key not in {kebab(name) for name in RunConfig.model_fields if name != "params"}:
+        return error.format_message()
+    following = [*arguments, ""][arguments.index(word) + 1]
+    value = value or ("" if following.startswith("-") else following) or "VALUE"
+    return f"No such option '{error.option_name}': keys are written without dashes: {key}={value}"
+
+
+def _complain(message: str, code: int) -> int:
+    """One line, whatever a text that came from elsewhere contains."""
+    print(f"fedhet: error: {one_line(message, None)}", file=sys.stderr)
+    return code

@@ -1,0 +1,280 @@
+"""The commands of a deployment: ``certs``, ``server``, ``node``, ``status`` and ``unit``."""
+# ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
+
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedhet.cli.options import Json, Register
+from fedhet.errors import UserError
+from fedhet.ids import check_id
+from fedhet.runtime.signals import Interrupted, interruptible
+
+PORT = 8443
+Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet certs`")]
+
+
+def _say(text: str) -> None:
+    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}", flush=True)
+
+
+def certs(
+    out: Annotated[Path, typer.Option(help="folder to make them in")],
+    server: Annotated[
+        list[str] | None, typer.Option(help="name or address of the server; repeat for more")
+    ] = None,
+    client: Annotated[list[str] | None, typer.Option(help="client id; repeat for more")] = None,
+) -> None:
+    """Make a CA, a server certificate and a key pair per client; only keys without --server."""
+    from fedhet.runtime.certs import advice, make
+
+    servers, clients = server or [], client or []
+    if not servers and not clients:
+        raise UserError("certs: give --server NAME, --client ID, or both")
+    print(advice(make(out, servers, clients), servers))
+
+
+def server(
+    tls: Tls = Path("tls"),
+    host: Annotated[str, typer.Option(help="address to listen at")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="port for the clients", min=1, max=65535)] = PORT,
+    database: Annotated[
+        Path | None, typer.Option(help="file with keys, nodes and runs; TLS/server/superlink.db")
+    ] = None,
+) -> None:
+    """Serve a federation: TLS, keys of TLS/clients, and nothing but the clients' API outside."""
+    from fedhet.runtime.server import FederationServer
+    from fedhet.runtime.server_folder import ServerFolder
+
+    folder = ServerFolder(tls.expanduser().absolute())
+    state = (database or folder.database).expanduser().absolute()
+    try:
+        with interruptible():
+            FederationServer(folder, host, port, state, _say).run()
+    except Interrupted as stop:
+        _say(f"stopped ({stop})")
+
+
+def node(  # noqa: PLR0913, PLR0917  (a command's options)
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="this client's private key")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of `fedhet server`")],
+    data: Annotated[
+        Path | None, typer.Option(help="images: DATA/<class>/<image>, or a zip of it")
+    ] = None,
+    split: Annotated[
+        Path | None, typer.Option(help="CSV path,client,split: which image is for what")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="K/N: instead of own images, a share of a public data set")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="client id; default: the key's name")] = None,
+    model: Annotated[str | None, typer.Option(help="own architecture, such as cnn-5")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="folder of the private model; ~/.fedhet/NAME")
+    ] = None,
+    limits: Annotated[Path | None, typer.Option(help="what this site allows, a YAML file")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="the CA's certificate; default: ca.crt near the key")
+    ] = None,
+    warm: Annotated[
+        bool, typer.Option("--warm/--cold", help="keep a process with torch for quick messages")
+    ] = True,
+    check: Annotated[
+        bool, typer.Option("--check", help="test everything, without joining")
+    ] = False,
+) -> None:
+    """Take part in a federation, and stay: a line for every round."""
+    from fedhet.runtime.fleet_probe import read_ca, read_key
+    from fedhet.runtime.node import Node, NodePlan
+
+    own = check_id(key.name if name is None else name, "--name")
+    home = (state or Path.home() / ".fedhet" / own).expanduser().absolute()
+    config = _images(data, partition, own)
+    if split is not None and data is None:
+        raise UserError("--split: only used with --data")
+    extra: dict[str, object] = {"state-dir": home, "model": model, "device": device}
+    extra["limits"] = _file(limits, "--limits") if limits else None
+    extra["split-file"] = _file(split, "--split") if split else None
+    config |= {option: str(value) for option, value in extra.items() if value}
+    plan = NodePlan(
+        key=_file(key, "KEY"), ca=_ca(key, ca), server=_address(server), config=config,
+        log=home / "node.log", warm=warm,
+    )  # fmt: skip
+    if check:
+        _check(plan)
+        return
+    read_key(plan.key)
+    read_ca(plan.ca)
+    if {"model", "device", "limits", "split-file"} & config.keys():
+        # Aside: the process that stays need not have torch in its memory.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
+            aside.submit(_refuse, plan).result()
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UserError(f"--state: '{home}' cannot be made: {error.strerror}") from error
+    _say(f"{own}: joining {plan.server}; log: {plan.log}")
+    try:
+        with interruptible():
+            Node(plan, _say).run()
+    except Interrupted as stop:
+        _say(f"stopped ({stop})")
+
+
+def _refuse(plan: Any) -> None:
+    from fedhet.runtime.node_check import refuse
+
+    refuse(plan)
+
+
+def _images(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:
+    """Flower's node configuration for own images, or for a share of a public data set."""
+    if (data is None) == (partition is None):
+        raise UserError("give either --data FOLDER (own images) or --partition K/N (a public set)")
+    if data is not None:
+        path = data.expanduser().absolute()
+        if not path.exists():
+            raise UserError(f"--data: '{path}' is not there")
+        return {"data-dir": str(path), "name": name}
+    index, _, total = str(partition).partition("/")
+    if not (index.isdigit() and total.isdigit() and int(index) < int(total)):
+        raise UserError(f"--partition: '{partition}' is not allowed: K/N with 0 <= K < N")
+    return {"partition-id": int(index), "num-partitions": int(total)}
+
+
+def _file(path: Path, what: str) -> Path:
+    found = path.expanduser().absolute()
+    if not found.is_file():
+        raise UserError(f"{what}: '{found}' is not there")
+    return found
+
+
+def _ca(key: Path, ca: Path | None) -> Path:
+    """The CA's certificate: named, or beside the key, or where `fedhet certs` puts it."""
+    if ca is not None:
+        return _file(ca, "--ca")
+    folder = key.expanduser().absolute().parent
+    for place in (folder / "ca.crt", folder.parent / "ca.crt"):
+        if place.is_file():
+            return place
+    raise UserError(f"--ca: no ca.crt in '{folder}' or '{folder.parent}': give its path")
+
+
+def _address(server: str) -> str:
+    host, colon, port = server.rpartition(":")
+    if not colon:
+        return f"{server}:{PORT}"
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UserError(f"--server: '{server}' is not allowed: HOST:PORT, without a scheme")
+    return server
+
+
+def _check(plan: Any) -> None:
+    from fedhet.runtime.node_check import check as findings
+
+    bad = []
+    for finding in findings(plan):
+        print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what}: {finding.text}", flush=True)
+        if not finding.good:
+            bad.append(finding.what)
+    if bad:
+        raise UserError(f"this node cannot take part yet: {', '.join(bad)}")
+    print("ready to join")
+
+
+def status(
+    superlink: Annotated[
+        Path, typer.Option(metavar="TLS", help="the folder that `fedhet server` was given")
+    ] = Path("tls"),
+    as_json: Json = False,
+) -> None:
+    """Nodes with their models, images, last rounds and failures, and the runs."""
+    from fedhet.cli.display import percent, show_table
+    from fedhet.runtime.control_api import Control
+    from fedhet.runtime.server_folder import ServerFolder
+    from fedhet.runtime.status import collect
+
+    folder = ServerFolder(superlink.expanduser().absolute())
+    control = Control(folder.control(), folder.credentials.ca)
+    try:
+        found = collect(control)
+    finally:
+        control.close()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    keys = ("name", "status", "model", "images", "last_round", "failures")
+    rows = [[node.get(key, "-") for key in keys] for node in found["nodes"]]
+    show_table("nodes", ("name", "status", "model", "images", "last round", "failures"), rows)
+    rows = [
+        [
+            Path(run["folder"]).name or run["run"], run["method"] or "-", run["status"],
+            f"{run.get('round', '-')}/{run.get('rounds', '-')}",
+            percent(run.get("test_accuracy_mean")), run.get("failures", "-"),
+        ]
+        for run in found["runs"]
+    ]  # fmt: skip
+    show_table("runs", ("run", "method", "status", "round", "accuracy", "failures"), rows)
+
+
+UNIT = """\
+# /etc/systemd/system/fedhet-{what}.service, printed by `fedhet unit {what}`: edit the paths.
+[Unit]
+Description=fedhet {what}
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+User=fedhet
+ExecStart={fedhet} {words}
+Restart=always
+RestartSec=5
+KillMode=mixed
+TimeoutStopSec=60
+{more}UMask=0077
+StateDirectory=fedhet
+StateDirectoryMode=0700
+CacheDirectory=fedhet
+Environment=FEDHET_CACHE=/var/cache/fedhet FLWR_HOME=/var/lib/fedhet/flwr HOME=/var/lib/fedhet
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+{paths}
+[Install]
+WantedBy=multi-user.target
+"""
+SERVER_WORDS = "server /etc/fedhet/tls --database /var/lib/fedhet/superlink.db"
+NODE_WORDS = (
+    "node /etc/fedhet/hospital-a --ca /etc/fedhet/ca.crt --server fl.example.org:8443 "
+    "--data /data/images --state /var/lib/fedhet/state"
+)
+
+
+def unit(
+    what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")],
+) -> None:
+    """Print a systemd unit for `fedhet server` or `fedhet node`."""
+    from fedhet.runtime.superlink import script
+
+    if what not in {"server", "node"}:
+        raise UserError(f"unit: '{what}' is not allowed: server or node")
+    words = SERVER_WORDS if what == "server" else NODE_WORDS
+    more = "" if what == "server" else "Nice=10\n"
+    paths = "ReadWritePaths=/etc/fedhet/tls\n" if what == "server" else ""
+    text = UNIT.format(what=what, fedhet=script("fedhet"), words=words, more=more, paths=paths)
+    sys.stdout.write(text)
+
+
+def add_commands(command: Register) -> None:
+    """Make them commands of ``fedhet``."""
+    for function in (certs, server, node, status, unit):
+        command()(function)

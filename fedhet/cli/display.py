@@ -1,0 +1,132 @@
+"""What the command line prints: progress of a run, and tables."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedhet.reports.sections import Report
+
+PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
+_RECENT = 10  # rounds that the time left is estimated from
+
+
+class RunProgress:
+    """A bar with round, accuracy and time left; in a pipe a plain line every few seconds.
+
+    ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
+    nothing at all. In a notebook the bar stands below the cell.
+    """
+
+    def __init__(
+        self, title: str, rounds: int, *, quiet: bool = False, silent: bool = False
+    ) -> None:
+        self.title = title
+        self.rounds = rounds
+        self.quiet = quiet or silent
+        self.silent = silent
+        self.done = 0
+        self._printed = 0.0
+        console = Console(stderr=quiet)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False), TimeElapsedColumn(),
+            console=console, transient=quiet, disable=silent or not shows_bars(console),
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=rounds, note="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):  # a closed terminal takes no more text
+            self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """What happens now; in a pipe it goes to stderr as a line."""
+        self._bar.update(self._task, note=text)
+        if self._bar.disable and not self.silent:
+            print(f"fedhet: {text}", file=sys.stderr, flush=True)
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Show the rounds finished so far, lines of ``rounds.jsonl``."""
+        if not records:
+            return
+        self.done = records[-1]["round"]
+        note = f"accuracy {percent(records[-1]['test_accuracy_mean'])}"
+        recent = [record["seconds"] for record in records[1:][-_RECENT:]]
+        if recent:  # the first round holds every process's imports and tells nothing
+            note += f", {duration((self.rounds - self.done) * sum(recent) / len(recent))} left"
+        self._bar.update(self._task, completed=self.done, note=note)
+        now = time.monotonic()
+        last = self.done == self.rounds
+        if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):
+            self._printed = now
+            print(f"{self.title}: round {self.done}/{self.rounds}, {note}", flush=True)
+
+
+def shows_bars(console: Console) -> bool:
+    """Whether a bar can be drawn and redrawn."""
+    return console.is_terminal or console.is_jupyter
+
+
+def percent(value: float | None) -> str:
+    """An accuracy, or a dash before the first evaluation."""
+    return "-" if value is None else f"{value:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; the first column is text, the others are aligned to the right.
+
+    Outside a terminal it is as wide as it needs to be: rich would cut it at 80 columns.
+    Brackets are text: names of classes and folders are other people's.
+    """
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+    wide = Console(width=10_000, markup=False)
+    width = None if sys.stdout.isatty() else wide.measure(table).maximum
+    Console(width=width, markup=False).print(table)
+
+
+def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
+    """What a report holds; the page is the last line, or a key of the JSON."""
+    page = str(out / "report.html")
+    missing = {figure.name: figure.absent for figure in made.figures() if figure.absent}
+    if as_json:
+        drawn = [figure.name for figure in made.figures() if figure.svg]
+        names = [table.name for table in made.tables()]
+        content = {"page": page, "runs": len(made.runs), "tables": names, "figures": drawn}
+        left_out = {one.name: one.reason for one in made.left_out}
+        print(json.dumps(content | {"absent": missing, "left_out": left_out}, indent=2))
+        return
+    for one in made.left_out:
+        print(f"fedhet: left out: {one.name}: {one.reason}", file=sys.stderr)
+    for name, reason in missing.items():
+        print(f"fedhet: figure {name} is absent: {reason}", file=sys.stderr)
+    print(made.lead.partition(". ")[0])
+    print(page)

@@ -1,0 +1,106 @@
+"""The commands that list, compare and begin something: arguments only."""
+# ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedhet.cli.options import Json, Register, loading
+from fedhet.errors import UserError
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder that is searched for run folders")
+    ] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List runs with status, method and accuracy."""
+    from fedhet.cli import listings
+
+    listings.runs(folder, as_json=as_json)
+
+
+def keys(
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="add this method's own keys")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the keys of a configuration with defaults, ranges and meaning."""
+    from fedhet.cli import listings
+
+    listings.keys(method, as_json=as_json)
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one method, in full")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods and the keys that only they have; one with what it does and sends."""
+    from fedhet.cli import listings
+
+    listings.methods(name, as_json=as_json)
+
+
+def models(
+    classes: Annotated[int, typer.Option(min=1, help="number of classes")] = 10,
+    as_json: Json = False,
+) -> None:
+    """List the models with parameters, size and cost."""
+    from fedhet.cli import listings
+
+    listings.models(classes, as_json=as_json)
+
+
+def new(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="method")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of its module, such as my_method")],
+) -> None:
+    """Write a method of your own and its test into this folder (docs/extend.md)."""
+    if what != "method":
+        raise UserError(f"'{what}' is not allowed: method is all that can be made new")
+    from fedhet.cli.new import new_method
+
+    for path in new_method(name, Path.cwd()):
+        print(path)
+    print(f"fedhet run quickstart method={name}:METHOD")
+
+
+def report(  # noqa: PLR0913  (one parameter per option)
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
+    ],
+    out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
+    baseline: Annotated[
+        str, typer.Option(help="method that others are compared with; standalone if it was run")
+    ] = "",
+    title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
+    records: Annotated[
+        Path | None, typer.Option(help="write the runs there as packed records, to be committed")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Markdown file whose marked part becomes the tables")
+    ] = None,
+    models: Annotated[
+        bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Compare runs: tables with intervals, figures, and one self-contained page."""
+    loading(as_json=as_json)
+    from fedhet.cli.display import show_report
+    from fedhet.reports.report import report as write
+
+    page = write(
+        places, out, baseline=baseline, title=title, records=records, into=into, models=models
+    )
+    show_report(page, out, as_json=as_json)
+
+
+def add_commands(command: Register) -> None:
+    """Make them commands of ``fedhet``."""
+    for function in (runs, keys, methods, models, new, report):
+        command()(function)

@@ -1,0 +1,62 @@
+"""The commands for a client's model outside any run: arguments only."""
+# ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedhet.cli.options import Register, loading
+from fedhet.errors import UserError
+
+
+def export(
+    state: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STATE",
+            help="a client's folder of states: in a run folder state/<experiment>/<client> "
+            "(runs/NAME/state/...), at a node <its --state>/<experiment>/<client>",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="new folder for the model")],
+    generation: Annotated[
+        int | None, typer.Option(help="round whose state is taken; the newest if left out")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="file or folder to compare ONNX with torch on; repeat for more"),
+    ] = None,
+) -> None:
+    """Write a client's personalised model; the last line printed is its folder."""
+    loading()
+    from fedhet.export.save import export as write
+
+    if images and not onnx:
+        raise UserError("--images: only used with --onnx")
+    print(write(state, out, generation=generation, images=(images or []) if onnx else None))
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="folder made by `fedhet export`")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="files or folders")],
+    out: Annotated[Path, typer.Option(help="CSV to write, replaced if it exists")] = Path(
+        "predictions.csv"
+    ),
+) -> None:
+    """Classify images with an exported model: a CSV with a probability per class."""
+    loading()
+    from fedhet.export.predict import predict as classify
+
+    found = classify(model, images, out)
+    if found.warning:
+        print(f"fedhet: warning: {found.warning}", file=sys.stderr)
+    print(f"{found.images} images: {out}")
+
+
+def add_commands(command: Register) -> None:
+    """Make them commands of ``fedhet``."""
+    for function in (export, predict):
+        command()(function)

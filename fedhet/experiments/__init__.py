@@ -1,1 +1,0 @@
-"""What many runs say together: statistics, figures, a report."""

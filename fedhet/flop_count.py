@@ -1,0 +1,58 @@
+"""What a client's round costs, by the server's own count (:mod:`fedhet.protocol.flop_claims`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedhet.clients.base import Setup
+from fedhet.config import find_method
+from fedhet.data.cache import Dataset
+from fedhet.data.partition import ClientSplit
+from fedhet.errors import UserError
+from fedhet.node.modules import forgotten
+from fedhet.node.site import LocalData
+from fedhet.node.state import FileStore
+from fedhet.protocol.flop_claims import Count
+from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.payload import Payload
+from fedhet.schema import RunConfig
+
+IMAGES = 20
+BATCH = 2  # FLOPs grow with the images of a batch; BatchNorm needs two
+
+
+def counter(config: RunConfig, classes: Sequence[str]) -> Count:
+    """A function that counts FLOPs per training image of one round, for any client of a run."""
+
+    def count(info: ClientInfo, payload: Payload) -> float:
+        if ":" in info.model and info.model not in config.models:
+            raise UserError("a module that the run does not name is not imported on a node's word")
+        with forgotten():  # the models that only the count needs
+            client = find_method(config.method).client(_setup(config, classes, info))
+            client.round = 1
+            client.restore(0)
+            client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
+            return client.work() / IMAGES
+
+    return count
+
+
+def _setup(config: RunConfig, classes: Sequence[str], info: ClientInfo) -> Setup:
+    """A client of that model with a few black images of its classes."""
+    own = np.array(info.seen or range(len(classes)), dtype=np.int64)
+    shape = (IMAGES, config.image_size, config.image_size, 3)
+    images = Dataset(
+        np.zeros(shape, dtype=np.uint8), np.resize(own, IMAGES), tuple(classes), (), ()
+    )
+    none = np.zeros(0, dtype=np.int64)
+    split = ClientSplit(np.arange(IMAGES), none, none)
+    return Setup(
+        config=config.model_copy(update={"batch_size": BATCH}),
+        data=LocalData(info.client, 0, 0, images, split),
+        classes=classes,
+        model=info.model,
+        device=torch.device("cpu"),
+        store=FileStore(Path(), sync=False),  # generation 0 needs none
+    )

@@ -1,0 +1,252 @@
+"""The figures that need clients' models and images, not only records.
+
+Each is drawn for the first setting whose run folders still have what it needs, and says why it is
+absent where none has. Nothing is trained: states are opened as ``fedhet export`` opens them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedhet.errors import UserError, VerifyError
+from fedhet.export.model import Personalised, rebuild
+from fedhet.export.save import open_state
+from fedhet.node.state import DESCRIPTION, StateError
+from fedhet.records.checkpoint import load_checkpoint
+from fedhet.records.run_folder import RunFolder
+from fedhet.reports.comparison import Comparison, final
+from fedhet.reports.drawing import SERIES, WIDTH, Picture, absent, picture
+from fedhet.reports.run_models import NO_STATES, Labels, Missing, Opened, images_of, open_runs
+from fedhet.reports.settings import Arm
+from fedhet.training.loop import EVALUATION_BATCH, autocast, normalise
+
+MOST_ARMS, MOST_CLIENTS, MOST_IMAGES = 4, 10, 1000
+EXAMPLES = 5  # images beside their enhanced selves, as in pFedES' paper
+_TSNE = "t-SNE of test representations"
+_ENHANCED = "Original and enhanced images"
+Points = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _Cloud:
+    """Representations (n, d) of an arm's test images, with class and client of each."""
+
+    arm: Arm
+    points: Points
+    classes: Labels
+    clients: Labels
+
+
+def of_models(comparisons: Sequence[Comparison], *, wanted: bool) -> list[Picture]:
+    """t-SNE of representations, and pFedES' enhanced images."""
+    named = (("t-sne", _TSNE, _t_sne), ("enhanced", _ENHANCED, _enhanced))
+    if not wanted:
+        return [absent(name, title, "left out by --no-models") for name, title, _ in named]
+    made = []
+    for name, title, draw in named:
+        reasons = [NO_STATES]
+        for one in comparisons:
+            try:
+                made.append(draw(name, one))
+                break
+            except Missing as reason:
+                reasons.append(f"{reason}")
+        else:
+            known = [reason for reason in reasons if reason != NO_STATES]
+            made.append(absent(name, title, known[0] if known else NO_STATES))
+    return made
+
+
+# --- t-SNE -------------------------------------------------------------------------------------
+
+
+def _t_sne(name: str, one: Comparison) -> Picture:
+    chosen = _best(one, open_runs(one))
+    clouds = [_cloud(opened) for opened in chosen]
+    shown = [_embed(cloud.points) for cloud in clouds]
+    numbers = [(_silhouette(c.points, c.classes), _silhouette(c.points, c.clients)) for c in clouds]
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(len(clouds), 2, squeeze=False)
+        for row, cloud, plane, (by_class, by_client) in zip(
+            panels, clouds, shown, numbers, strict=True
+        ):
+            who = cloud.arm.name
+            _scatter(row[0], plane, cloud.classes, f"{who}, by class: silhouette {by_class}")
+            _scatter(row[1], plane, cloud.clients, f"by client: silhouette {by_client}")
+
+    first = chosen[0]
+    caption = (
+        f"{one.setting.title}; seed {first.config.seed}, "
+        f"{len(set(clouds[0].clients.tolist()))} clients, {len(clouds[0].points)} test images. "
+        "Representations are what the answering header takes in; silhouettes are those of the "
+        "representations, not of the picture."
+    )
+    return picture(name, _TSNE, caption, draw, (WIDTH, 2.9 * len(clouds)))
+
+
+def _best(one: Comparison, opened: Sequence[Opened]) -> list[Opened]:
+    """The baseline and then the most accurate arms, as many as fit."""
+    ranked = sorted(opened, key=lambda o: (o.arm is not one.baseline, -final(o.run), o.arm.order))
+    return ranked[:MOST_ARMS]
+
+
+def _cloud(opened: Opened) -> _Cloud:
+    trained = [
+        score.client for score in opened.run.clients
+        if score.generation > 0 and score.client in opened.states
+    ][:MOST_CLIENTS]  # fmt: skip
+    if not trained:
+        raise Missing(f"'{opened.run.name}' has no state of a client that was sampled")
+    points, classes, clients = [], [], []
+    images = images_of(opened, trained, MOST_IMAGES // len(trained))
+    for number, (client, (pixels, labels)) in enumerate(zip(trained, images, strict=True)):
+        try:
+            model = open_state(opened.states[client]).model
+        except UserError as error:
+            raise Missing(str(error)) from error
+        points.append(representations(model, pixels))
+        classes.append(labels)
+        clients.append(np.full(len(labels), number))
+    if len({cloud.shape[1] for cloud in points}) > 1:
+        raise Missing("the clients' representations have different widths")
+    return _Cloud(opened.arm, *(np.concatenate(part) for part in (points, classes, clients)))
+
+
+@torch.inference_mode()
+def representations(model: Personalised, images: Tensor) -> Points:
+    """What the header that answers takes in: (n, d) for uint8 images (n, s, s, 3)."""
+    caught: dict[str, list[Tensor]] = {}
+
+    def catch(name: str) -> Any:
+        return lambda _module, inputs: caught.setdefault(name, []).append(inputs[0].float())
+
+    hooks = [
+        part.head.register_forward_pre_hook(catch(name))
+        for name, part in model.parts.items()
+        if hasattr(part, "head") and isinstance(part.head, nn.Module)
+    ]
+    try:
+        for part in torch.split(images, EVALUATION_BATCH):
+            with autocast(model.config, part.device):
+                model(normalise(part))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not caught:
+        raise Missing("the inference model has no header of its own")
+    own = caught.get("model") or next(iter(caught.values()))
+    return torch.cat(own).numpy()
+
+
+def _embed(points: Points) -> Points:
+    """(n, 2); one thread, since sums over threads would differ from run to run."""
+    from sklearn.manifold import TSNE  # noqa: PLC0415  (a second at import)
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415
+
+    perplexity = max(2.0, min(30.0, (len(points) - 1) / 3))
+    with threadpool_limits(1):
+        plane: Points = TSNE(
+            2, perplexity=perplexity, init="pca", random_state=0, n_jobs=1
+        ).fit_transform(points)
+    return plane
+
+
+def _silhouette(points: Points, labels: Labels) -> str:
+    """The mean silhouette, or a dash where there is only one group."""
+    from sklearn.metrics import silhouette_score  # noqa: PLC0415
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415
+
+    groups = len(np.unique(labels))
+    if not 1 < groups < len(labels):
+        return "-"
+    with threadpool_limits(1):
+        return f"{silhouette_score(points, labels):.2f}"
+
+
+def _scatter(axes: Axes, plane: Points, labels: Labels, title: str) -> None:
+    """Points as pixels: as paths a thousand of them would fill half the page."""
+    groups = np.unique(labels)
+    place = np.searchsorted(groups, labels)
+    few = len(groups) <= len(SERIES)
+    colours: Any = [SERIES[i] for i in place] if few else place
+    axes.scatter(
+        plane[:, 0], plane[:, 1], s=7, c=colours, cmap=None if few else "turbo", linewidths=0,
+        alpha=0.85, rasterized=True,
+    )  # fmt: skip
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    axes.set_title(title, fontsize=8.5)
+
+
+# --- enhanced images ---------------------------------------------------------------------------
+
+
+def _enhanced(name: str, one: Comparison) -> Picture:
+    for opened in open_runs(one):
+        module = _extractor(opened)
+        if module is not None:
+            break
+    else:
+        raise Missing("no method with states makes images of images (pFedES does)")
+    holders = [score.client for score in opened.run.clients if score.client in opened.states]
+    images = [pixels for pixels, _ in images_of(opened, holders[:EXAMPLES], 1)]
+    originals = torch.cat(images)
+    with torch.inference_mode():
+        enhanced = module(normalise(originals)).permute(0, 2, 3, 1)
+    top = enhanced.amax(dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(2, len(originals), squeeze=False)
+        for row, shown, title in zip(
+            panels, (originals.numpy(), (enhanced / top).numpy()), ("original", "enhanced"),
+            strict=True,
+        ):  # fmt: skip
+            for axes, image in zip(row, shown, strict=True):
+                axes.imshow(image, interpolation="nearest")
+                axes.set(xticks=[], yticks=[])
+                axes.grid(visible=False)
+                axes.spines[:].set_visible(False)
+            row[0].set_ylabel(title)
+
+    caption = (
+        f"{opened.arm.name}, {one.setting.title}; the global extractor after the last round, on a "
+        "test image of each of the first clients. Enhanced images are not negative; each is "
+        "divided by its highest value."
+    )
+    return picture(name, _ENHANCED, caption, draw, (WIDTH, 2.7))
+
+
+def _extractor(opened: Opened) -> nn.Module | None:
+    """The server's global extractor, where the method has a module of that name."""
+    state = next(iter(opened.states.values()))
+    try:
+        description = json.loads((state / DESCRIPTION).read_text(encoding="utf-8"))
+        module = rebuild(description, state).modules.get("extractor")
+        kept = load_checkpoint(RunFolder(opened.run.folder or Path()).checkpoint)
+    except (
+        UserError,
+        VerifyError,
+        StateError,
+        SafetensorError,
+        OSError,
+        LookupError,
+        RuntimeError,
+    ) as error:
+        raise Missing(f"the states of '{opened.run.name}' cannot be opened: {error}") from error
+    if module is None or kept is None:
+        return None
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(torch.from_numpy(kept.arrays[name]))
+    return module.eval()

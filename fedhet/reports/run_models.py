@@ -1,0 +1,88 @@
+"""Run folders that still have their clients' states and images, opened for figures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.files import read_yaml
+from fedhet.node.site import load_partition
+from fedhet.node.state import DESCRIPTION, FileStore
+from fedhet.records.run_folder import RunFolder
+from fedhet.reports.comparison import Comparison
+from fedhet.reports.runs import Run
+from fedhet.reports.settings import Arm, known_keys
+from fedhet.schema import RunConfig
+
+NO_STATES = (
+    "no run folder of this report has its clients' states (they need keep-state: true and the "
+    "machine that trained; packed records have none)"
+)
+Labels = NDArray[np.int64]
+
+
+class Missing(Exception):
+    """Why a figure cannot be drawn."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run folder with its states, and the images that its clients were tested on."""
+
+    arm: Arm
+    run: Run
+    config: RunConfig
+    states: dict[str, Path]
+
+
+def open_runs(one: Comparison) -> list[Opened]:
+    """The arms of a setting that have a run with states, in the setting's order."""
+    found = []
+    for arm in one.arms:
+        for run in arm.ordered():
+            opened = _open(arm, run)
+            if opened is not None:
+                found.append(opened)
+                break
+    if not found:
+        raise Missing(NO_STATES)
+    return found
+
+
+def _open(arm: Arm, run: Run) -> Opened | None:
+    if run.folder is None or not (run.folder / "checkpoint" / "run.json").exists():
+        return None
+    values = read_yaml(run.folder / "config.yaml")
+    try:
+        config = build_config({k: v for k, v in values.items() if known_keys(k, arm.method)})
+        folder = RunFolder(run.folder)
+        states = folder.state_dir(config) / folder.experiment
+    except (UserError, OSError, ValueError, KeyError):
+        return None
+    there = {path.parent.name: path.parent for path in states.glob(f"*/{DESCRIPTION}")}
+    if not any(FileStore(path, sync=False).generations() for path in there.values()):
+        return None
+    return Opened(arm, run, config, there)
+
+
+def images_of(opened: Opened, clients: Sequence[str], each: int) -> list[tuple[Tensor, Labels]]:
+    """At most ``each`` test images (n, s, s, 3) uint8 and labels of every client, evenly spread."""
+    try:
+        dataset, partition = load_partition(opened.config, opened.run.federation)
+    except (UserError, OSError) as error:
+        raise Missing(f"the images of '{opened.run.name}' cannot be read: {error}") from error
+    found = []
+    for client in clients:
+        if client not in partition.ids:
+            raise Missing(f"client '{client}' has its images elsewhere")
+        test = partition.clients[partition.ids.index(client)].test
+        chosen = test[np.linspace(0, len(test) - 1, min(each, len(test))).round().astype(int)]
+        images = torch.from_numpy(np.ascontiguousarray(dataset.images[chosen]))
+        found.append((images, dataset.labels[chosen]))
+    return found

@@ -1,0 +1,316 @@
+"""Runs sorted into settings, arms and blocks.
+
+A *setting* is everything in a configuration except the method, its own keys and the seeds: what
+methods are compared under. An *arm* is a method with its own keys. A *block* is a pair of
+partition seed and seed, which all arms of a setting share.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedhet.config import find_method
+from fedhet.config import method_name as known_as
+from fedhet.registry import METHODS, Method
+from fedhet.reports import papers
+from fedhet.reports.runs import LeftOut, Run
+from fedhet.schema import RunConfig, kebab
+
+Block = tuple[int, int]  # partition seed, seed
+
+_SEEDS = {"seed", "partition-seed"}
+# What says where and how a run was carried out, not what it computed.
+_CARRIED_OUT = {
+    "out", "name", "state-dir", "state-backend", "keep-state", "tensorboard", "tracker", "device",
+    "actors", "threads", "engine", "round-timeout", "start-timeout", "evaluate-every",
+}  # fmt: skip
+_COMMON = {
+    kebab(name): field.default for name, field in RunConfig.model_fields.items() if name != "params"
+}
+# Named in a setting's title in its own words; every other key only where it is not the default.
+_TITLED = {
+    "dataset", "data-path", "clients", "fraction", "partition", "partition-file", "legacy-pfedhn",
+    "classes-per-client", "alpha", "models", "model-assignment", "rounds", "local-epochs",
+    "batch-size", "lr",
+}  # fmt: skip
+
+
+@dataclass
+class Arm:
+    """A method with those of its own keys that differ from their defaults, in one setting."""
+
+    method: str
+    keys: Mapping[str, Any]
+    runs: dict[Block, Run] = field(default_factory=dict)
+    failed: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """As tables call it: no two arms have the same, of whatever methods."""
+        own = ", ".join(f"{key}={_exact(value)}" for key, value in sorted(self.keys.items()))
+        return method_name(self.method) + (f" ({own})" if own else "")
+
+    @property
+    def order(self) -> tuple[int, str, int, str]:
+        """The papers' order of methods, then names; a method's defaults before its ablations."""
+        known = list(papers.method_names())
+        place = known.index(self.method) if self.method in known else len(known)
+        return (
+            place,
+            self.method,
+            len(self.keys),
+            json.dumps(self.keys, sort_keys=True, default=str),
+        )
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """In order."""
+        return sorted(self.runs)
+
+    def ordered(self) -> list[Run]:
+        """The runs in the order of their blocks."""
+        return [self.runs[block] for block in self.blocks]
+
+
+@dataclass
+class Setting:
+    """What methods are compared under, with the arms that were run."""
+
+    keys: Mapping[str, Any]
+    arms: list[Arm]
+
+    @cached_property
+    def data(self) -> str:
+        """The data set by its own name, an image folder by its folder's or archive's."""
+        if self.keys["dataset"] != "image-folder":
+            return str(self.keys["dataset"]).partition(":")[0]
+        return Path(str(self.keys["data-path"])).stem.lower() or "image-folder"
+
+    @cached_property
+    def slug(self) -> str:
+        """A name that no other setting of any report has: it never depends on its neighbours.
+
+        Keys at their defaults are left out of it, so that a key which fedhet gains changes none.
+        """
+        off = {key: value for key, value in self.keys.items() if value != _plain(_COMMON[key])}
+        text = json.dumps(off, sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+        share = f"{100 * self.keys['fraction']:g}"
+        name = f"{self.data}-n{self.keys['clients']}-c{share}-{digest}"
+        return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)
+
+    @cached_property
+    def classes_per_client(self) -> int | None:
+        """Classes that every client holds, where that is one number."""
+        if self.keys["partition"] == "classes-per-client":
+            return int(self.keys["classes-per-client"])
+        run = next((run for arm in self.arms for run in arm.runs.values() if run.counts), None)
+        if run is None or run.counts is None:
+            return None
+        held = {len(own) for own in run.counts.clients.values()}
+        return held.pop() if len(held) == 1 else None
+
+    @cached_property
+    def title(self) -> str:
+        """One line that says all that the setting fixes and a reader must know."""
+        keys = self.keys
+        models = " ".join(_models(keys["models"]))
+        random = ", drawn at random" if keys["model-assignment"] == "random" else ""
+        parts = [
+            f"{self.data}, N = {keys['clients']}, C = {100 * keys['fraction']:g} %",
+            self._dealt(),
+            models + random,
+            f"E = {keys['local-epochs']}, B = {keys['batch-size']}, lr = {plain(keys['lr'])}, "
+            f"T = {keys['rounds']}",
+        ]
+        extra = [
+            f"{key} = {plain(value)}"
+            for key, value in keys.items()
+            if key not in _TITLED and value != _plain(_COMMON[key])
+        ]
+        return "; ".join([*parts, *([", ".join(extra)] if extra else [])])
+
+    def _dealt(self) -> str:
+        kind = self.keys["partition"]
+        if kind == "classes-per-client":
+            return f"{self.keys['classes-per-client']} classes per client"
+        if kind == "file":
+            return f"partition {self.keys['partition-file']}"
+        return f"{kind.replace('-', ' ')} {plain(self.keys['alpha'])}"
+
+    def blocks(self) -> list[Block]:
+        """All blocks of any arm, in order."""
+        return sorted({block for arm in self.arms for block in arm.runs})
+
+    def variability(self) -> str:
+        """Which variability an interval over the blocks covers, in words."""
+        blocks = self.blocks()
+        partitions, seeds = ({block[i] for block in blocks} for i in (0, 1))
+        if self.keys["partition"] == "file":
+            partitions = {0}
+        if len(blocks) < 2:
+            return "need two blocks: here is one, and nothing is known of other partitions or seeds"
+        if len(partitions) > 1 and len(seeds) > 1:
+            return f"over {len(blocks)} blocks, each with its own partition and its own seed"
+        if len(partitions) > 1:
+            return f"over {len(blocks)} partitions of the data, one seed"
+        return f"over {len(blocks)} seeds (initialisation, sampling, order), one partition"
+
+
+def arrange(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Setting]:
+    """Settings with their arms, in the order of their titles.
+
+    A second run of the same cell is left out: adds it to ``left_out``. Runs that failed are
+    noted with the arm that they belong to, if there is one.
+    """
+    settings: dict[str, Setting] = {}
+    for run in runs:
+        arm = _arm(settings, run.config, make=True)
+        assert arm is not None
+        block = _block(run.config)
+        if block in arm.runs:
+            same = arm.runs[block].summary.get("run_sha256") == run.summary.get("run_sha256")
+            what = "the same result as" if same else "ANOTHER result than"
+            reason = f"a second run of one cell, with {what} '{arm.runs[block].name}'"
+            left_out.append(LeftOut(run.name, reason, run.config))
+        else:
+            arm.runs[block] = run
+    for one in left_out:
+        failed = one.config is not None and one.reason.startswith("failed")
+        if failed and one.config is not None:
+            found = _arm(settings, one.config, make=False)
+            if found is not None:
+                found.failed.append(one)
+    for setting in settings.values():
+        setting.arms.sort(key=lambda arm: arm.order)
+    return sorted(settings.values(), key=_natural)
+
+
+def _arm(settings: dict[str, Setting], config: Mapping[str, Any], *, make: bool) -> Arm | None:
+    shared, method, own = split_config(config)
+    name = json.dumps(shared, sort_keys=True, default=str)
+    if name not in settings:
+        if not make:
+            return None
+        settings[name] = Setting(shared, [])
+    arms = settings[name].arms
+    found = next((arm for arm in arms if (arm.method, arm.keys) == (method, own)), None)
+    if found is None:
+        found = Arm(method, own)
+        arms.append(found)
+    return found
+
+
+def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """A flat configuration as the setting's keys, the method, and its own keys off default.
+
+    Keys of other versions of fedhet are taken as they come: what is missing has its default.
+    """
+    shared = {
+        key: config.get(key, _plain(default))
+        for key, default in _COMMON.items()
+        if key not in _CARRIED_OUT | _SEEDS | {"method"}
+    }
+    for key in ("data-path", "partition-file"):
+        shared[key] = Path(str(shared[key])).name
+    method = known_as(str(config.get("method", "fedssa")))
+    defaults = {}
+    known = _method(method)
+    if known is not None:
+        fields = known.params.model_fields
+        defaults = {kebab(name): _plain(field.default) for name, field in fields.items()}
+    own = {
+        key: value
+        for key, value in config.items()
+        if key not in _COMMON
+        and key not in _CARRIED_OUT | _SEEDS
+        and (key not in defaults or value != defaults[key])
+    }
+    return shared, method, own
+
+
+def _block(config: Mapping[str, Any]) -> Block:
+    seed = int(config.get("seed", 0))
+    partition = int(config.get("partition-seed", -1))
+    return (seed if partition < 0 else partition), seed
+
+
+def known_keys(key: str, method: str) -> bool:
+    """Whether to pass a key on: one that this version has dropped must have been harmless."""
+    known = _method(method)
+    own = known.params.model_fields if known is not None else {}
+    return key in _COMMON or key in {kebab(name) for name in own} or key not in _CARRIED_OUT
+
+
+def _plain(value: Any) -> Any:
+    """A default as YAML gives it: lists for tuples, ``8:1:1`` for the split."""
+    if isinstance(value, tuple):
+        numbers = value and all(isinstance(part, int) for part in value)
+        return ":".join(map(str, value)) if numbers else list(value)
+    return value
+
+
+def plain(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return str(value)
+
+
+def _exact(value: Any) -> str:
+    """A value so that no other looks the same: as JSON where the short form could be another's."""
+    short = plain(value)
+    try:
+        same = ", " not in short and yaml.safe_load(short) == value
+    except yaml.YAMLError:
+        same = False
+    return short if same else json.dumps(value, sort_keys=True, default=str)
+
+
+def _models(names: Sequence[str]) -> list[str]:
+    """``cnn-1 ... cnn-5`` for a run of numbered names, else the names."""
+    stems = {name.rpartition("-")[0] for name in names}
+    numbers = [name.rpartition("-")[2] for name in names]
+    if len(names) > 2 and len(stems) == 1 and numbers == [str(i + 1) for i in range(len(names))]:
+        return [names[0], "to", names[-1]]
+    return list(names)
+
+
+def _method(name: str) -> Method | None:
+    """The method, or None if this installation has none that works: its runs can still be read."""
+    try:
+        found = find_method(name)
+        return found if found.params and found.strategy else None
+    except Exception:  # whatever another's module does when it is imported
+        return None
+
+
+def method_name(method: str) -> str:
+    """The papers' spelling, that of the method's classes (``PFedX`` is pFedX), or its own name.
+
+    No two methods share one: classes that are called otherwise than another package's method do
+    not name it alone.
+    """
+    known = _method(method)
+    if known is None:
+        return method if re.fullmatch(r"[^\W_][\w.:-]*", method) else repr(method)
+    spelt = re.sub(r"^PF", "pF", known.strategy.__name__.removesuffix("Strategy"))
+    if method in METHODS or spelt.lower() == method:
+        return papers.method_names().get(method, spelt)
+    return f"{spelt} ({method})"
+
+
+def _natural(setting: Setting) -> tuple[Any, ...]:
+    keys = setting.keys
+    return setting.data, keys["clients"], keys["fraction"], setting.title

@@ -1,0 +1,1 @@
+"""Grids of runs: their cells, how these are run side by side, tuning, estimates."""

@@ -1,0 +1,233 @@
+"""Searches keys of one or several methods, judged on validation images alone.
+
+Every method gets the same number of trials, drawn (seeded) from its grid or its ranges where there
+are more: a method with more keys must not win by being tried more often. Seeds repeat a trial. Test
+accuracies are in the run folders, as of any run; nothing here reads them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fedhet.config import find_method, method_keys, method_name
+from fedhet.errors import UserError
+from fedhet.files import read_jsonl, read_yaml
+from fedhet.reports.reading import diverged
+from fedhet.rng import generator
+from fedhet.schema import RunConfig, kebab
+from fedhet.sweeps.grid import SWEEP_KEYS, Cell, resolve
+
+SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
+LISTS = ("models", "classes")  # whose commas are not a search
+RANDOM_TRIALS = 10  # of a search that has ranges, unless said otherwise
+DRAWS = 1_000  # tries to draw a trial that was not drawn before
+_COMMON = {kebab(name) for name in RunConfig.model_fields}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``: of equal logarithmic chance if both are above 0."""
+
+    low: float
+    high: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """A number of three digits."""
+        if self.low > 0:
+            number = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            number = rng.uniform(self.low, self.high)
+        return min(self.high, max(self.low, float(f"{number:.3g}")))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values that are tried with a method, and the runs of it: one for every seed."""
+
+    method: str
+    values: Mapping[str, Any]
+    cells: Sequence[Cell]
+
+    @property
+    def label(self) -> str:
+        """The values, for people."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was asked for: the preset's keys with those that are fixed, and what is searched."""
+
+    base: Mapping[str, Any]
+    methods: Sequence[str]
+    repeats: Sequence[Mapping[str, Any]]
+    axes: Mapping[str, Sequence[Any] | Range]
+
+    @classmethod
+    def read(cls, path: Path, words: Sequence[str]) -> "Search":
+        """``KEY=VALUE`` fixes a key, ``KEY=V1,V2`` and ``KEY=LOW..HIGH`` search it."""
+        base = {key: v for key, v in read_yaml(path).items() if key not in SWEEP_KEYS}
+        axes: dict[str, Sequence[Any] | Range] = {}
+        for word in words:
+            key, equals, text = word.partition("=")
+            if not equals or not key:
+                raise UserError(f"'{word}': write key=value, key=v1,v2,... or key=low..high")
+            values = _values(key, text)
+            if key == "method" or isinstance(values, Range) or len(values) > 1:
+                axes[key] = values
+            else:
+                base[key] = values[0]
+        named = axes.pop("method", [base.get("method", "fedssa")])
+        repeated: dict[str, Sequence[Any]] = {}
+        for key in SEEDS:
+            values = axes.pop(key, ())
+            if isinstance(values, Range):
+                raise UserError(f"{key}: a list of seeds is allowed, not a range")
+            repeated |= {key: values} if values else {}
+        if isinstance(named, Range):
+            raise UserError("method: a list of methods is allowed, not a range")
+        methods = [method_name(str(name)) for name in named]
+        for key in axes:
+            if key not in _COMMON and not any(key in _keys(method) for method in methods):
+                raise UserError(f"{key}: none of {', '.join(methods)} has this key")
+        rows = product(*(repeated[key] for key in repeated))
+        repeats = [dict(zip(repeated, row, strict=True)) for row in rows]
+        return cls(base, methods, repeats, axes)
+
+    def trials(self, count: int, seed: int) -> list[Trial]:
+        """``count`` trials for each method (0: as many as the smallest grid has)."""
+        spaces = {method: self._space(method) for method in self.methods}
+        ranged = any(isinstance(v, Range) for v in self.axes.values())
+        sizes = {method: _size(space) for method, space in spaces.items()}
+        smallest = min(sizes, key=lambda method: sizes[method])
+        wanted = count or (RANDOM_TRIALS if ranged else int(sizes[smallest]))
+        if wanted > sizes[smallest]:
+            raise UserError(
+                f"trials: {wanted} is more than the {sizes[smallest]:.0f} combinations of method "
+                f"'{smallest}'; every method gets the same number: give it more values"
+            )
+        found = []
+        for method, space in spaces.items():
+            rng = generator(seed, "tune", method)
+            for values in _drawn(space, wanted, rng):
+                found.append(Trial(method, values, self._cells(method, values)))
+        return found
+
+    def preset(self, trial: Trial) -> dict[str, Any]:
+        """The keys of a run with these values, as a preset holds them."""
+        own = _keys(trial.method) | _COMMON
+        kept = {key: value for key, value in self.base.items() if key in own}
+        for key in ("method", "out", "name"):
+            kept.pop(key, None)
+        return {"method": trial.method, **kept, **trial.values}
+
+    def _space(self, method: str) -> dict[str, Sequence[Any] | Range]:
+        own = _keys(method) | _COMMON
+        return {key: values for key, values in self.axes.items() if key in own}
+
+    def _cells(self, method: str, values: Mapping[str, Any]) -> list[Cell]:
+        common = {"engine": "inline", **self.base}
+        cells = []
+        for repeat in self.repeats:
+            chosen = {"method": method, **values, **repeat}
+            config = resolve(common, chosen)
+            if config.split[1] == 0:
+                raise UserError("split: without validation images there is nothing to judge by")
+            cells.append(Cell(chosen, config))
+        return cells
+
+
+def validation(folders: Sequence[Path]) -> float | None:
+    """Mean over runs of the last round's mean validation accuracy, percent; None: one has none."""
+    found = []
+    for folder in folders:
+        records = [r for r in read_jsonl(folder / "rounds.jsonl") if r["val_accuracy_mean"]]
+        if not records or diverged(records[-1]):
+            return None
+        found.append(records[-1]["val_accuracy_mean"])
+    return float(np.mean(found))
+
+
+def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> dict[str, int]:
+    """The position of every method's best trial; of equal ones the first. None is the worst."""
+    chosen: dict[str, int] = {}
+    for i, (trial, score) in enumerate(zip(trials, scores, strict=True)):
+        if score is None:
+            continue
+        before = chosen.get(trial.method)
+        if before is None or score > (scores[before] or 0.0):
+            chosen[trial.method] = i
+    return chosen
+
+
+def preset_text(keys: Mapping[str, Any], name: str, command: str, lines: Sequence[str]) -> str:
+    """A preset with the command and the trials in its head."""
+    head = [f"# fedhet run {name}", f"# {command}", *(f"# {line}" for line in lines), ""]
+    body = yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
+    return "\n".join(head) + "\n" + body
+
+
+def _keys(method: str) -> set[str]:
+    return method_keys(find_method(method))
+
+
+def _values(key: str, text: str) -> Sequence[Any] | Range:
+    """The values that a word gives to a key."""
+    low, dots, high = text.partition("..")
+    if dots:
+        try:
+            ends = float(low), float(high)
+        except ValueError:
+            raise UserError(f"{key}: '{text}' is no range of numbers, such as 0.001..0.1") from None
+        if not ends[0] < ends[1] or not all(map(math.isfinite, ends)):
+            raise UserError(f"{key}: '{text}' is no range: the second number must be larger")
+        return Range(*ends)
+    parts = [text] if key in LISTS else text.split(",")
+    return [_plain(part.strip()) for part in parts]
+
+
+def _plain(text: str) -> Any:
+    """A number or truth value if the text is one; the configuration's checks do the rest."""
+    if text in {"true", "false"}:
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _size(space: Mapping[str, Sequence[Any] | Range]) -> float:
+    sizes = (math.inf if isinstance(v, Range) else len(v) for v in space.values())
+    return math.prod(sizes)
+
+
+def _drawn(
+    space: Mapping[str, Sequence[Any] | Range], count: int, rng: np.random.Generator
+) -> Iterator[dict[str, Any]]:
+    """``count`` different choices; a grid that is no larger is walked in its own order."""
+    size = _size(space)
+    if math.isfinite(size):
+        grid = list(product(*(v for v in space.values() if not isinstance(v, Range))))
+        chosen = sorted(rng.choice(len(grid), size=count, replace=False).tolist())
+        yield from (dict(zip(space, grid[i], strict=True)) for i in chosen)
+        return
+    seen: set[tuple[Any, ...]] = set()
+    for _ in range(DRAWS * count):
+        row = tuple(
+            v.draw(rng) if isinstance(v, Range) else v[int(rng.integers(len(v)))]
+            for v in space.values()
+        )
+        if row not in seen:
+            seen.add(row)
+            yield dict(zip(space, row, strict=True))
+        if len(seen) == count:
+            return
+    raise UserError(f"trials: {count} different values cannot be drawn from {', '.join(space)}")

@@ -1,0 +1,236 @@
+"""Mistakes in the commands of a deployment, the check, the status: nothing is started."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fedhet.cli.app import execute
+from fedhet.config import build_config
+from fedhet.errors import RunFailedError, UserError
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime import launch, node
+from fedhet.runtime.certs import make
+from fedhet.runtime.control_api import Node, Run
+from fedhet.runtime.node import REFUSALS, NodePlan, said
+from fedhet.runtime.node import Node as Keeper
+from fedhet.runtime.server_folder import CONNECTION, ServerFolder, connect
+from fedhet.runtime.signals import Interrupted
+from fedhet.runtime.status import collect
+
+SHARE = ("--partition", "0/1")
+NODE = ("node", "tls/clients/a", "--server", "h", *SHARE)
+
+
+@pytest.fixture
+def tls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make(tmp_path / "tls", ["127.0.0.1"], ["a"])
+    return tmp_path / "tls"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["node", "tls/clients/a", "--server", "h:1"], "--data FOLDER"),
+        (["node", "tls/clients/a", "--server", "h:1", "--partition", "3/3"], "'3/3'"),
+        (["node", "tls/clients/a", "--server", "h:1", "--data", "nowhere"], "nowhere"),
+        (["node", "tls/clients/b", "--server", "h:1", "--partition", "0/1"], "clients/b"),
+        (["node", "tls/clients/a", "--server", "https://h", "--partition", "0/1"], "https://h"),
+        (["node", "tls/clients/a", "--server", "h", "--partition", "0/1", "--ca", "x"], "/x"),
+        (["server", "tls", "--database", "no/x.db"], "--database: '"),
+        (["server", "tls", "--host", "no host"], "--host, --port: no host:8443"),
+        ([*NODE, "--name", ""], "--name: ''"),
+        ([*NODE, "--ca", "tls/clients/a.pub"], "is no certificate"),
+        (["node", "tls/clients/a.pub", "--server", "h", *SHARE], "no private key"),
+        ([*NODE, "--split", "tls/ca.crt"], "--split: only used with --data"),
+        ([*NODE, "--model", "cnn-9"], "'cnn-9' is unknown"),
+        (["server", "elsewhere"], "fedhet certs --out"),
+        (["server", "tls", "--host", ""], "--host: ''"),
+        (["status", "--superlink", "tls"], "fedhet server"),
+        (["unit", "client"], "server or node"),
+    ],
+)
+def test_a_mistake_is_one_line(tls, capsys, words, names):
+    assert execute(words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert names in line
+
+
+def test_the_check_names_all_that_is_wrong(tls, capsys):
+    (tls / "clients" / "a").chmod(0o644)
+    words = ["node", "tls/clients/a", "--server", "127.0.0.1:9", "--partition", "0/1",
+             "--model", "cnn-9", "--check"]  # fmt: skip
+    assert execute(words) == 2
+    said = capsys.readouterr()
+    wrong = [line.split(":")[0] for line in said.out.splitlines() if line.startswith("WRONG")]
+    assert wrong == ["WRONG key", "WRONG model", "WRONG connection", "WRONG admission"]
+    assert said.err.strip().endswith("key, model, connection, admission")
+
+
+@pytest.mark.parametrize("what", ["server", "node"])
+def test_a_unit_runs_the_command_it_is_for(capsys, what):
+    assert execute(["unit", what]) == 0
+    text = capsys.readouterr().out
+    assert f"fedhet {what} " in text and "[Install]" in text and "Restart=always" in text
+
+
+def test_a_folder_of_certificates_stands_for_its_server(tls, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
+    assert connect("some-connection") == "some-connection"
+    ServerFolder(tls).prepare(4711)
+    assert connect("tls") == CONNECTION
+    assert ServerFolder(tls).control() == "127.0.0.1:4711"
+    assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
+
+
+def test_what_flower_says_is_said_once_and_plainly(tmp_path):
+    said = []
+    keeper = Keeper(NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log"), said.append)
+    for line in (
+        "INFO :  SuperNode ID: 17", "fedhet: round 1: test accuracy 50.00 %", "noise",
+        "[code: 2004] Failed to activate SuperNode.", "[code: 2004] Failed to activate SuperNode.",
+    ):  # fmt: skip
+        keeper._translate(line)
+    assert said == ["admitted by h:1 (node 17)", "round 1: test accuracy 50.00 %",
+                    REFUSALS["[code: 2004]"]]  # fmt: skip
+
+
+FORGETS = """#!{python}
+import pathlib, time
+starts = pathlib.Path({starts!r})
+if starts.exists():
+    print("CERTIFICATE_VERIFY_FAILED", flush=True)
+starts.touch()
+print("INFO :  SuperNode ID: 17", flush=True)
+print("INFO :  Run ID 5 is not in `RUNNING` status. Ignoring reply message 6.", flush=True)
+print("CERTIFICATE_VERIFY_FAILED, says a ClientApp", flush=True)
+print({line!r}, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Run ID 5 is not in `RUNNING` status. Ignoring message 7.",
+     "ERROR :  Failed to receive message 7: 500 Internal Server Error"],
+)  # fmt: skip
+def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, monkeypatch, line):
+    supernode = tmp_path / "flower-supernode"
+    starts = str(tmp_path / "starts")
+    supernode.write_text(FORGETS.format(python=sys.executable, starts=starts, line=line))
+    supernode.chmod(0o700)
+    monkeypatch.setattr(node, "script", lambda _name: str(supernode))
+    monkeypatch.setattr(node, "RETRY", 600.0)  # it does not wait
+    said = []
+    plan = NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log", warm=False)
+    with pytest.raises(UserError, match="certificate"):
+        Keeper(plan, said.append).run()
+    assert said == ["admitted by h:1 (node 17)",
+                    "a message was cut off: starting the SuperNode again"]  # fmt: skip
+
+
+LEAVES = """
+import subprocess, sys
+made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(f"left behind {made.pid}")
+"""
+
+
+def test_a_node_that_ended_is_noticed_though_what_it_started_holds_its_output():
+    words = [sys.executable, "-c", LEAVES]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, bufsize=0) as process:
+        (line,) = said(process)
+    os.kill(int(line.split()[-1]), signal.SIGKILL)
+
+
+class Link:
+    """A SuperLink's Control API with two nodes and two runs."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def nodes(self):
+        return [Node(1, "b", "online"), Node(2, "a", "offline")]
+
+    def runs(self):
+        config = {"method": "fedssa", "rounds": 3}
+        return [Run(8, "running", "2026", config, self.folder), Run(7, "finished", "2025", {}, "")]
+
+
+def test_status_puts_superlink_and_run_folder_together(tmp_path):
+    (tmp_path / "partition.csv").write_text("client,x,y\na,3,4\nb,0,5\n")
+    (tmp_path / "clients.csv").write_text(
+        "round,client,model,generation,test_accuracy,val_accuracy,other\n1,a,cnn-5,1,50.0,,\n"
+        "2,a,cnn-5,2,75.0,,\n"
+    )
+    records = [{"round": 2, "test_accuracy_mean": 75.0, "failures": [{"client": "b"}]}]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    found = collect(Link(tmp_path))
+    assert found["nodes"] == [
+        {"name": "a", "node": "2", "status": "offline", "images": 7, "model": "cnn-5",
+         "last_round": 2, "test_accuracy": 75.0, "failures": 0},
+        {"name": "b", "node": "1", "status": "online", "images": 5, "failures": 1},
+    ]  # fmt: skip
+    first, second = found["runs"]
+    assert (first["round"], first["rounds"], first["failures"]) == (2, 3, 1)
+    assert second == {"run": "7", "status": "finished", "started": "2025", "method": None,
+                      "folder": ""}  # fmt: skip
+
+
+def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    assert connect("anything") == "anything"  # without a file, Flower has its own defaults
+    (tmp_path / "config.toml").write_text('[superlink.net]\naddress = "127.0.0.1:1"\n')
+    assert connect("net") == "net"
+    with pytest.raises(UserError, match=r"'nte' is neither a folder .* config.toml \(net\)"):
+        connect("nte")
+
+
+@pytest.mark.parametrize(
+    ("ending", "seen"),
+    [(RunFailedError("connection refused"), UserError), (Interrupted(2), Interrupted)],
+)
+def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypatch, ending, seen):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    config = build_config({"out": str(tmp_path), "name": "ended", "rounds": 2})
+    folder = RunFolder.create(config, "ended")
+    folder.write_summary(config, "completed", [], "")
+    kept = (folder.config, folder.identity, folder.summary)
+    before = [(path.read_bytes(), path.stat().st_mode) for path in kept]
+
+    def refuse(connection, run_config, federation, env):
+        assert folder.read_summary() == {}  # while it runs, an old ending must not pass for its own
+        assert folder.started_config()["rounds"] == 4
+        raise ending
+
+    monkeypatch.setattr(launch, "submit", refuse)
+    more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
+    entries = sorted(folder.path.rglob("*"))
+    with pytest.raises(seen):
+        launch.submit_remote(more, "net", lambda _: None)
+    assert [(path.read_bytes(), path.stat().st_mode) for path in kept] == before
+    assert sorted(folder.path.rglob("*")) == entries
+
+
+def test_a_resumption_that_finds_the_disk_full_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    config = build_config({"out": str(tmp_path), "name": "ended", "rounds": 2})
+    folder = RunFolder.create(config, "ended")
+    folder.write_summary(config, "completed", [], "")
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(launch, "write_run_config", full)
+    more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
+    with pytest.raises(UserError, match=r"'.*ended' cannot be written: No space left"):
+        launch.submit_remote(more, "net", lambda _: None)
+    after = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    assert after == before

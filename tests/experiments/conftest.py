@@ -1,9 +1,0 @@
-"""What the tests of experiments share."""
-
-import pytest
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made but not saved, which takes most of a report's time."""
-    monkeypatch.setattr("fedhet.experiments.drawing.saved", lambda _figure: ("<svg></svg>", b""))

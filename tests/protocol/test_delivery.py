@@ -1,0 +1,125 @@
+"""Collecting replies: time limits hold even where Flower's own calls block."""
+
+import threading
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from fedhet.protocol import delivery
+from fedhet.protocol.delivery import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
+from fedhet.protocol.flower import be_one_process, posted
+
+
+class Network:
+    """A grid as on a network (no ``pull_interval``); node 2's reply never arrives completely."""
+
+    def __init__(self, refuse=False):
+        be_one_process()
+        self.sent, self.refuse, self.release = {}, refuse, threading.Event()
+
+    def push_messages(self, messages):
+        if self.refuse:
+            return []
+        for message in messages:
+            self.sent[posted(message)] = message
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids):
+        for identity in message_ids:
+            message = self.sent[identity]
+            if message.metadata.dst_node_id == 2:
+                self.release.wait(60)
+            if message.metadata.dst_node_id == 3:
+                raise ConnectionError("the SuperLink is gone")
+            yield Message(RecordDict(), reply_to=message)
+
+
+def messages(*nodes):
+    return [Message(RecordDict(), node, "train", ttl=60) for node in nodes]
+
+
+def test_a_reply_that_hangs_in_flower_holds_up_nobody():
+    grid, replies = Network(), []
+    for _, reply in exchange(grid, messages(1, 2, 4), timeout=5.0):
+        replies.append((reply.metadata.src_node_id, reply.has_error()))
+    assert not grid.release.is_set()  # Flower's call still hangs
+    grid.release.set()
+    assert replies[:2] == [(1, False), (4, False)] and replies[2][1]
+
+
+def test_an_error_of_the_connection_is_not_swallowed():
+    with pytest.raises(ConnectionError, match="is gone"):
+        list(exchange(Network(), messages(1, 3), timeout=5.0))
+
+
+def test_what_cannot_be_sent_is_answered_with_an_error():
+    replies = [reply for _, reply in exchange(Network(refuse=True), messages(1, 4), timeout=5.0)]
+    assert [reply.error.code for reply in replies] == [NOT_SENT, NOT_SENT] != [NO_REPLY] * 2
+
+
+def test_long_jobs_go_longest_first_and_few_at_a_time():
+    given = messages(1, 2, 3, 4)
+    ordered, window = longest_first(given, [1.0, 3.0, 2.0, 3.0], processes=2)
+    assert [message.metadata.dst_node_id for message in ordered] == [2, 4, 3, 1]
+    assert window == 4
+    assert longest_first(given, [1.0, 3.0, 0.0, 3.0], processes=2) == (given, WINDOW)
+
+
+class Simulator(Network):
+    """Flower's in-memory grid; answers nothing."""
+
+    pull_interval = 0.0
+
+    def pull_messages(self, message_ids):
+        return []
+
+
+def test_only_a_window_is_under_way_in_a_simulation_and_all_on_a_network():
+    simulator, network = Simulator(), Network()
+    many = list(range(10, 210))
+    assert len(list(exchange(simulator, messages(*many), timeout=0.05, window=4))) == 200
+    assert len(simulator.sent) == 4
+    replies = [reply for _, reply in exchange(network, messages(*many), timeout=5.0, window=4)]
+    assert sorted(reply.metadata.src_node_id for reply in replies) == many
+    assert not any(reply.has_error() for reply in replies)
+
+
+class Forgetful(Network):
+    """Drops the first ``drops`` replies of node 4, as a SuperLink without CPU does."""
+
+    def __init__(self, drops):
+        super().__init__()
+        self.drops, self.asked = drops, []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.asked += [message.metadata.dst_node_id for message in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        for identity in list(message_ids):
+            message = self.sent[identity]
+            if message.metadata.dst_node_id != 4 or self.asked.count(4) > self.drops:
+                yield Message(RecordDict(), reply_to=message)
+
+
+@pytest.mark.parametrize(("drops", "asked"), [(0, 1), (1, 2), (2, 3), (9, 3)])
+def test_a_lost_reply_is_asked_for_again_and_counted_once(monkeypatch, drops, asked):
+    monkeypatch.setattr(delivery, "REMIND_AFTER", 0.3)
+    grid = Forgetful(drops)
+    given = messages(1, 4, 5)
+    pairs = list(exchange(grid, given, timeout=5.0))
+    assert sorted(sent.metadata.dst_node_id for sent, _ in pairs) == [1, 4, 5]
+    assert all(any(sent is one for one in given) for sent, _ in pairs)
+    assert [sent.metadata.dst_node_id for sent, reply in pairs if reply.has_error()] == (
+        [4] if drops > 2 else []
+    )
+    assert grid.asked.count(4) == asked and grid.asked.count(1) == 1
+
+
+def test_nobody_is_asked_again_while_most_are_still_at_work(monkeypatch):
+    monkeypatch.setattr(delivery, "REMIND_AFTER", 0.1)
+    grid = Forgetful(9)
+    list(exchange(grid, messages(4, 4, 5), timeout=1.0))
+    # one of three has answered: half of the time counts, once
+    assert grid.asked.count(4) == 4

@@ -1,0 +1,160 @@
+"""What a node says in the handshake: nothing of it is believed, nobody is admitted half."""
+
+import json
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from fedhet.config import envelope
+from fedhet.errors import RunFailedError
+from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.identity import Terms
+from fedhet.protocol.roster import Roster
+from fedhet.testing import LocalGrid, simulate, small
+
+
+def liar(**lies):
+    """Node 1 answers the handshake with these values in place of its own."""
+
+    def tamper(node, message, reply):
+        if node == 1 and message.metadata.message_type == "query":
+            info = reply.content["info"]
+            for key, value in lies.items():
+                wanted = value(info) if callable(value) else value
+                info[key.replace("_", "-")] = wanted
+            return Message(RecordDict({"info": info}), reply_to=message)
+        return reply
+
+    return tamper
+
+
+def repeated(info):
+    return [info["seen"][0]] * 2000
+
+
+LIES = {
+    "one class 2,000 times": dict(seen=repeated, images=lambda i: [1] * 2000, train_images=2000),
+    "a class twice in its list": dict(classes=lambda i: [*i["classes"], i["classes"][0]]),
+    "counts of 2^62": dict(images=lambda i: [2**62, 2**62]),
+    "negative counts": dict(images=lambda i: [i["images"][0] + 9, i["images"][1] - 9 - 10**6]),
+    "a count of 0": dict(images=lambda i: [0, i["train-images"]]),
+    "10^9 images": dict(images=lambda i: [10**9 - 1, 1], train_images=10**9),
+    "more images than its classes have": dict(train_images=lambda i: i["train-images"] + 1),
+    "20,000 classes more": dict(classes=lambda i: [*i["classes"], *map(str, range(20_000))]),
+    "no classes": dict(classes=[], seen=[], images=[]),
+    "classes kept back": dict(seen=[], images=[]),
+    "a class outside its list": dict(seen=lambda i: [i["seen"][0], "zebra"]),
+    "a name of 300 characters": dict(classes=lambda i: [*i["classes"], "x" * 300]),
+    "a name of two lines": dict(classes=lambda i: [*i["classes"], "x\ny"]),
+    "a number for a name": dict(classes=[1, 2, 3]),
+    "images=[1e300]": dict(images=[1e300, 1e300]),
+    "400 digits": dict(images=["9" * 400, "9" * 400]),
+    "clients=abc": dict(clients="abc"),
+    "clients=-1": dict(clients=-1),
+    "clients=10^18": dict(clients=10**18),
+    "an id with a way out": dict(client=".."),
+    "no id": dict(client=""),
+    "a number for an id": dict(client=7),
+    "train-images NaN": dict(train_images=float("nan")),
+    "train-images a text": dict(train_images="48"),
+    "a model name of 100 kB": dict(model="m" * 100_000),
+    "a model name of two lines": dict(model="cnn-5\nx"),
+    "a device of 100 kB": dict(device="c" * 100_000),
+    "a text for a list": dict(seen="ab"),
+}
+
+
+@pytest.fixture
+def grid(tmp_path):
+    return LocalGrid(envelope(small(tmp_path), {}), 3)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_declaration_that_makes_no_sense_is_refused_whole(grid, lie):
+    grid.tamper = liar(**LIES[lie])
+    roster = Roster()
+    assert Handshake(grid, "x", roster).query() == ["0", "2"]
+    assert list(roster.infos) == list(roster.generations) == list(roster.nodes) == ["0", "2"]
+    ((who, reason),) = roster.refusals()
+    assert who == "node 101" and roster.refused == {101: reason}
+    assert 10 < len(reason) < 500 and reason.isprintable()
+
+
+def test_a_refusal_stands_in_the_failures(tmp_path):
+    """The run goes on as if the liar had not come; ids and reasons are named in the summary."""
+    folder, _ = simulate(
+        small(tmp_path, rounds=1, start_timeout=0.5), tamper=liar(**LIES["clients=abc"])
+    )
+    done = json.loads(folder.summary.read_text())
+    assert done["status"] == "completed" and done["clients"] == 2
+    (failure,) = done["failures"]
+    assert failure["client"] == "node 101" and failure["round"] == 1
+    assert failure["reason"] == "clients: 'abc' is not a number from 0 to 1000000"
+
+
+def test_nobody_but_liars(tmp_path):
+    with pytest.raises(RunFailedError, match="no node can take part in this run: clients: 'abc'"):
+        simulate(
+            small(tmp_path, start_timeout=0.5),
+            tamper=lambda n, message, reply: liar(clients="abc")(1, message, reply),
+        )
+
+
+def test_a_refused_answer_leaves_no_ghost_in_the_way_of_the_real_owner(grid):
+    context = grid.contexts[102]
+    grid.contexts[50] = Context(
+        run_id=1, node_id=50, node_config=dict(context.node_config), state=RecordDict(),
+        run_config=context.run_config, series_id=0,
+    )  # fmt: skip
+    grid.online = {50, 100}
+
+    def ghost(node, message, reply):
+        if node == -50:
+            info = reply.content["info"]
+            info["clients"], info["device"] = "abc", "cuda:3"
+            return Message(RecordDict({"info": info}), reply_to=message)
+        return reply
+
+    grid.tamper = ghost
+    roster = Roster()
+    handshake = Handshake(grid, "x", roster)
+    handshake.query()
+    grid.online |= {101, 102}
+    assert sorted(handshake.query()) == ["1", "2"]
+    assert roster.nodes["2"] == 102
+
+
+def test_a_run_that_hides_classes_is_told_none(grid):
+    roster = Roster()
+    assert Handshake(grid, "x", roster, Terms(hidden=True)).query() == []
+    assert "this run hides" in roster.refused[100]
+    grid.tamper = lambda node, message, reply: liar(seen=[], images=[])(1, message, reply)
+    assert len(Handshake(grid, "x", Roster(), Terms(hidden=True)).query()) == 3
+
+
+def test_max_images_is_the_most_that_a_client_may_declare(grid):
+    roster = Roster()
+    Handshake(grid, "x", roster).query()
+    sizes = {client: info.train_images for client, info in roster.infos.items()}
+    most = sorted(sizes.values())[1]
+    second = Roster()
+    found = Handshake(grid, "x", second, Terms(max_images=most)).query()
+    assert found == [client for client, size in sizes.items() if size <= most]
+
+
+def test_the_union_of_classes_is_bounded(grid):
+    """Two clients bring names of their own, one of them too many: it goes, the other stays."""
+
+    def more(node, message, reply):
+        count = {1: 60, 2: 10}.get(node, 0)
+        info = reply.content["info"]
+        info["classes"] = [*info["classes"], *(f"{node}-{i}" for i in range(count))]
+        return Message(RecordDict({"info": info}), reply_to=message)
+
+    grid.tamper = more
+    roster = Roster()
+    Handshake(grid, "x", roster, Terms(max_classes=64)).query()
+    assert roster.ids == ["0", "1", "2"]
+    roster.fix_classes((), 64)
+    assert roster.ids == ["0", "2"] and len(roster.classes) == 14
+    assert "brings 60 classes that nobody else has" in roster.refused[101]

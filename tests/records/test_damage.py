@@ -1,0 +1,369 @@
+"""Damage to what a run left behind: named by ``fedhet verify`` and ``fedhet resume``, exit 3."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+from fedhet.cli import actions
+from fedhet.cli.app import execute
+from fedhet.errors import RunFailedError, UserError
+from fedhet.files import write_text
+from fedhet.protocol.messages import instruction
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import Finding, Verification, VerifyError
+from fedhet.runtime import session
+from fedhet.runtime.processes import MARKER, Herd
+from fedhet.testing import simulate, small
+
+ROUNDS = 3
+
+
+class Cut(Exception):
+    pass
+
+
+def _cut(node, message, reply):
+    """The server dies in the last round, when all clients have trained already.
+
+    A copy of client 0's first state stays: the run itself keeps the last two.
+    """
+    what = instruction(message)
+    if message.metadata.message_type == "train" and (what.round, node) == (1, 0):
+        own = Path(what.state_dir) / what.experiment / "0"
+        shutil.copy(own / "00000001.safetensors", own / "older~")
+    if message.metadata.message_type == "train" and (what.round, node) == (ROUNDS, 2):
+        raise Cut
+    return reply
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run that was cut in its last round, and one that is completed."""
+    base = tmp_path_factory.mktemp("damage")
+    config = small(base, rounds=ROUNDS, name="cut", engine="inline")
+    with pytest.raises(Cut):
+        simulate(config, tamper=_cut)
+    done, _ = simulate(small(base, rounds=ROUNDS, name="done", engine="inline"))
+    return {"cut": RunFolder(base / "runs" / "cut").path, "done": done.path}
+
+
+def copy(run: Path, to: Path) -> Path:
+    """The same files by hard links; :func:`put` replaces one."""
+    return Path(shutil.copytree(run, to / run.name, copy_function=os.link))
+
+
+def put(path: Path, data: bytes) -> None:
+    path.unlink()
+    path.write_bytes(data)
+
+
+def flip(path: Path, place: int = -9) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    put(path, bytes(data))
+
+
+def lines(path: Path, change) -> None:
+    put(path, b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+
+def state(run: Path, client: str, generation: int) -> Path:
+    (experiment,) = (run / "state").iterdir()
+    return experiment / client / f"{generation:08d}.safetensors"
+
+
+def last(run: Path) -> int:
+    return len((run / "rounds.jsonl").read_bytes().splitlines())
+
+
+def older(run: Path) -> None:
+    put(state(run, "0", last(run)), state(run, "0", 1).with_name("older~").read_bytes())
+
+
+def another(run: Path) -> None:
+    put(state(run, "0", last(run)), state(run, "1", last(run)).read_bytes())
+
+
+def altered(path: Path) -> None:
+    put(path, path.read_bytes().replace(b'"replied": 3', b'"replied": 2', 1))
+
+
+SERVER = "checkpoint/server.safetensors"
+DAMAGE = {
+    "a byte in a state": (lambda r: flip(state(r, "0", last(r))), "state/"),
+    "another client's state": (another, "state/"),
+    "an older state under this name": (older, "state/"),
+    "no state": (lambda r: state(r, "2", last(r)).unlink(), "state/"),
+    "a cut state": (
+        lambda r: put(state(r, "0", last(r)), state(r, "0", last(r)).read_bytes()[:-7]),
+        "state/",
+    ),
+    "a byte in the checkpoint's arrays": (lambda r: flip(r / SERVER), SERVER),
+    "a byte in the checkpoint's books": (lambda r: flip(r / SERVER, 60), SERVER),
+    "no checkpoint": (lambda r: (r / SERVER).unlink(), SERVER),
+    "a doubled line": (lambda r: lines(r / "rounds.jsonl", lambda x: [x[0], *x]), "rounds.jsonl"),
+    "a lost line": (lambda r: lines(r / "rounds.jsonl", lambda x: x[1:]), "rounds.jsonl"),
+    "the last line lost": (lambda r: lines(r / "rounds.jsonl", lambda x: x[:-1]), "rounds.jsonl"),
+    "an altered line": (lambda r: altered(r / "rounds.jsonl"), "rounds.jsonl"),
+    "a garbled line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"{\n", *x[1:]]), "line 1"),
+    "a line of nothing": (lambda r: lines(r / "rounds.jsonl", lambda x: [*x, b"{}\n"]), "line 3"),
+    "a list as a line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"[]\n", *x]), "line 1"),
+    "no lines": (lambda r: (r / "rounds.jsonl").unlink(), "rounds.jsonl"),
+    "cut clients.csv": (
+        lambda r: put(r / "clients.csv", (r / "clients.csv").read_bytes()[:-3]),
+        "clients.csv",
+    ),
+    "empty clients.csv": (lambda r: put(r / "clients.csv", b""), "clients.csv"),
+    "a line in clients.csv changed": (
+        lambda r: lines(r / "clients.csv", lambda x: [x[0], x[2], x[1], *x[3:]]),
+        "clients.csv",
+    ),
+    "an empty run.json": (lambda r: put(r / "checkpoint/run.json", b""), "run.json"),
+    "a list in run.json": (lambda r: put(r / "checkpoint/run.json", b"[1]"), "run.json"),
+    "no run.json": (lambda r: (r / "checkpoint/run.json").unlink(), "run.json"),
+    "an id that leads out": (
+        lambda r: put(
+            r / "checkpoint/run.json",
+            json.dumps(
+                json.loads((r / "checkpoint/run.json").read_text()) | {"experiment": "../../x"}
+            ).encode(),
+        ),
+        "run.json",
+    ),
+    "environment.json": (lambda r: flip(r / "environment.json"), "environment.json"),
+    "partition.csv": (lambda r: flip(r / "partition.csv", -3), "partition.csv"),
+    "an empty summary.json": (lambda r: write_text(r / "summary.json", ""), "summary.json"),
+    "a garbled summary.json": (lambda r: write_text(r / "summary.json", "{]"), "summary.json"),
+    "a list in summary.json": (lambda r: write_text(r / "summary.json", "[]"), "summary.json"),
+}
+
+
+def complaint(run: Path, capsys, command: str) -> str:
+    capsys.readouterr()
+    assert execute([command, str(run)]) == 3
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_damage_is_named_and_changes_nothing(runs, tmp_path, capsys, damage):
+    change, name = DAMAGE[damage]
+    run = copy(runs["cut"], tmp_path)
+    change(run)
+    before = (run / "rounds.jsonl").read_bytes() if (run / "rounds.jsonl").exists() else b""
+    for command in ("verify", "resume"):
+        said = complaint(run, capsys, command)
+        assert name in said and "Traceback" not in said
+    after = (run / "rounds.jsonl").read_bytes() if (run / "rounds.jsonl").exists() else b""
+    assert after == before
+
+
+FINISHED = ("a byte in a state", "a byte in the checkpoint's arrays", "an altered line",
+            "cut clients.csv", "no checkpoint", "the last line lost")  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", FINISHED)
+def test_a_finished_run_is_held_against_itself_too(runs, tmp_path, capsys, damage):
+    change, name = DAMAGE[damage]
+    run = copy(runs["done"], tmp_path)
+    assert execute(["verify", str(run)]) == 0
+    change(run)
+    assert name in complaint(run, capsys, "verify")
+
+
+def test_a_damaged_summary_is_computed_again_only_where_states_are_kept(tmp_path, capsys):
+    kinds = ({}, {"keep_state": False}, {"state_backend": "context"})
+    for number, keys in enumerate(kinds):
+        folder, _ = simulate(small(tmp_path, name=f"{number}", engine="inline", **keys))
+        write_text(folder.summary, "{")
+        said = complaint(folder.path, capsys, "resume")
+        assert ("computes it again" in said) == (not keys)
+
+
+FIGURES = """test_accuracy_mean test_accuracy_p10 best_validation_round uplink_bytes_total
+train_flops_total wall_seconds failures run_sha256 rounds clients clients_lost"""
+
+
+@pytest.mark.parametrize("figure", FIGURES.split())
+def test_every_figure_of_the_summary_is_computed_again(runs, tmp_path, capsys, figure):
+    run = copy(runs["done"], tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    wrong = {"failures": [{}], "clients_lost": [{}], "run_sha256": "0" * 64}.get(figure, 99)
+    put(run / "summary.json", json.dumps(summary | {figure: wrong}).encode())
+    said = complaint(run, capsys, "verify")
+    assert "summary.json" in said and figure in said
+
+
+def test_an_older_checkpoint_is_told_from_a_crash(runs, tmp_path, capsys):
+    run = copy(runs["done"], tmp_path)
+    put(run / SERVER, (runs["cut"] / SERVER).read_bytes())
+    assert SERVER in complaint(run, capsys, "verify")
+
+
+def test_what_a_crash_leaves_is_no_damage(runs, tmp_path):
+    run = copy(runs["cut"], tmp_path)
+    lines(run / "rounds.jsonl", lambda x: [*x, b'{"round": 3, "cut sho'])
+    lines(run / "clients.csv", lambda x: [*x, b"3,0,cnn"])
+    assert execute(["verify", str(run)]) == 0
+    for name, count in (("rounds.jsonl", 1), ("clients.csv", 3)):  # the lines, but no checkpoint
+        whole = (runs["done"] / name).read_bytes().splitlines(keepends=True)
+        lines(run / name, lambda x, whole=whole, count=count: [*x[:-1], *whole[-count:]])
+    shutil.copytree(run, tmp_path / "again")
+    assert execute(["resume", str(tmp_path / "again")]) == 0
+    ends = [
+        json.loads((r / "summary.json").read_text()) for r in (tmp_path / "again", runs["done"])
+    ]
+    assert ends[0]["run_sha256"] == ends[1]["run_sha256"]
+    assert execute(["verify", str(tmp_path / "again")]) == 0
+
+
+def test_a_lost_state_is_accepted_only_when_asked_and_stands_in_the_summary(runs, tmp_path, capsys):
+    run = Path(shutil.copytree(runs["cut"], tmp_path / "run"))
+    flip(state(run, "0", last(run)))
+    assert execute(["resume", str(run), "--accept-lost"]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    (lost,) = summary["clients_lost"]
+    assert (summary["status"], lost["client"], lost["round"]) == ("completed", "0", ROUNDS)
+    assert "is damaged" in lost["reason"]
+    assert {f["client"] for f in summary["failures"]} == {"0"}
+    assert "client 0 is lost since round 3" in capsys.readouterr().out
+    assert execute(["verify", str(run)]) == 0
+
+
+def test_with_every_client_needed_a_lost_state_ends_the_run(tmp_path):
+    def hurt(node, message, reply):
+        what = instruction(message)
+        if message.metadata.message_type == "train" and (what.round, node) == (1, 1):
+            flip(Path(what.state_dir) / what.experiment / "1" / "00000001.safetensors")
+        return reply
+
+    config = small(tmp_path, rounds=3, min_replies=3, max_skipped_rounds=0, name="all")
+    with pytest.raises(RunFailedError, match="is damaged"):
+        simulate(config, tamper=hurt)
+
+
+def test_a_reply_without_the_digest_of_a_state_is_left_out(tmp_path):
+    def silent(node, message, reply):
+        if node == 1 and message.metadata.message_type == "train":
+            reply.content["info"]["state"] = "x"
+            return Message(reply.content, reply_to=message)
+        return reply
+
+    folder, _ = simulate(small(tmp_path, rounds=1), tamper=silent)
+    (failure,) = json.loads(folder.summary.read_text())["failures"]
+    assert failure["client"] == "1" and "digest" in failure["reason"]
+
+
+def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
+    order, original = [], os.fsync
+
+    def fsync(handle):
+        order.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        original(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    simulate(small(tmp_path, rounds=1))
+    final = max(i for i, name in enumerate(order) if name.startswith(".server.safetensors"))
+    for name in ("rounds.jsonl", "clients.csv"):
+        assert order.index(name) < final
+    assert order[final + 1] == "checkpoint"  # the folder: the new name
+
+
+def test_a_link_in_a_run_folder_is_not_followed(runs, tmp_path, capsys):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious.safetensors").write_text("x")
+    for name in ("log.txt", "state/more", "flwr", "checkpoint/link", ".lock"):
+        run = copy(runs["cut"], tmp_path / name.replace("/", "-"))
+        (run / name).symlink_to(outside)
+        for command in ("verify", "resume"):
+            assert f"{name}' is a link" in complaint(run, capsys, command)
+    run = copy(runs["cut"], tmp_path / "pipe")
+    os.mkfifo(run / "log.txt")
+    assert "log.txt" in complaint(run, capsys, "resume")
+    assert (outside / "precious.safetensors").read_text() == "x"
+
+
+def test_states_elsewhere_belong_to_one_run_folder(tmp_path, capsys):
+    states = tmp_path / "states"
+    config = small(tmp_path, rounds=ROUNDS, name="own", state_dir=str(states))
+    with pytest.raises(Cut):
+        simulate(config, tamper=_cut)
+    run = tmp_path / "runs" / "own"
+    assert execute(["verify", str(run)]) == 0
+    stranger = Path(shutil.copytree(run, tmp_path / "stranger"))
+    before = sorted(states.rglob("*"))
+    assert "owner~" in complaint(stranger, capsys, "resume")
+    assert sorted(states.rglob("*")) == before
+
+
+def test_a_full_disk_leaves_no_half_folder_and_keeps_nobody_alive(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, os.strerror(28))
+
+    config = small(tmp_path, name="full")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedhet.records.run_folder.write_json", full)
+        with pytest.raises(UserError, match="No space left"):
+            RunFolder.create(config, "x")
+    assert not (tmp_path / "runs" / "full").exists()
+    RunFolder.create(config, "x")
+
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    herd = Herd(tmp_path)
+    herd.add(child.pid)
+    monkeypatch.setattr("fedhet.runtime.processes.write_text", full)
+    herd.stop(grace=1.0)
+    assert child.wait(5) != 0
+
+
+def test_only_processes_with_the_marker_of_the_run_are_ended(tmp_path):
+    program = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ours = subprocess.Popen(program, env=os.environ | {MARKER: str(tmp_path)})
+    others = subprocess.Popen(program)
+    try:
+        for name in ("pids", ".processes"):
+            (tmp_path / name).write_text(f"{others.pid} 0.0\n")
+        herd = Herd(tmp_path)
+        herd.adopt_leftovers()
+        herd.stop(grace=1.0)
+        assert ours.wait(5) != 0 and others.poll() is None
+    finally:
+        others.kill()
+        others.wait()
+
+
+def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify(
+    tmp_path, capsys, monkeypatch
+):
+    lost = [Finding(f"state {i} is gone", str(i)) for i in range(12)]
+    found = Verification(tmp_path, clients=20, findings=lost)
+    monkeypatch.setattr(session, "verify", lambda path: (RunFolder(path), found))
+    hint = f"`fedhet resume {tmp_path} --accept-lost` goes on without these clients"
+    with pytest.raises(VerifyError) as error:
+        actions.verify(tmp_path, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [f"state {i} is gone" for i in range(12)]
+    assert str(error.value) == f"12 findings in '{tmp_path}'; {hint}"
+    with pytest.raises(VerifyError) as error:
+        found.raise_for()
+    said = str(error.value)
+    assert said.startswith("state 0 is gone; state 1 is gone; ")
+    assert said.endswith(f"; 9 more, which `fedhet verify` lists; {hint}")
+    found.raise_for(accept_lost=True)
+    elsewhere = [Finding("line 2 is cut"), *lost[:2]]
+    with pytest.raises(VerifyError, match="^line 2 is cut; state 0 is gone; state 1 is gone$"):
+        Verification(tmp_path, clients=20, findings=elsewhere).raise_for()
+
+
+def test_nobody_goes_on_when_every_state_is_lost(runs, tmp_path, capsys):
+    run = Path(shutil.copytree(runs["cut"], tmp_path / "run"))
+    for client in (run / "state").glob("*/*"):
+        if client.is_dir():
+            shutil.rmtree(client)
+    assert execute(["resume", str(run), "--accept-lost"]) == 3
+    assert "no client is left to go on with" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""Means that some liars cannot move, and shares with a ceiling; numbers worked out by hand."""
+
+import numpy as np
+import pytest
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
+from fedhet.registry import METHODS
+from fedhet.strategies.averaging import class_means, weighted_mean
+from fedhet.strategies.robust import Rule, capped
+from fedhet.testing import make_strategy, simulate, small, uploads_of
+
+TRIMMED, MEDIAN = Rule("trimmed-mean", 0.2), Rule("median")
+
+
+def test_a_trimmed_mean_and_a_median_by_hand():
+    values = np.array([[1.0, 5.0], [2.0, 1.0], [3.0, 2.0], [4.0, -9.0], [1e6, 3.0]])
+    assert TRIMMED.middle(values).tolist() == [3.0, 2.0]
+    assert MEDIAN.middle(values).tolist() == [3.0, 2.0]
+    assert MEDIAN.middle(values[:4]).tolist() == [2.5, 1.5]
+    assert Rule("trimmed-mean", 0.0).middle(values).tolist() == values.mean(axis=0).tolist()
+    # floor(0.2 * 4) = 0: four values are not trimmed
+    assert TRIMMED.middle(values[:4]).tolist() == values[:4].mean(axis=0).tolist()
+    assert Rule("trimmed-mean", 0.1).middle(np.arange(10.0)).item() == 4.5
+    assert Rule("trimmed-mean", 0.1).middle(np.array([*range(9), 1e9])).item() == 4.5
+
+
+def test_rows_are_combined_class_by_class():
+    classes = np.array([0, 2, 0, 2, 0, 2, 0, 0, 3])
+    rows = np.array([1, 10, 2, 20, 3, 1e6, 4, -1e6, 7], dtype=np.float32)[:, None] * np.ones(2)
+    before = np.full((5, 2), -1, dtype=np.float32)
+    split = [rows[:4].astype(np.float32), rows[4:].astype(np.float32)]
+    for rule, wanted in ((TRIMMED, [2, -1, 1e6 / 3 + 10, 7, -1]), (MEDIAN, [2, -1, 20, 7, -1])):
+        got = class_means(classes, split, None, before, rule)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, np.array(wanted)[:, None] * np.ones(2), rtol=1e-6)
+        flat = class_means(classes, [a[:, 0] for a in split], None, before[:, 0], rule)
+        np.testing.assert_array_equal(flat, got[:, 0])
+
+
+def test_whole_models_are_combined_coordinate_by_coordinate(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedhet.strategies.robust.CHUNK", 7)
+    random = np.random.default_rng(0)
+    strategy = make_strategy(small(tmp_path, method="lg_fedavg"), [[0]] * 5, [1, 2, 3, 4, 5], 2)
+    models = random.random((5, 3, 4)).astype(np.float32)
+    uploads = uploads_of(strategy, {str(k): ModelArrays((m,)) for k, m in enumerate(models)})
+    for rule, wanted in (
+        (TRIMMED, np.sort(models, axis=0)[1:4].mean(axis=0, dtype=np.float64)),
+        (MEDIAN, np.median(models, axis=0)),
+    ):
+        (got,) = weighted_mean(uploads, rule)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_a_share_above_the_cap_goes_to_the_others_in_proportion():
+    np.testing.assert_allclose(capped(np.array([1, 1, 2, 96]), 0.4), [0.15, 0.15, 0.3, 0.4])
+    # what is cut off lifts the second above the cap as well
+    np.testing.assert_allclose(capped(np.array([1, 30, 69]), 0.45), [0.1, 0.45, 0.45])
+    np.testing.assert_allclose(capped(np.array([1, 10**9]), 0.3), [0.5, 0.5])
+    sizes, groups = np.array([9, 1, 5, 90, 1, 4]), np.array([0, 0, 0, 1, 1, 1])
+    got = capped(sizes, 0.5, groups)
+    np.testing.assert_allclose(got, [0.5, 0.5 / 6, 2.5 / 6, 0.5, 0.1, 0.4])
+    assert capped(np.array([3, 7, 11]), 1.0).tolist() == [3 / 21, 7 / 21, 11 / 21]
+
+
+def test_max_weight_bounds_a_client_of_many_images(tmp_path):
+    seen, images = [[0]] * 4, [10, 10, 10, 970]
+    heads = {str(k): np.float32([[k]]) for k in range(4)}
+    means = {}
+    for cap in (1.0, 0.25):
+        config = small(tmp_path, method="fedproto", max_weight=cap, name=f"cap-{cap}")
+        strategy = make_strategy(config, seen, images, 1)
+        payloads = {
+            c: ClassVectors(np.array([0]), np.array([n]), np.repeat(heads[c], 500, axis=1))
+            for c, n in zip(heads, images, strict=True)
+        }
+        strategy.aggregate(uploads_of(strategy, payloads), 1)
+        means[cap] = float(strategy.arrays()["prototypes"][0, 0])
+    assert means[1.0] == pytest.approx((10 + 20 + 3 * 970) / 1000)
+    assert means[0.25] == pytest.approx((0 + 1 + 2 + 3) / 4)
+
+
+def test_one_liar_of_five_does_not_move_fedssas_rows(tmp_path):
+    """Rows x 100: the mean follows them, the others stay among what the honest ones sent."""
+    honest = np.random.default_rng(1).normal(size=(4, 500)).astype(np.float32)
+    rows = [*honest, 100 * honest[0]]
+    classes = np.array([1])
+    found = {}
+    for rule in ("mean", "trimmed-mean", "median"):
+        config = small(tmp_path, aggregation=rule, header_bias=False, name=rule)
+        strategy = make_strategy(config, [[1]] * 5, [9] * 5, 2)
+        empty = np.zeros(0, dtype=np.float32)
+        payloads = {str(k): HeaderRows(classes, row[None], empty) for k, row in enumerate(rows)}
+        strategy.aggregate(uploads_of(strategy, payloads), 1)
+        found[rule] = strategy.arrays()["header.weight"][1]
+    low, high = honest.min(axis=0), honest.max(axis=0)
+    for rule in ("trimmed-mean", "median"):
+        assert (found[rule] >= low).all() and (found[rule] <= high).all()
+    assert np.linalg.norm(found["mean"]) > 10 * np.linalg.norm(found["median"])
+
+
+ROBUST = [name for name, method in METHODS.items() if "median" in method.strategy.aggregations]
+
+
+def test_every_method_that_averages_offers_the_rules():
+    assert set(METHODS) - set(ROBUST) >= {"standalone", "fd"}
+    assert {"fedssa", "fedproto", "fedkd", "lg_fedavg", "fedmrl", "pfedes"} <= set(ROBUST)
+
+
+@pytest.mark.parametrize("method", ["fedkd", "fedmrl"])
+def test_a_run_with_medians(tmp_path, method):
+    one, _ = simulate(small(tmp_path, method=method, rounds=1, aggregation="median", name="a"))
+    two, _ = simulate(small(tmp_path, method=method, rounds=1, name="b"))
+    assert one.read_rounds()[0]["failures"] == []
+    assert one.read_rounds()[0]["sha256"] != two.read_rounds()[0]["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"method": "fd", "aggregation": "median"}, "aggregation: 'median' is not allowed with"),
+        ({"method": "standalone", "aggregation": "trimmed-mean"}, "allowed: mean"),
+        ({"aggregation": "trimmed-mean", "trim": 0.5}, "trim: '0.5' is not allowed"),
+        ({"trim": 0.3}, "trim: 0.3 is only used with aggregation=trimmed-mean"),
+        ({"method": "fml", "aggregation": "median", "max-weight": 0.5}, "knows no weights"),
+        ({"max-weight": 0.5}, "max-weight: '0.5' changes nothing with method=fedssa"),
+        ({"max-weight": 0}, "max-weight: '0' is not allowed"),
+        ({"client-keys": "tls/clients"}, "client-keys: 'tls/clients' is not allowed"),
+    ],
+)
+def test_settings_that_cannot_work(keys, message):
+    with pytest.raises(UserError, match=message):
+        build_config(keys)

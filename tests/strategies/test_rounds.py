@@ -1,0 +1,442 @@
+"""The round loop: determinism, faults, resume, evaluation of everybody, sampling."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+
+from fedhet.clients.base import MethodClient
+from fedhet.errors import RunFailedError, UserError
+from fedhet.ids import client_order
+from fedhet.protocol.messages import PACKED, arrays_of, instruction, to_record
+from fedhet.protocol.roster import Roster
+from fedhet.testing import simulate, small
+from fedhet.training.denormals import without_denormals
+
+
+def sha(folder) -> str:
+    return json.loads(folder.summary.read_text())["run_sha256"]
+
+
+def summary(folder) -> dict:
+    return json.loads(folder.summary.read_text())
+
+
+def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path):
+    first, _ = simulate(small(tmp_path))
+    second, _ = simulate(small(tmp_path), before=lambda grid: setattr(grid, "reverse", True))
+    other, _ = simulate(small(tmp_path, seed=1))
+    assert sha(first) == sha(second) != sha(other)
+
+
+def test_the_context_backend_gives_the_same_bytes(tmp_path):
+    files, _ = simulate(small(tmp_path))
+    context, _ = simulate(small(tmp_path, state_backend="context"))
+    assert sha(files) == sha(context)
+    assert not (context.path / "state").exists()
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
+    whole, _ = simulate(small(tmp_path, rounds=4))
+
+    class Crash(Exception):
+        pass
+
+    def crash(node, message, reply):
+        training = message.metadata.message_type == "train"
+        if training and instruction(message).round == 3 and node == 1:
+            raise Crash  # client 0 has trained and saved generation 3 already
+        return reply
+
+    config = small(tmp_path, rounds=4, name="crashed")
+    with pytest.raises(Crash):
+        simulate(config, tamper=crash)
+    from fedhet.records.run_folder import RunFolder
+
+    folder = RunFolder(tmp_path / "runs" / "crashed")
+    with folder.rounds.open("a") as file:
+        file.write('{"round": 3, "cut sho')  # the crash hit while a line was written
+    resumed, _ = simulate(config, folder=folder)
+    assert sha(resumed) == sha(whole)
+    assert [r["round"] for r in resumed.read_rounds()] == [1, 2, 3, 4]
+    rows = list(csv.DictReader(resumed.clients.open()))
+    assert [row["round"] for row in rows] == [str(r) for r in (1, 2, 3, 4) for _ in range(3)]
+
+
+def test_a_repeated_message_changes_nothing(tmp_path):
+    """The reply is lost, the client has saved generation 1, the server still names 0."""
+
+    def lose(node, message, reply):
+        if node == 0 and instruction(message).round == 1 and reply.content.array_records:
+            return Message(Error(code=1, reason="lost"), reply_to=message)
+        return reply
+
+    folder, grid = simulate(small(tmp_path, rounds=2), tamper=lose)
+    named = [
+        instruction(m).generation
+        for m in grid.sent
+        if m.metadata.message_type == "train" and m.metadata.dst_node_id == 100
+    ]
+    assert named == [0, 0]
+    assert summary(folder)["failures"] == [
+        {"round": 1, "client": "0", "reason": "Flower error 1: lost"}
+    ]
+
+
+def hostile(change):
+    """Tamper with client 1's train replies."""
+
+    def tamper(node, message, reply):
+        if node == 1 and message.metadata.message_type == "train":
+            content = reply.content
+            change(content)
+            return Message(content, reply_to=message)
+        return reply
+
+    return tamper
+
+
+def set_metric(name, value):
+    def change(content):
+        content["metrics"] = MetricRecord(dict(content["metrics"].items()) | {name: value})
+
+    return change
+
+
+def scale_metric(name, factor):
+    def change(content):
+        set_metric(name, content["metrics"][name] * factor)(content)
+
+    return change
+
+
+def set_arrays(edit):
+    def change(content):
+        content["arrays"] = to_record(edit(arrays_of(Message(content, 1, "train"))))
+
+    return change
+
+
+def poke(value):
+    def edit(arrays):
+        arrays[1][0, 0] = value
+        return arrays
+
+    return edit
+
+
+def npy(header, rest=b""):
+    """Bytes in NumPy's format 1.0 with any header."""
+    text = repr(header).encode() if isinstance(header, dict) else header.encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + rest
+
+
+def set_data(data):
+    """Put these bytes where an array should be."""
+
+    def change(content):
+        content["arrays"][PACKED] = Array(np.frombuffer(data, np.uint8))
+
+    return change
+
+
+def set_record(key, data):
+    """Put these bytes where the packed arrays should be."""
+
+    def change(content):
+        content["arrays"] = ArrayRecord({key: Array("uint8", (1,), "numpy.ndarray", data)})
+
+    return change
+
+
+HOSTILE = {
+    "NaN": set_arrays(poke(np.nan)),
+    "infinity": set_arrays(poke(np.inf)),
+    "norm": set_arrays(poke(1e30)),
+    "extra array": set_arrays(lambda a: [*a, a[0]]),
+    "missing array": set_arrays(lambda a: a[:-1]),
+    "no arrays": lambda content: content.pop("arrays"),
+    "wrong shape": set_arrays(lambda a: [a[0], a[1][:, :-1], a[2]]),
+    "float64": set_arrays(lambda a: [a[0], a[1].astype(np.float64), a[2]]),
+    "class out of range": set_arrays(lambda a: [a[0] + 99, a[1], a[2]]),
+    "negative class": set_arrays(lambda a: [a[0] - 99, a[1], a[2]]),
+    "duplicated class": set_arrays(lambda a: [a[0] * 0 + a[0][0], a[1], a[2]]),
+    "zero images": set_metric("num-examples", 0.0),
+    "minus one image": set_metric("num-examples", -1.0),
+    "1e18 images": set_metric("num-examples", 1e18),
+    "metric not finite": set_metric("train_loss", float("nan")),
+    "accuracy above 100": set_metric("test_accuracy", 1e6),
+    "accuracy below 0": set_metric("val_accuracy", -1.0),
+    "FLOPs whose sum is infinite": set_metric("train_flops", 1.7e308),
+    "negative FLOPs": set_metric("train_flops", -1e30),
+    "a thousand times its FLOPs": scale_metric("train_flops", 1000),
+    "a loss of 1e300": set_metric("train_loss", 1e300),
+    "a loss of -1e300": set_metric("train_loss", -1e300),
+    "negative seconds": set_metric("seconds", -5.0),
+    "any other number": set_metric("novelty", 1e300),
+    "another round": lambda content: content["info"].update({"round": 7}),
+    "another client": lambda content: content["info"].update({"client": "0"}),
+    "no info": lambda content: content.pop("info"),
+    "no metrics": lambda content: content.pop("metrics"),
+    "big": set_arrays(lambda a: [a[0], np.zeros((2, 2_000_000), np.float32), a[2]]),
+    "64 MB": set_arrays(lambda a: [a[0], np.zeros((2, 8_000_000), np.float32), a[2]]),
+    "64 MB of text": lambda content: content["info"].update({"client": "1" * (64 << 20)}),
+    "pickled": set_data(npy({"descr": "|O", "fortran_order": False, "shape": (1,)}, b"cos\n")),
+    "packed pickle": set_record(
+        PACKED, npy({"descr": "|O", "fortran_order": False, "shape": (1,)}, b"cos\n")
+    ),
+    "packed zip": set_record(PACKED, b"PK\x03\x04" + b"\0" * 100),
+    "packed claims 4 EB": set_record(
+        PACKED, npy({"descr": "|u1", "fortran_order": False, "shape": (10**18,)})
+    ),
+    "packed floats": set_record(
+        PACKED, npy({"descr": "<f4", "fortran_order": False, "shape": (1,)}, b"\0" * 4)
+    ),
+    "packed and more": set_record(
+        PACKED, npy({"descr": "|u1", "fortran_order": False, "shape": (0,)}, b"\0")
+    ),
+    "another record": set_record(
+        "00000", npy({"descr": "|u1", "fortran_order": False, "shape": (0,)})
+    ),
+    "a zip": set_data(b"PK\x03\x04" + b"\0" * 100),
+    "no array": set_data(b"\x93NUMPY"),
+    "claims 4 EB": set_data(npy({"descr": "<f4", "fortran_order": False, "shape": (10**18,)})),
+    "nested header": set_data(npy("(" * 4000)),
+    "an error as long as a book": lambda c: c["info"].update({"error": "x\n\x1b[31m" * 9999}),
+    "10,000 metrics": lambda c: c["metrics"].update({f"a{i}": 0.0 for i in range(10_000)}),
+    "odd metric name": set_metric("\n", 1.0),
+    "list metric": set_metric("train_loss", [1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_reply_changes_nothing_and_is_named(tmp_path, attack):
+    without, _ = simulate(
+        small(tmp_path, rounds=1),
+        tamper=lambda node, message, reply: (
+            Message(Error(code=1, reason="gone"), reply_to=message)
+            if node == 1 and message.metadata.message_type == "train"
+            else reply
+        ),
+    )
+    attacked, _ = simulate(small(tmp_path, rounds=1), tamper=hostile(HOSTILE[attack]))
+    failures = summary(attacked)["failures"]
+    assert [f["client"] for f in failures] == ["1"] and failures[0]["reason"]
+    assert len(failures[0]["reason"]) <= 500 and failures[0]["reason"].isprintable()
+    assert sha(attacked) == sha(without)
+    assert summary(attacked)["status"] == "completed"
+
+
+def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    from fedhet.protocol import messages as wire
+
+    decoded = []
+
+    def watched(message, original=wire.arrays_of):
+        decoded.append(wire.message_bytes(message))
+        return original(message)
+
+    monkeypatch.setattr(wire, "arrays_of", watched)
+    attacked, _ = simulate(
+        small(tmp_path, rounds=1, min_replies=1, max_skipped_rounds=3),
+        tamper=hostile(HOSTILE["64 MB"]),
+    )
+    (failure,) = [f for f in summary(attacked)["failures"] if f["client"] == "1"]
+    assert "more than the" in failure["reason"] and "640" in failure["reason"]
+    assert max(decoded) < 1 << 20
+
+
+def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
+    def mute(node, message, reply):
+        if message.metadata.message_type == "train" and instruction(message).round != 2:
+            return Message(Error(code=1, reason="mute"), reply_to=message)
+        return reply
+
+    config = small(tmp_path, rounds=9, max_skipped_rounds=2, name="skips")
+    with pytest.raises(RunFailedError, match="3 rounds in a row.*mute"):
+        simulate(config, tamper=mute)
+    from fedhet.records.run_folder import RunFolder
+
+    rounds = RunFolder(tmp_path / "runs" / "skips").read_rounds()
+    assert [r["replied"] for r in rounds] == [0, 3, 0, 0, 0]
+
+
+def test_a_valid_reply_of_a_skipped_round_is_named(tmp_path):
+    def mute(node, message, reply):
+        if message.metadata.message_type == "train" and (instruction(message).round, node) != (
+            2,
+            1,
+        ):
+            return Message(Error(code=1, reason="mute"), reply_to=message)
+        return reply
+
+    config = small(tmp_path, rounds=2, min_replies=2, max_skipped_rounds=1, name="skips")
+    with pytest.raises(RunFailedError, match="1 of min-replies=2 came"):
+        simulate(config, tamper=mute)
+    from fedhet.records.run_folder import RunFolder
+
+    for record in RunFolder(tmp_path / "runs" / "skips").read_rounds():
+        assert record["replied"] == 0
+        assert [f["client"] for f in record["failures"]] == ["0", "1", "2"]
+
+
+def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
+    tiny, found, original = torch.tensor([1e-39]), [], MethodClient.fit
+
+    def fit(self, *arguments):
+        found.append(float(tiny * 0.5))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(MethodClient, "fit", fit)
+    simulate(small(tmp_path, rounds=1))
+    assert found == [0.0, 0.0, 0.0]
+    assert float(tiny * 0.5) > 0
+
+
+def test_denormal_numbers_come_back_only_when_the_outermost_is_left():
+    tiny = torch.tensor([1e-39])
+    with without_denormals():
+        with without_denormals():
+            assert float(tiny * 0.5) == 0
+        assert float(tiny * 0.5) == 0
+    assert float(tiny * 0.5) > 0
+
+
+def test_a_reply_that_never_comes_closes_the_round_at_the_timeout(tmp_path):
+    def swallow(node, message, reply):
+        silent = node == 2 and message.metadata.message_type == "train"
+        return None if silent else reply
+
+    folder, _ = simulate(small(tmp_path, rounds=1, round_timeout=1.0), tamper=swallow)
+    assert summary(folder)["failures"][0]["reason"].startswith("Flower error 1000: no reply within")
+    assert folder.read_rounds()[0]["seconds"] < 30
+
+
+def test_an_offline_client_is_failed_at_once_and_not_replaced(tmp_path):
+    def leave(node, message, reply):
+        if instruction(message).round == 1:
+            grid_of["x"].online.discard(102)
+        return reply
+
+    grid_of = {}
+    folder, _ = simulate(small(tmp_path), tamper=leave, before=lambda g: grid_of.update(x=g))
+    second = folder.read_rounds()[1]
+    assert (second["sampled"], second["replied"], second["offline"]) == (3, 2, 1)
+    assert second["failures"] == [{"client": "2", "reason": "offline"}]
+
+
+def test_clients_never_sampled_are_evaluated_as_initialised(tmp_path):
+    everybody, _ = simulate(small(tmp_path, fraction=0.34, rounds=1))
+    (record,) = everybody.read_rounds()
+    assert (record["sampled"], record["evaluated_clients"]) == (1, 3)
+    rows = list(csv.DictReader(everybody.clients.open()))
+    assert sorted(row["generation"] for row in rows) == ["0", "0", "1"]
+    some, _ = simulate(small(tmp_path, fraction=0.34, rounds=1, evaluate_all=False))
+    assert some.read_rounds()[0]["evaluated_clients"] == 1
+
+
+def test_evaluate_every_evaluates_all_that_trained_since(tmp_path):
+    config = small(tmp_path, fraction=0.34, rounds=4, evaluate_every=2, evaluate_all=False)
+    folder, _ = simulate(config)
+    rounds = folder.read_rounds()
+    assert rounds[0]["test_accuracy_mean"] is None
+    rows = list(csv.DictReader(folder.clients.open()))
+    assert {row["round"] for row in rows} == {"2", "4"}
+    trained = {str(r): set() for r in range(1, 5)}
+    for row in rows:
+        trained[row["generation"]].add(row["client"])
+    assert sum(len(clients) for clients in trained.values()) == len(rows) >= 2
+
+
+def test_sampling_depends_on_seed_and_round_only():
+    roster = Roster()
+    roster.infos = dict.fromkeys(map(str, range(20)))  # type: ignore[assignment]
+    drawn = roster.sample(1, 5, 4)
+    assert drawn == roster.sample(1, 5, 4) and len(set(drawn)) == 4
+    assert drawn != roster.sample(1, 6, 4) and drawn != roster.sample(2, 5, 4)
+    assert sorted(["10", "9", "b", "a"], key=client_order) == ["9", "10", "a", "b"]
+    assert sorted(["7", "07", "007"], key=client_order) == ["007", "07", "7"]
+    assert sorted(["07", "007", "7"], key=client_order) == ["007", "07", "7"]
+
+
+def test_a_second_node_with_the_same_client_id_is_refused(tmp_path):
+    def twins(grid):
+        grid.contexts[102].node_config["partition-id"] = 0
+
+    folder, grid = simulate(small(tmp_path, start_timeout=1.0), before=twins)
+    assert summary(folder)["clients"] == 2
+
+
+def test_a_client_that_returns_with_other_data_is_refused(tmp_path):
+    def swap(node, message, reply):
+        grid = grid_of["x"]
+        if instruction(message).round == 1 and 102 in grid.online:
+            grid.online.discard(102)
+            grid.contexts[103] = grid.contexts[102]
+            grid.contexts[103].node_config["model"] = "cnn-4"
+            grid.online.add(103)
+        return reply
+
+    grid_of = {}
+    folder, _ = simulate(small(tmp_path), tamper=swap, before=lambda g: grid_of.update(x=g))
+    assert folder.read_rounds()[1]["failures"] == [
+        {"client": "2", "reason": "offline"},
+        {
+            "client": "node 103",
+            "reason": "client '2' declares other data or another model now",
+        },
+    ]
+
+
+SUMMARY = """method dataset clients fraction rounds seed status test_accuracy_mean
+test_accuracy_std test_accuracy_p10 test_accuracy_min best_validation_round
+best_validation_test_accuracy_mean uplink_floats_per_client_round downlink_floats_per_client_round
+uplink_bytes_total downlink_bytes_total train_flops_total wall_seconds failures run_sha256"""
+ROUND = """round test_accuracy_mean val_accuracy_mean train_loss sampled replied failed
+uplink_floats downlink_floats uplink_bytes downlink_bytes train_flops seconds sha256"""
+
+
+def test_the_run_folder_has_what_is_promised(tmp_path):
+    folder, _ = simulate(small(tmp_path))
+    done = summary(folder)
+    assert [key for key in SUMMARY.split() if done[key] is None] == []
+    for record in folder.read_rounds():
+        assert [key for key in ROUND.split() if record[key] is None] == []
+    for name in ("config.yaml", "environment.json", "partition.csv", "clients.csv", "checkpoint"):
+        assert (folder.path / name).exists()
+
+
+def test_the_reported_mean_is_the_mean_of_the_clients(tmp_path):
+    folder, _ = simulate(small(tmp_path))
+    rows = [r for r in csv.DictReader(folder.clients.open()) if r["round"] == "2"]
+    mean = np.mean([float(row["test_accuracy"]) for row in rows])
+    assert summary(folder)["test_accuracy_mean"] == pytest.approx(mean)
+
+
+def test_private_layers_never_cross_the_wire(tmp_path):
+    _, grid = simulate(small(tmp_path))
+    for message in grid.sent:
+        for array in arrays_of(message):
+            assert array.size <= 4 * 500
+
+
+def test_a_run_in_which_nobody_ever_replied_fails_with_the_first_reason(tmp_path, monkeypatch):
+    def fit(self, *arguments):
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr(MethodClient, "fit", fit)
+    here = r"\(test_rounds.py:\d+\)"
+    with pytest.raises(RunFailedError, match=f"client 0: ZeroDivisionError: by hand {here}$"):
+        simulate(small(tmp_path, rounds=1))
+
+
+def test_a_run_that_every_node_refuses_ends_at_once(tmp_path, monkeypatch):
+    def load(*_, **__):
+        raise UserError("data-path: '/gone' is not there")
+
+    monkeypatch.setattr("fedhet.client_app.load_local", load)
+    with pytest.raises(RunFailedError, match="no node can take part in this run: .*'/gone'"):
+        simulate(small(tmp_path))

@@ -1,0 +1,120 @@
+"""Which cells a preset's grid has, and what they are called."""
+
+import pytest
+import yaml
+
+from fedhet.errors import UserError
+from fedhet.runtime.superlink import app_root
+from fedhet.sweeps.grid import combinations, digest, read_cells
+
+BASE = {"dataset": "digits", "clients": 5, "rounds": 50, "local-epochs": 10, "mu0": 0.25}
+
+
+def cells(tmp_path, grid, words=(), profile="full", **more):
+    path = tmp_path / "preset.yaml"
+    path.write_text(yaml.safe_dump(BASE | more | {"grid": grid}))
+    return read_cells(path, words, profile)
+
+
+def test_a_grid_is_every_combination_in_order() -> None:
+    made = list(combinations({"method": ["a", "b"], "lr": [1, 2]}, []))
+    assert [tuple(choice.values()) for choice in made] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+
+
+def test_paired_keys_move_together() -> None:
+    grid = {"partition-seed": [0, 1], "method": ["a", "b"], "seed": [7, 8]}
+    made = list(combinations(grid, [["partition-seed", "seed"]]))
+    assert [(c["partition-seed"], c["method"], c["seed"]) for c in made] == [
+        (0, "a", 7), (0, "b", 7), (1, "a", 8), (1, "b", 8),
+    ]  # fmt: skip
+
+
+def test_a_list_of_grids_is_their_union_without_repeats(tmp_path) -> None:
+    found = cells(tmp_path, [{"method": ["fedssa"], "seed": [0, 1]}, {"seed": [1, 2]}])
+    assert [cell.config.seed for cell in found] == [0, 1, 2]
+    assert len({cell.name for cell in found}) == 3
+
+
+def test_keys_of_one_method_stay_with_it(tmp_path) -> None:
+    fedssa, alone = cells(tmp_path, {"method": ["fedssa", "standalone"]})
+    assert fedssa.config.params.mu0 == 0.25
+    assert alone.config.method == "standalone" and "mu0" not in alone.config.flat()
+
+
+def test_a_cell_is_named_by_what_decides_its_result(tmp_path) -> None:
+    (cell,) = cells(tmp_path, {"seed": [0]})
+    same = cell.config.model_copy(update={"out": "elsewhere", "name": "x", "actors": 3})
+    other = cell.config.model_copy(update={"lr": 0.02})
+    assert cell.name == f"fedssa-{digest(same)[:16]}"
+    assert digest(other) != digest(same)
+    assert cell.config.engine == "inline"
+
+
+def test_the_command_line_wins_over_the_grid(tmp_path) -> None:
+    (cell,) = cells(tmp_path, {"seed": [0, 1], "method": ["standalone"]}, ["seed=5", "rounds=3"])
+    assert (cell.config.seed, cell.config.rounds) == (5, 3)
+
+
+def test_quick_takes_a_tenth_of_the_rounds_and_a_fifth_of_the_epochs(tmp_path) -> None:
+    (cell,) = cells(tmp_path, {"seed": [0]}, profile="quick")
+    assert (cell.config.rounds, cell.config.local_epochs) == (5, 2)
+    (short,) = cells(tmp_path, {"rounds": [1]}, profile="quick")
+    assert (short.config.rounds, short.config.local_epochs) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("grid", "paired", "says"),
+    [
+        ({"seed": 3}, [], "give a list of values"),
+        ({}, [], "a map of keys to lists"),
+        ("seed", [], "a map of keys to lists"),
+        ({"seed": [0, 1], "partition-seed": [0]}, ["seed", "partition-seed"], "of one length"),
+        ({"sede": [0]}, [], "did you mean 'seed'"),
+        ([], [], r"grid: '\[\]' is not allowed"),
+        ({"seed": [0, 1]}, [["seed", "partition-sed"]], "paired: 'partition-sed' is no key"),
+        ({"seed": [0]}, "seed", "give a list of keys"),
+        ("seed", ["seed"], "a map of keys to lists"),
+        ({1: [2]}, [], "'1' is no key"),
+        ({"engine": ["ray", "inline"]}, [], "grid: 'engine' changes no result"),
+        ({"seed": [True]}, [], "seed: 'true' is not allowed: a whole number is needed"),
+        ({"seed": [0, 1], "lr": [1, 2]}, [["seed", "lr"], ["lr"]], "'lr' is named twice"),
+    ],
+)
+def test_a_wrong_grid_is_one_line(tmp_path, grid, paired, says) -> None:
+    with pytest.raises(UserError, match=says):
+        cells(tmp_path, grid, paired=paired)
+
+
+def test_a_preset_without_a_grid_is_no_sweep(tmp_path) -> None:
+    (tmp_path / "preset.yaml").write_text("method: fedssa\n")
+    with pytest.raises(UserError, match="needs the key `grid`"):
+        read_cells(tmp_path / "preset.yaml", [])
+
+
+def test_the_papers_presets_are_what_they_say() -> None:
+    folder = app_root() / "configs" / "paper"
+    found = {path.stem: read_cells(path, []) for path in sorted(folder.glob("*.yaml"))
+             if path.stem != "office-caltech"}  # fmt: skip
+    assert len(found) == 11
+    assert len(found["heterogeneous"]) == 11 * 2 * 3 * 5
+    assert {cell.config.rounds for cell in found["heterogeneous"]} == {100, 500}
+    assert {cell.config.models for cell in found["homogeneous"]} == {("cnn-1",)}
+    names = {cell.name for cell in found["heterogeneous"]}
+    assert {cell.name for cell in found["cost-to-target"]} < names  # nothing runs twice
+    places = ["data-path=images.zip", "partition-file=sites.csv"]
+    sites = read_cells(folder / "office-caltech.yaml", places)
+    assert len(sites) == 11 * 5
+
+
+def test_the_presets_of_comparisons_hold_every_cell_once() -> None:
+    count = {}
+    for path in sorted((app_root() / "configs" / "compare").glob("*.yaml")):
+        keys = yaml.safe_load(path.read_text())
+        places = ["data-path=images.zip"] if keys["dataset"] == "image-folder" else []
+        places += ["partition-file=sites.csv"] if keys["partition"] == "file" else []
+        found = read_cells(path, places)
+        assert len({cell.name for cell in found}) == len(found)
+        count[path.stem] = len(found)
+    assert count["cifar100-n100"] == count["cifar10-n100"] == 11 * 3
+    assert count["office-caltech"] == 16 * 5
+    assert count["digits"] == 16 * 3

@@ -1,0 +1,143 @@
+"""What a search tries, how it judges, and what it leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from written_runs import round_line, write_clients
+
+from fedhet.cli import tune as command
+from fedhet.config import load_config
+from fedhet.errors import RunFailedError, UserError
+from fedhet.sweeps.tune import Search, best, validation
+
+WORDS = ["method=fedproto,standalone", "lr=0.003,0.01,0.03", "lam=0.1,1,10"]
+
+
+@pytest.fixture
+def preset(tmp_path):
+    path = tmp_path / "small.yaml"
+    values = {"dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"], "rounds": 2}
+    path.write_text(yaml.safe_dump(values | {"local-epochs": 1, "mu0": 0.4}))
+    return path
+
+
+def pretend(words):
+    """A run whose validation accuracy is best at lr 0.01, and whose test accuracy says 0.03."""
+    config = load_config(Path(words[1]))
+    folder = Path(words[words.index("--out") + 1]) / words[-1]
+    folder.mkdir(parents=True)
+    good = 90.0 - 1000 * abs(config.lr - 0.01) + config.seed - getattr(config.params, "lam", 0)
+    loss = None if config.lr == 0.003 and config.method == "standalone" else 1.0
+    first = round_line(1, 1.0, val_accuracy_mean=99.0)
+    last = round_line(2, 1000 * config.lr, loss, val_accuracy_mean=good)
+    (folder / "rounds.jsonl").write_text(first + last)
+    (folder / "config.yaml").write_text(Path(words[1]).read_text())
+    write_clients(folder, [[1.0], [1000 * config.lr]])
+    ending = {"status": "completed", "reason": "", "rounds": 2}
+    (folder / "summary.json").write_text(json.dumps(ending))
+    return 0
+
+
+def broken(_words):
+    """A run that cannot even start."""
+    return 1
+
+
+def test_every_method_gets_as_many_trials_and_no_foreign_keys(preset):
+    trials = Search.read(preset, WORDS).trials(0, 0)
+    by_method = {m: [t for t in trials if t.method == m] for m in ("fedproto", "standalone")}
+    assert [len(found) for found in by_method.values()] == [3, 3]
+    assert all(set(t.values) == {"lr", "lam"} for t in by_method["fedproto"])
+    assert [t.values for t in by_method["standalone"]] == [{"lr": lr} for lr in (0.003, 0.01, 0.03)]
+    assert len({t.label for t in by_method["fedproto"]}) == 3
+    again = Search.read(preset, WORDS).trials(0, 0)
+    assert [t.label for t in again] == [t.label for t in trials]
+    others = {t.label for t in Search.read(preset, WORDS).trials(0, 5)}
+    assert others != {t.label for t in trials}
+    with pytest.raises(UserError, match="^trials: 4 is more than the 3 .*'standalone'"):
+        Search.read(preset, WORDS).trials(4, 0)
+
+
+def test_a_whole_grid_is_walked_in_order_and_seeds_repeat_a_trial(preset):
+    search = Search.read(preset, ["method=fedproto", "lr=0.1,0.2", "lam=1,2", "seed=0,1,2"])
+    trials = search.trials(0, 0)
+    assert [t.label for t in trials] == [
+        "lr=0.1 lam=1", "lr=0.1 lam=2", "lr=0.2 lam=1", "lr=0.2 lam=2",
+    ]  # fmt: skip
+    assert [[cell.config.seed for cell in t.cells] for t in trials] == [[0, 1, 2]] * 4
+    assert all(cell.config.engine == "inline" for t in trials for cell in t.cells)
+    assert len({cell.name for t in trials for cell in t.cells}) == 12
+
+
+def test_ranges_are_drawn_on_a_logarithmic_scale(preset):
+    search = Search.read(preset, ["method=fedproto", "lr=0.0001..0.1", "lam=0..1"])
+    values = [t.values for t in search.trials(60, 0)]
+    rates = [v["lr"] for v in values]
+    assert all(0.0001 <= lr <= 0.1 for lr in rates) and len(set(rates)) > 40
+    assert 12 < sum(lr < 0.001 for lr in rates) < 32  # a third of three decades
+    assert 0.3 < sum(v["lam"] for v in values) / 60 < 0.7
+
+
+def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, capsys):
+    out = tmp_path / "tuned" / "best.yaml"
+    options = command.Options(out, tmp_path / "runs", workers=2)
+    command.tune(str(preset), [*WORDS, "seed=0,1"], options, as_json=True, work=pretend)
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    chosen = {t["method"]: t for t in told["trials"] if t["chosen"]}
+    assert chosen["standalone"]["values"] == {"lr": 0.01}
+    assert chosen["standalone"]["val_accuracy_mean"] == pytest.approx(90.5)
+    worst = [t for t in told["trials"] if t["val_accuracy_mean"] is None]
+    assert [t["values"] for t in worst] == [{"lr": 0.003}]  # it diverged
+    assert "test_accuracy" not in printed.out
+    assert [Path(p).name for p in told["presets"]] == ["best-fedproto.yaml", "best-standalone.yaml"]
+    path = out.with_name("best-standalone.yaml")
+    config = load_config(path)
+    assert (config.method, config.lr, config.rounds) == ("standalone", 0.01, 2)
+    text = path.read_text()
+    assert text.startswith("# fedhet run best-standalone\n# by: fedhet tune small method=fedproto")
+    assert "90.50  lr=0.01" in text and "-  lr=0.003" in text
+    proto = load_config(out.with_name("best-fedproto.yaml"))
+    assert proto.params.lam == chosen["fedproto"]["values"]["lam"]
+
+
+def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):
+    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
+    command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=False, work=pretend)
+    printed = capsys.readouterr()
+    assert printed.err.count("finished") == 2 and "10.00" not in printed.err + printed.out
+    assert "90.00 %" in printed.out and "chosen" in printed.out
+    assert printed.out.splitlines()[-1] == str(options.out)
+
+
+def test_a_run_that_fails_is_no_result(preset, tmp_path):
+    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
+    with pytest.raises(RunFailedError, match="2 of 2 runs failed"):
+        command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=broken)
+    assert not options.out.exists()
+
+
+def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
+    trials = Search.read(preset, ["method=fd", "gamma=1,2,3"]).trials(0, 0)
+    assert best(trials, [50.0, 60.0, 60.0]) == {"fd": 1}
+    assert best(trials, [None, None, None]) == {}
+    assert validation([tmp_path / "nothing"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["lr"], "^'lr': write key=value"),
+        (["lr=0.1..0.01"], "^lr: '0.1..0.01' is no range"),
+        (["lr=a..b"], "^lr: 'a..b' is no range of numbers"),
+        (["method=fd,fml", "lam=1,2"], "^lam: none of fd, fml has this key"),
+        (["seed=0..3"], "^seed: a list"),
+        (["split=8:0:2", "lr=0.1,0.2"], "^split: without validation images"),
+        (["lr=0.1,-1"], "^lr: '-1' is not allowed"),
+    ],
+)
+def test_mistakes_are_one_line(preset, words, reason):
+    with pytest.raises(UserError, match=reason):
+        Search.read(preset, words).trials(0, 0)

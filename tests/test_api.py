@@ -1,0 +1,94 @@
+"""fedhet from Python: what a script or a notebook gets, and what it is told when it is wrong."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedhet
+from fedhet.runtime import session
+from fedhet.runtime.signals import Interrupted
+
+SMALL = {
+    "engine": "inline", "dataset": "synthetic:240x4", "models": ["cnn-5"], "clients": 2,
+    "rounds": 1, "progress": False,
+}  # fmt: skip
+
+
+def test_run_resume_and_open_again_within_a_notebooks_event_loop(tmp_path, capsys):
+    async def cell() -> fedhet.Run:
+        return fedhet.run("quickstart", method="LG-FedAvg", out=tmp_path, **SMALL)
+
+    run = asyncio.run(cell())
+    assert capsys.readouterr() == ("", "")
+    assert run.summary["status"] == "completed" and run.config["method"] == "lg_fedavg"
+    assert [record["round"] for record in run.rounds] == [1]
+    assert {row["client"]: row["generation"] for row in run.clients} == {"0": 1, "1": 1}
+    assert all(isinstance(row["test_accuracy"], float) for row in run.clients)
+    longer = fedhet.resume(run, rounds=2, progress=False)
+    assert len(fedhet.load_run(longer.path).rounds) == 2
+    assert f"after 2 rounds ({run.path})" in str(run)
+
+
+def test_a_model_answers_as_the_client_did(tmp_path):
+    run = fedhet.run(out=tmp_path, **SMALL)
+    model = run.model(1)
+    with torch.inference_mode():
+        assert model(torch.zeros(3, 3, 32, 32)).shape == (3, len(model.classes))
+    with pytest.raises(fedhet.UserError, match="generation: 7 is not in"):
+        run.model("1", generation=7)
+    with pytest.raises(fedhet.UserError, match="'.*/9' is not a client's state folder"):
+        run.model(9)
+
+
+def test_it_works_beside_the_main_thread(tmp_path):
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(fedhet.run("quickstart", out=tmp_path, **SMALL))
+    )
+    thread.start()
+    thread.join()
+    assert found[0].summary["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "part"),
+    [
+        ("quickstart", {"round": 3}, "did you mean 'rounds'"),
+        ("quikstart", {}, "did you mean 'quickstart'"),
+        ("quickstart", {"rounds": 2.5}, "rounds: '2.5' is not allowed: a whole number"),
+        ("quickstart", {"evaluate_all": 3}, "true or false"),
+    ],
+)
+def test_mistakes_are_typed_errors_and_leave_nothing(tmp_path, monkeypatch, config, keys, part):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fedhet.UserError, match=part):
+        fedhet.run(config, **keys)
+    with pytest.raises(fedhet.UserError, match="is not a run folder"):
+        fedhet.load_run(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "raised"), [(2, KeyboardInterrupt), (15, SystemExit)])
+def test_an_interruption_is_pythons_own(tmp_path, monkeypatch, number, raised):
+    def interrupt(*_):
+        raise Interrupted(number)
+
+    monkeypatch.setattr(session, "engine", lambda _: interrupt)
+    with pytest.raises(raised):
+        fedhet.run("quickstart", out=tmp_path, **SMALL)
+
+
+def test_importing_it_costs_nothing_and_the_example_runs(tmp_path):
+    program = "import sys, fedhet; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    example = Path(__file__).parents[1] / "examples" / "first_run.py"
+    done = subprocess.run(
+        [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 rounds" in done.stdout and "did you mean 'rounds'" in done.stdout

@@ -1,0 +1,144 @@
+"""Discrete Gaussian noise, sampled exactly: the shares of noise that make up a sum's.
+
+Canonne, Kamath, Steinke 2020 (arXiv 2004.00010), algorithms 1 to 3, for whole vectors at a time.
+Their coins have rational probabilities: a coin falls by 53 random bits held against a float, and
+where those could be rounded the other way (one time in 2^40), by whole numbers and more bits.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+Steps = NDArray[np.int64]
+Coins = NDArray[np.bool_]
+Exact = Callable[[int], Fraction]  # the probability of the coin at an index
+
+DOUBT = 2.0**-40  # far above the rounding of a few float operations with values up to 1
+LARGEST = 2**26  # sigma, in steps: squares of larger ones lose bits in a float
+
+
+class Source:
+    """Random bits: the ChaCha20 key stream of 32 bytes, the operating system's or a seed's."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """``count`` words of 64 bits."""
+        return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64)
+
+    def below(self, bound: int, count: int) -> Steps:
+        """Uniform integers 0 <= n < bound (at most 2^32)."""
+        room = np.uint64(2**64 // bound * bound - 1)
+        found = self.words(count)
+        while (over := found > room).any():
+            found[over] = self.words(int(over.sum()))
+        return (found % np.uint64(bound)).astype(np.int64)
+
+    def coins(self, chance: NDArray[np.float64], exact: Exact) -> Coins:
+        """Each True with its chance in [0, 1]; ``exact`` says it without rounding."""
+        bits = self.words(chance.size) >> np.uint64(11)
+        uniform = bits.astype(np.float64) * 2.0**-53  # what further bits add is below 2^-53
+        fell = uniform < chance
+        for index in np.flatnonzero(np.abs(uniform - chance) < DOUBT):
+            fell[index] = self._settle(int(bits[index]), exact(int(index)))
+        return fell
+
+    def _settle(self, bits: int, chance: Fraction) -> bool:
+        """Whether a number that begins with these 53 bits is below ``chance``."""
+        length = 53
+        while True:
+            low, high = Fraction(bits, 1 << length), Fraction(bits + 1, 1 << length)
+            if high <= chance or low >= chance:
+                return high <= chance
+            bits, length = bits << 64 | int(self.words(1)[0]), length + 64
+
+
+def discrete_gaussian(sigma: int, count: int, source: Source) -> Steps:
+    """``count`` draws (L,) int64 with P(x) proportional to exp(-x^2 / (2 sigma^2)).
+
+    ``sigma`` is a whole number of steps, 1 to 2^26; ValueError otherwise.
+    """
+    if not 1 <= sigma <= LARGEST:
+        raise ValueError(f"sigma of {sigma} steps: 1 to {LARGEST} are allowed")
+    found = np.zeros(0, np.int64)
+    while found.size < count:  # about every second candidate is kept
+        found = np.concatenate([found, _candidates(sigma, 2 * (count - found.size) + 16, source)])
+    return found[:count]
+
+
+def _candidates(sigma: int, count: int, source: Source) -> Steps:
+    """Those of ``count`` draws of a discrete Laplace distribution that algorithm 3 keeps."""
+    scale, square = sigma + 1, sigma * sigma
+    drawn = _discrete_laplace(scale, count, source)
+    size = np.abs(drawn)
+
+    def exponent(index: int) -> Fraction:
+        distance = int(size[index]) * scale - square
+        return Fraction(distance * distance, 2 * square * scale * scale)
+
+    distance = size.astype(np.float64) - square / scale
+    return drawn[_exp_coins(distance * distance / (2.0 * square), exponent, source)]
+
+
+def _discrete_laplace(scale: int, count: int, source: Source) -> Steps:
+    """Algorithm 2: those of ``count`` candidates with P(x) proportional to exp(-|x| / scale)."""
+    offset = source.below(scale, count)
+    kept = _exp_coins(offset / scale, lambda i: Fraction(int(offset[i]), scale), source)
+    offset = offset[kept]
+    size = offset + scale * _successes(offset.size, source)
+    negative = source.below(2, size.size) == 1
+    proper = ~(negative & (size == 0))  # zero must not come twice
+    signed: Steps = np.where(negative, -size, size)[proper]
+    return signed
+
+
+def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: Source) -> Coins:
+    """Coins with chance exp(-exponent), algorithm 1, for exponents >= 0."""
+    whole = np.floor(exponent)
+    for index in np.flatnonzero(np.abs(exponent - np.rint(exponent)) < DOUBT * (1 + exponent)):
+        whole[index] = exact(int(index)).__floor__()
+    fell = _successes(exponent.size, source) >= whole
+    active = np.flatnonzero(fell)
+    rest = np.clip(exponent - whole, 0.0, 1.0)
+    number = 1
+    while active.size:
+
+        def chance(i: int, active: Steps = active, number: int = number) -> Fraction:
+            index = int(active[i])
+            return (exact(index) - int(whole[index])) / number
+
+        again = source.coins(rest[active] / number, chance)
+        fell[active[~again]] = number % 2 == 1
+        active, number = active[again], number + 1
+    return fell
+
+
+def _successes(count: int, source: Source) -> Steps:
+    """How often coins with chance exp(-1) fall before one does not: geometric draws."""
+    found = np.zeros(count, np.int64)
+    active = np.arange(count)
+    while active.size:
+        active = active[_one_exp(active.size, source)]
+        found[active] += 1
+    return found
+
+
+def _one_exp(count: int, source: Source) -> Coins:
+    """Coins with chance exp(-1)."""
+    fell = np.zeros(count, np.bool_)
+    active, number = np.arange(count), 1
+    while active.size:
+        chance = Fraction(1, number)
+
+        def exact(_: int, chance: Fraction = chance) -> Fraction:
+            return chance
+
+        again = source.coins(np.full(active.size, 1.0 / number), exact)
+        fell[active[~again]] = number % 2 == 1
+        active, number = active[again], number + 1
+    return fell

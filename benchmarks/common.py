@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedhet.config import load_config
-from fedhet.files import read_jsonl
+from fedhet.reading.structured import read_jsonl
 from fedhet.records.environment import processor
 from fedhet.runtime.superlink import script
 from fedhet.schema import RunConfig

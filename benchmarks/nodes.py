@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import command, emit, median
-from fedhet.files import read_jsonl
+from fedhet.reading.structured import read_jsonl
 from fedhet.runtime.superlink import CONNECTION, environment, free_ports, script
 from fedhet.runtime.warm import Warm, state
 

@@ -29,8 +29,8 @@ from flwr.app import Error, Message
 
 from benchmarks.common import emit
 from fedhet.config import build_config
-from fedhet.files import read_jsonl
 from fedhet.protocol.messages import instruction
+from fedhet.reading.structured import read_jsonl
 from fedhet.runtime.signals import interruptible
 from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.testing import simulate

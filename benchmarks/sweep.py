@@ -20,7 +20,7 @@ from benchmarks.common import emit, median
 from fedhet.cli import execute
 from fedhet.cli.sweep import Options, open_sweep
 from fedhet.errors import UserError, VerifyError
-from fedhet.files import read_jsonl
+from fedhet.reading.structured import read_jsonl
 from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, Job
 from fedhet.sweeps.sweep import Sweep, default_workers

@@ -4,11 +4,10 @@ Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complet
 :class:`~fedhet.errors.RunFailedError`; the message is the one line that the command line shows.
 """
 
-import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,12 @@ from fedhet.cli.display import RunProgress
 from fedhet.config import build_config, load_config
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
+from fedhet.ids import check_id
 from fedhet.plugins import look_here
+from fedhet.reading.structured import read_jsonl
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.states import states_of
+from fedhet.records.tables import OTHER, read_evaluations
 from fedhet.runtime import session
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import kebab
@@ -41,15 +44,15 @@ class Run:
     @property
     def rounds(self) -> list[dict[str, Any]]:
         """One dict per finished round, as in ``rounds.jsonl``: accuracies in percent, seconds."""
-        return self._folder.read_rounds()
+        return read_jsonl(self._folder.rounds)
 
     @property
     def clients(self) -> list[dict[str, Any]]:
         """One dict per client and evaluation, as in ``clients.csv``, numbers as numbers."""
         if not self._folder.clients.exists():
             return []
-        with self._folder.clients.open(encoding="utf-8", newline="") as file:
-            return [_client_row(row) for row in csv.DictReader(file)]
+        rows = (vars(row) for row in read_evaluations(self._folder.clients))
+        return [{**{k: v for k, v in row.items() if k != OTHER}, **row[OTHER]} for row in rows]
 
     def model(self, client: str | int, generation: int | None = None) -> Personalised:
         """A client's personalised model, on the CPU and in evaluation mode.
@@ -58,8 +61,8 @@ class Run:
         ``generation`` is the round after which it is taken, the newest if None. UserError if the
         client has no state here: never sampled, another machine's, or ``keep-state=false``.
         """
-        states = self._folder.state_dir(build_config(self.config))
-        return open_state(states / self._folder.experiment / str(client), generation).model
+        states = states_of(self._folder, build_config(self.config))
+        return open_state(states / check_id(str(client), "client"), generation).model
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"
@@ -131,16 +134,3 @@ def _plain(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-def _client_row(row: Mapping[str, str]) -> dict[str, Any]:
-    """Texts to numbers, and the numbers of the column ``other`` beside the rest."""
-    result: dict[str, Any] = {"client": row["client"], "model": row["model"]}
-    for key, text in row.items():
-        if key == "other":
-            result |= json.loads(text) if text else {}
-        elif key in {"round", "generation"}:
-            result[key] = int(text)
-        elif key not in result:
-            result[key] = float(text) if text else None
-    return result

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from fedhet import plugins
 from fedhet.errors import UserError, nearest
-from fedhet.files import read_yaml
 from fedhet.models import validate_model_name
+from fedhet.reading.structured import parse_object, read_yaml
 from fedhet.registry import METHODS, Method
 from fedhet.schema import KEY_POLICIES, Params, RunConfig, Schema, kebab
 
@@ -291,6 +291,6 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     """
     text = str(run_config.get("config", ""))
     if text:
-        loaded = json.loads(text)
+        loaded = parse_object(text, "run config", "config")
         return build_config(loaded["config"]), dict(loaded["run"])
     return build_config({k: v for k, v in run_config.items() if k != "config"}), {}

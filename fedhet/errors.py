@@ -30,6 +30,15 @@ class VerifyError(RunFailedError):
     """What a run left behind is damaged or does not fit together; names the file. Exit code 3."""
 
 
+class ReadError(VerifyError, ValueError):
+    """A file or message that is not what it must be: which, where in it, and what is wrong."""
+
+    def __init__(self, source: str, place: str, what: str) -> None:
+        self.source, self.place, self.what = source, place, what
+        where = f"{source}: {place}" if place else source
+        super().__init__(f"{where} is damaged: {what}")
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the closest allowed word, or nothing."""
     by_lower = {name.lower(): name for name in allowed}

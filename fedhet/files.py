@@ -1,21 +1,26 @@
-"""Files: read whole, and made or replaced in one step."""
+"""Files: made or replaced in one step, and how JSON and CSV are written.
+
+They are read in :mod:`fedhet.reading`.
+"""
 
 import contextlib
+import csv
+import io
 import json
 import math
 import os
+import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedhet.errors import UserError, VerifyError, one_line
-
 _umask = threading.Lock()
+# What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+_NUMBER = re.compile(r"[-+]?[0-9.,]*%?( \[[-+0-9., ]+\])?")
 _inside: list[int] = []  # the process's own umask while somebody makes private files
 
 
@@ -37,41 +42,6 @@ def private_files() -> Iterator[None]:
                 os.umask(before)
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice: YAML would take the last one without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        """As the base class, after the check."""
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise UserError(f"{key}: given twice, the second time {_where(key_node)}")
-            seen.add(str(key))
-        return dict(super().construct_mapping(node, deep))
-
-
-def _where(node: yaml.Node) -> str:
-    return f"in line {node.start_mark.line + 1}"
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A flat YAML mapping; UserError if the file is missing, empty, broken or not a mapping."""
-    try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
-    except UserError as error:
-        raise UserError(f"config '{path}': {error}") from None
-    except OSError as error:
-        raise UserError(f"config '{path}': cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"config '{path}': not valid YAML: {one_line(error)}") from error
-    if loaded is None:
-        raise UserError(f"config '{path}': is empty; `fedhet keys` lists what it may say")
-    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-        raise UserError(f"config '{path}': must be a mapping of keys to values")
-    return loaded
-
-
 def finite(value: Any) -> Any:
     """The value with NaN and infinity replaced by None, all through."""
     if isinstance(value, float):
@@ -80,51 +50,6 @@ def finite(value: Any) -> Any:
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
-    return value
-
-
-def parse_json(text: str | bytes) -> Any:
-    """What JSON says; ValueError if it is none, also for a nesting that is too deep to follow."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; none if it is not there.
-
-    Raises VerifyError naming the file and the line that is no JSON object.
-    """
-    if not path.exists():
-        return []
-    return parse_jsonl(path, path.read_bytes())
-
-
-def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """The complete lines in ``data``, which was read from ``path``."""
-    records = []
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            record = parse_json(line)
-        except ValueError as error:
-            raise VerifyError(f"'{path}': line {number} is damaged: {error}") from error
-        if not isinstance(record, dict):
-            raise VerifyError(f"'{path}': line {number} is damaged: not a JSON object")
-        records.append(record)
-    return records
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; VerifyError if the file holds anything else, OSError if there is none."""
-    try:
-        value = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise VerifyError(f"'{path}' is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise VerifyError(f"'{path}' is damaged: not a JSON object")
     return value
 
 
@@ -176,16 +101,35 @@ def appearing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_text(path: Path, text: str, *, synced: bool = False) -> None:
+def write_text(path: Path, text: str, *, synced: bool = False, private: bool = False) -> None:
     """Replace a file in one step, as :func:`replacing` does."""
-    with replacing(path, synced=synced) as temporary:
+    with replacing(path, synced=synced, private=private) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any, *, synced: bool = False) -> None:
+def write_json(path: Path, value: Any, *, synced: bool = False, private: bool = False) -> None:
     """Replace a JSON file in one step; not-a-number becomes null."""
     text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
-    write_text(path, text, synced=synced)
+    write_text(path, text, synced=synced, private=private)
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV with Unix line ends; no text in it is a formula."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [quoted(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
+    return text.getvalue()
+
+
+def quoted(text: str) -> str:
+    """A text that no spreadsheet takes for a formula: with an apostrophe before it, if need be."""
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def unquoted(text: str) -> str:
+    """Inverse of :func:`quoted`."""
+    return text[1:] if text[:1] == "'" and _FORMULA.match(text) else text
 
 
 def sync(path: Path) -> None:

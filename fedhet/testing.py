@@ -7,7 +7,6 @@ tests that work a round out by hand.
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,7 +194,7 @@ def check_method(method: str, tmp_path: Path, **changes: Any) -> RunFolder:
     left_out = [failure for record in whole.read_rounds() for failure in record["failures"]]
     assert not left_out, left_out
     resumed = cut_and_resume(small(tmp_path, **values, name="resumed"), 3)
-    hashes = [json.loads(run.summary.read_text())["run_sha256"] for run in (whole, resumed)]
+    hashes = [run.read_summary()["run_sha256"] for run in (whole, resumed)]
     assert hashes[0] == hashes[1], (
         f"{method}: a resumed run differs: what does the strategy keep beside `arrays`, or the "
         "client beside `build` and `initial_tensors`?"

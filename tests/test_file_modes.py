@@ -37,9 +37,11 @@ def test_states_caches_and_a_runs_private_parts_are_their_owners_alone(tmp_path,
     }
     for private in ("state", "cache"):
         assert readable(tmp_path / private) == []
-    assert readable(folder.checkpoint.parent) == readable(folder.path / "partition.csv") == []
+    assert readable(folder.checkpoint.parent) == []
+    for private in (folder.partition, folder.clients, folder.rounds, folder.summary):
+        assert readable(private) == []
     # What is to be shown stays as the user's own umask has it.
-    assert stat.S_IMODE(folder.summary.stat().st_mode) == 0o644
+    assert stat.S_IMODE((folder.path / "config.yaml").stat().st_mode) == 0o644
     assert os.umask(0o022) == 0o022
 
     state = next((tmp_path / "state").rglob("client.json")).parent

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUND = {"schema", "ids", "files", "rng", "errors", "plugins", "layout"}
+GROUND = {"schema", "ids", "files", "rng", "errors", "plugins", "layout", "reading"}
 ROOMS = {"records", "node", "protocol", "secure_sum", "training", "models", "data"}  # below the methods
 
 

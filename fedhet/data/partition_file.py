@@ -1,14 +1,14 @@
 """Partition ``file``: a CSV ``path,client,split`` with natural clients or somebody's partition."""
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedhet.data.split import ClientSplit
-from fedhet.errors import UserError
+from fedhet.errors import ReadError, UserError
 from fedhet.ids import is_id
+from fedhet.reading.tables import read_rows
 
 HEADER = ["path", "client", "split"]
 SPLITS = ("train", "val", "test")
@@ -70,18 +70,17 @@ def _error(file: str, line: int, text: str) -> UserError:
 def _rows(file: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every row after the header; empty lines are skipped."""
     try:
-        with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.reader(handle)
-            header = next(reader, [])
-            if header != HEADER:
-                raise _error(file, 1, f"header {','.join(header)!r} must be {','.join(HEADER)!r}")
-            for row in reader:
-                if row:
-                    yield reader.line_num, row
+        found = read_rows(Path(file).expanduser())
+        line, header = next(found, (1, []))
+        if header != HEADER:
+            raise _error(file, line, f"header {','.join(header)!r} must be {','.join(HEADER)!r}")
+        yield from found
     except OSError as error:
         raise UserError(f"partition-file {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"partition-file {file}: not a CSV text file ({error})") from error
+    except ReadError as error:
+        raise UserError(
+            f"partition-file {file}: not a CSV text file ({error.place}: {error.what})"
+        ) from error
 
 
 def _checked(file: str, line: int, row: list[str]) -> tuple[str, str, str]:

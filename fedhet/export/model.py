@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedhet.clients.base import MethodClient, Setup
@@ -24,6 +22,8 @@ from fedhet.errors import UserError, brief
 from fedhet.node.site import without_images
 from fedhet.node.state import FileStore
 from fedhet.plugins import look_here
+from fedhet.reading.structured import read_yaml
+from fedhet.reading.tensors import parse_weights, read_weights
 from fedhet.schema import RunConfig
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
@@ -111,16 +111,16 @@ def load_model(folder: Path) -> tuple[Personalised, dict[str, Any]]:
     """
     card = _read_card(folder)
     try:
-        data = (folder / WEIGHTS).read_bytes()
+        data = read_weights(folder / WEIGHTS)
         if hashlib.sha256(data).hexdigest() != card["sha256"]:
             raise UserError(
                 f"model '{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's"
             )
         model = Personalised(rebuild(card, folder))
-        model.load_state_dict(load(data), strict=True)
+        model.load_state_dict(parse_weights(data, folder / WEIGHTS), strict=True)
     except OSError as error:
         raise UserError(f"model '{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise UserError(
             f"model '{folder}': {CARD} does not fit {WEIGHTS}: {brief(error)}"
         ) from error
@@ -128,15 +128,13 @@ def load_model(folder: Path) -> tuple[Personalised, dict[str, Any]]:
 
 
 def _read_card(folder: Path) -> dict[str, Any]:
-    try:
-        card = yaml.safe_load((folder / CARD).read_text(encoding="utf-8"))
-    except OSError as error:
+    path = folder / CARD
+    if not path.is_file():
         raise UserError(
-            f"'{folder}' is not an exported model: {CARD} cannot be read ({error.strerror}); "
+            f"'{folder}' is not an exported model: it has no {CARD}; "
             "`fedhet export STATE --out DIR` makes one"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"model '{folder}': {CARD} is not valid YAML: {brief(error)}") from error
-    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        )
+    card = read_yaml(path)
+    if card.get("format") != FORMAT:
         raise UserError(f"model '{folder}': {CARD} is not of format {FORMAT}")
     return card

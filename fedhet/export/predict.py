@@ -1,6 +1,5 @@
 """``fedhet predict``: an exported model classifies image files; a CSV with probabilities."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from torch import Tensor
 from fedhet.errors import UserError
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
-from fedhet.files import replacing
+from fedhet.files import csv_text, replacing
 from fedhet.training.denormals import without_denormals
 from fedhet.training.loop import autocast, normalise
 
@@ -49,12 +48,13 @@ def _write(model: Personalised, files: ImageFiles, path: Path) -> int:
     count = 0
     # Names of files need not be UTF-8; they leave as the bytes that they came as.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["path", "class", *(f"p_{name}" for name in model.classes)])
+        file.write(csv_text([["path", "class", *(f"p_{name}" for name in model.classes)]]))
         for paths, images in files.batches():
             labels, probabilities = classify(model, images)
-            for name, label, row in zip(paths, labels, probabilities.tolist(), strict=True):
-                writer.writerow([name, model.classes[label], *(f"{p:.6g}" for p in row)])
+            rows = zip(paths, labels, probabilities.tolist(), strict=True)
+            file.write(
+                csv_text([n, model.classes[k], *(f"{p:.6g}" for p in r)] for n, k, r in rows)
+            )
             count += len(paths)
     return count
 

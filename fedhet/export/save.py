@@ -12,12 +12,13 @@ from typing import Any
 import yaml
 
 import fedhet
-from fedhet.errors import UserError, brief
+from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
-from fedhet.files import appearing, parse_json
+from fedhet.files import appearing
 from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
+from fedhet.reading.structured import read_json
 
 
 @dataclass(frozen=True)
@@ -108,17 +109,14 @@ def open_state(state: Path, generation: int | None = None) -> Exported:
 def _read_description(state: Path) -> dict[str, Any]:
     path = state / DESCRIPTION
     try:
-        description = parse_json(path.read_bytes())
+        return read_json(path)
     except OSError as error:
         raise UserError(
             f"'{state}' is not a client's state folder: {DESCRIPTION} cannot be read "
             f"({error.strerror}); {_nearby(state)}"
         ) from error
-    except ValueError as error:
-        raise UserError(f"state '{state}': {DESCRIPTION} is damaged: {error}") from error
-    if not isinstance(description, dict):
-        raise UserError(f"state '{state}': {DESCRIPTION} is damaged: it is no mapping")
-    return description
+    except ReadError as error:
+        raise UserError(f"state '{state}': {DESCRIPTION} is damaged: {error.what}") from error
 
 
 def _nearby(folder: Path) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from fedhet.errors import UserError
-from fedhet.files import read_yaml
 from fedhet.node.privacy import noise_multiplier
+from fedhet.reading.structured import read_yaml
 from fedhet.schema import RunConfig, Schema, Words
 
 

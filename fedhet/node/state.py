@@ -20,11 +20,14 @@ from typing import Any, Protocol
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedhet.files import parse_json, private_files, replacing, sync
+from fedhet.errors import ReadError
+from fedhet.files import private_files, replacing, sync
+from fedhet.reading.structured import parse_object, read_json
+from fedhet.reading.tensors import read_tensors
 
 Bundle = dict[str, Tensor]
 
@@ -92,15 +95,14 @@ class FileStore:
         """See :class:`StateStore`; the file is memory-mapped."""
         path = self.path(generation)
         try:
-            with safe_open(path, framework="pt") as file:
-                said = file.metadata() or {}
-                bundle = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            client = said.get("client", "")
-            own = digest_of(client, generation, bundle)
-        except (OSError, SafetensorError) as error:
+            bundle, said = read_tensors(path, "pt")
+        except (OSError, ReadError) as error:
+            why = error.what if isinstance(error, ReadError) else error
             raise StateLostError(
-                f"state '{path}': generation {generation} cannot be read: {error}"
+                f"state '{path}': generation {generation} cannot be read: {why}"
             ) from error
+        client = said.get("client", "")
+        own = digest_of(client, generation, bundle)
         if said.get("digest") != own:
             raise StateLostError(
                 f"state '{path}': generation {generation} is damaged: not what was written"
@@ -137,12 +139,12 @@ class FileStore:
         """See :class:`StateStore`."""
         path = self.folder / f"{name}.json"
         try:
-            note = parse_json(path.read_bytes())
+            note = read_json(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ReadError) as error:
             raise StateError(f"state '{path}': cannot be read: {error}") from error
-        if not isinstance(note, dict) or not note:
+        if not note:
             raise StateError(f"state '{path}': does not hold what was written")
         return note
 
@@ -213,7 +215,9 @@ class ContextStore:
     def read_note(self, name: str) -> dict[str, Any] | None:
         """See :class:`StateStore`."""
         record = self.records.config_records.get(f"note-{name}")
-        return None if record is None else dict(json.loads(str(record["json"])))
+        return (
+            None if record is None else parse_object(str(record["json"]), "state in context", name)
+        )
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
         """See :class:`StateStore`."""

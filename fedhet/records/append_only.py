@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import VerifyError
-from fedhet.files import sync
+from fedhet.files import private_files, sync
 
 
 class Lines:
@@ -21,7 +21,7 @@ class Lines:
         """Add ``text``, whole lines; a full disk may leave a part of it, which no mark covers."""
         data = text.encode()
         new = not self.path.exists()
-        with self.path.open("ab") as file:
+        with private_files(), self.path.open("ab") as file:
             file.write(data)
         sync(self.path)
         if new:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedhet.errors import VerifyError
+from fedhet.errors import ReadError, VerifyError
 from fedhet.files import replacing
 from fedhet.protocol.payload import Array
+from fedhet.reading.structured import parse_object, shaped
+from fedhet.reading.tensors import read_tensors
 from fedhet.records.hash_chain import hash_array
+from fedhet.records.shapes import Meta
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,19 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="numpy") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            said = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
+        found, said = read_tensors(path, "numpy")
+    except OSError as error:
         raise VerifyError(f"'{path}' cannot be read: {error}") from error
     text = said.get("json", "")
     if said.get("sha256") != _digest(text, found):
         raise VerifyError(f"'{path}' is damaged, or an older fedhet wrote it")
-    meta = json.loads(text)
-    return Checkpoint({name: found[name] for name in meta.pop("names")}, meta)
+    source = f"'{path}'"
+    meta = parse_object(text, source, "books")
+    shaped(Meta, meta, source, "books")
+    names = meta.pop("names")
+    if sorted(names) != sorted(found):
+        raise ReadError(source, "books: names", "not those of the arrays")
+    return Checkpoint({name: found[name] for name in names}, meta)
 
 
 def _digest(text: str, arrays: Mapping[str, Array]) -> str:

@@ -1,12 +1,12 @@
 """What the noised uploads of a run have cost its clients, for ``summary.json``."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedhet.ids import client_order
 from fedhet.node.privacy import noise_multiplier, sigma
+from fedhet.records.tables import read_partition
 from fedhet.schema import RunConfig
 
 NOT_COVERED = (
@@ -48,7 +48,4 @@ def privacy_summary(
 
 def partition_clients(path: Path) -> list[str]:
     """The clients of ``partition.csv``; none while it is not there."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row[0] for row in list(csv.reader(file))[1:] if row]
+    return list(read_partition(path).counts) if path.exists() else []

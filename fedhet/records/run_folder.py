@@ -1,8 +1,6 @@
 """The run folder: everything a run leaves behind, readable while it runs."""
 
-import csv
 import hashlib
-import io
 import json
 import secrets
 import shutil
@@ -15,23 +13,15 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError, VerifyError
-from fedhet.files import (
-    finite,
-    private_files,
-    read_json,
-    read_jsonl,
-    read_yaml,
-    write_json,
-    write_text,
-)
-from fedhet.ids import is_id
+from fedhet.files import csv_text, finite, private_files, write_json, write_text
+from fedhet.reading.structured import read_json, read_jsonl, read_yaml, shaped
 from fedhet.records.append_only import Lines
 from fedhet.records.environment import environment
 from fedhet.records.privacy_cost import partition_clients, privacy_summary
+from fedhet.records.shapes import Identity, Line, Summary
 from fedhet.records.summary import summarise
+from fedhet.records.tables import CLIENT_COLUMNS, OTHER
 from fedhet.schema import RunConfig
-
-CLIENT_COLUMNS = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
 
 _AGAIN = "; without this file `fedhet resume` goes on, and computes it again"
 
@@ -110,8 +100,8 @@ class RunFolder:
         self._write_config(config, self.experiment)
 
     def _write_config(self, config: RunConfig, experiment: str) -> None:
-        with private_files():
-            write_json(self.identity, {"experiment": experiment, "config": config.flat()})
+        identity = {"experiment": experiment, "config": config.flat()}
+        write_json(self.identity, identity, private=True)
         text = yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True)
         write_text(self.config, text)
 
@@ -128,9 +118,7 @@ class RunFolder:
             if self.rounds.exists() or self.checkpoint.exists():
                 raise VerifyError(f"'{self.identity}' cannot be read: {error.strerror}") from error
             raise UserError(f"'{self.path}' is not a run folder: no checkpoint/run.json") from error
-        named = isinstance(identity.get("experiment"), str) and is_id(identity["experiment"])
-        if not named or not isinstance(identity.get("config"), dict):
-            raise VerifyError(f"'{self.identity}' is damaged: it does not say which run this is")
+        shaped(Identity, identity, f"'{self.identity}'")
         return identity
 
     def lock(self) -> FileLock:
@@ -161,7 +149,7 @@ class RunFolder:
 
     def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add one line per evaluated client to ``clients.csv``; further numbers go to ``other``."""
-        lines: list[list[Any]] = [] if self._clients.size else [[*CLIENT_COLUMNS, "other"]]
+        lines: list[list[Any]] = [] if self._clients.size else [[*CLIENT_COLUMNS, OTHER]]
         for row in rows:
             other = {k: v for k, v in row.items() if k not in CLIENT_COLUMNS}
             text = json.dumps(finite(other)) if other else ""
@@ -169,8 +157,8 @@ class RunFolder:
         self._clients.append(csv_text(lines))
 
     def read_rounds(self) -> list[dict[str, Any]]:
-        """All finished rounds; a line cut short by a crash is left out."""
-        return read_jsonl(self.rounds)
+        """All finished rounds; a line cut short by a crash is left out, another is named."""
+        return checked_lines(self.rounds, read_jsonl(self.rounds))
 
     def marks(self) -> dict[str, Any]:
         """What a checkpoint says about the other files: what is before it is final."""
@@ -200,19 +188,17 @@ class RunFolder:
     ) -> None:
         """``partition.csv``: training images per client (rows) and class (columns)."""
         rows: list[list[Any]] = [["client", *classes], *([client, *row] for client, row in counts)]
-        with private_files():
-            write_text(self.partition, csv_text(rows))
+        write_text(self.partition, csv_text(rows), private=True)
 
     def read_summary(self) -> dict[str, Any]:
         """``summary.json``; empty while there is none, VerifyError if it is damaged."""
         try:
             summary = read_json(self.summary)
+            shaped(Summary, summary, f"'{self.summary}'")
         except OSError:
             return {}
         except VerifyError as error:
             raise VerifyError(f"{error}{self._again()}") from error
-        if not {"status", "reason", "rounds"} <= summary.keys():
-            raise VerifyError(f"'{self.summary}' is damaged: not how the run ended{self._again()}")
         return summary
 
     def _again(self) -> str:
@@ -224,7 +210,7 @@ class RunFolder:
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
         figures = self.figures(config, self.read_rounds(), status, clients, reason)
-        write_json(self.summary, figures, synced=True)
+        write_json(self.summary, figures, synced=True, private=True)
 
     def figures(
         self,
@@ -240,11 +226,11 @@ class RunFolder:
         return summary | {"privacy": privacy_summary(config, rounds, ids)}
 
 
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV with Unix line ends."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+def checked_lines(path: Path, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of ``rounds.jsonl``; ReadError for the first field that is not of its kind."""
+    for number, record in enumerate(records, 1):
+        shaped(Line, record, f"'{path}'", f"line {number}")
+    return records
 
 
 def digest(path: Path) -> str:

@@ -6,8 +6,6 @@ any of them is seen, and named; what was written after the checkpoint is no dama
 that a crash interrupted, and ``fedhet resume`` does it again.
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import VerifyError
-from fedhet.files import finite, parse_jsonl
+from fedhet.files import csv_text, finite
 from fedhet.ids import client_order
 from fedhet.node.state import FileStore, StateLostError
 from fedhet.protocol.roster import Roster
+from fedhet.reading.structured import parse_json, parse_jsonl
 from fedhet.records.append_only import final_part
 from fedhet.records.checkpoint import load_checkpoint
-from fedhet.records.run_folder import RunFolder, csv_text, digest
+from fedhet.records.run_folder import RunFolder, checked_lines, digest
 from fedhet.records.states import check_owner, states_of
 from fedhet.records.summary import spread
+from fedhet.records.tables import Evaluation, parse_evaluations
 from fedhet.schema import RunConfig
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
@@ -138,7 +138,7 @@ def _lines(
     last, completed = int(meta["round"]), summary.get("status") == "completed"
     path = folder.rounds
     data = path.read_bytes() if path.exists() else b""
-    records = parse_jsonl(path, data)
+    records = checked_lines(path, parse_jsonl(path, data))
     for number, record in enumerate(records, 1):
         if record.get("round") != number:
             raise VerifyError(
@@ -165,17 +165,17 @@ def _scores(
     folder: RunFolder, meta: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     """The accuracies of every round, computed again from ``clients.csv``."""
-    final = final_part(folder.clients, meta["clients"]).decode()
-    rows: dict[int, list[dict[str, str]]] = {}
-    for row in csv.DictReader(io.StringIO(final)):
-        rows.setdefault(int(row["round"]), []).append(row)
-    scores: dict[str, dict[str, str]] = {}
+    final = final_part(folder.clients, meta["clients"])
+    rows: dict[int, list[Evaluation]] = {}
+    for row in parse_evaluations(folder.clients, final):
+        rows.setdefault(row.round, []).append(row)
+    scores: dict[str, Evaluation] = {}
     for record in records[: int(meta["round"])]:
-        scores |= {row["client"]: row for row in rows.get(record["round"], ())}
+        scores |= {row.client: row for row in rows.get(record["round"], ())}
         for kind, names in (("test_accuracy", ("mean", "std", "p10", "min")),
                             ("val_accuracy", ("mean",))):  # fmt: skip
-            values = [scores[c][kind] for c in sorted(scores, key=client_order)]
-            again = finite(spread([float(value) for value in values if value]))
+            values = [getattr(scores[c], kind) for c in sorted(scores, key=client_order)]
+            again = finite(spread([value for value in values if value is not None]))
             for name in names:
                 if record[f"{kind}_{name}"] != again[name]:
                     yield (
@@ -199,7 +199,7 @@ def _summary(
     if summary["status"] != "completed":  # whoever wrote it may not have known the clients yet
         clients = summary.get("clients", 0)
     made = folder.figures(config, rounds, str(summary["status"]), clients, str(summary["reason"]))
-    again = json.loads(json.dumps(finite(made)))
+    again = parse_json(json.dumps(finite(made)))
     for key in sorted(again.keys() | summary.keys()):
         if again.get(key) != summary.get(key):
             yield f"'{folder.summary}': {key} is not what '{folder.rounds.name}' gives"

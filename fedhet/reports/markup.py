@@ -1,11 +1,10 @@
 """A table with cells that know their number and their text, and the ways to write one down."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedhet.files import csv_text
 from fedhet.reports.statistics import Interval
 
 
@@ -105,8 +104,6 @@ def to_markdown(table: Table, level: int = 3) -> str:
 
 def to_csv(table: Table) -> str:
     """Numbers without rounding for show; intervals and other texts as they are shown beside."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     shown = [
         column.numeric and any(_more(row[i]) for row in table.rows)
         for i, column in enumerate(table.columns)
@@ -114,15 +111,15 @@ def to_csv(table: Table) -> str:
     titles: list[str] = []
     for column, twice in zip(table.columns, shown, strict=True):
         titles += [column.title, f"{column.title}, as shown"] if twice else [column.title]
-    writer.writerow(titles)
+    lines: list[list[object]] = [list(titles)]
     for row in table.rows:
         cells: list[object] = []
         for cell, column, twice in zip(row, table.columns, shown, strict=True):
             cells.append("" if cell.value is None else cell.value if column.numeric else cell.text)
             if twice:
                 cells.append(cell.text)
-        writer.writerow(cells)
-    return out.getvalue()
+        lines.append(cells)
+    return csv_text(lines)
 
 
 def _more(cell: Cell) -> bool:

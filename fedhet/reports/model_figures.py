@@ -4,7 +4,6 @@ Each is drawn for the first setting whose run folders still have what it needs, 
 absent where none has. Nothing is trained: states are opened as ``fedhet export`` opens them.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedhet.errors import UserError, VerifyError
 from fedhet.export.model import Personalised, rebuild
 from fedhet.export.save import open_state
 from fedhet.node.state import DESCRIPTION, StateError
+from fedhet.reading.structured import read_json
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.reports.comparison import Comparison, final
@@ -231,14 +230,13 @@ def _extractor(opened: Opened) -> nn.Module | None:
     """The server's global extractor, where the method has a module of that name."""
     state = next(iter(opened.states.values()))
     try:
-        description = json.loads((state / DESCRIPTION).read_text(encoding="utf-8"))
+        description = read_json(state / DESCRIPTION)
         module = rebuild(description, state).modules.get("extractor")
         kept = load_checkpoint(RunFolder(opened.run.folder or Path()).checkpoint)
     except (
         UserError,
         VerifyError,
         StateError,
-        SafetensorError,
         OSError,
         LookupError,
         RuntimeError,

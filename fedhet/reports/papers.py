@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from fedhet.reading.structured import read_yaml
 
 FILE = Path(__file__).with_name("papers.yaml")
 
@@ -23,7 +23,7 @@ class Printed:
 @lru_cache
 def content() -> dict[str, Any]:
     """``papers.yaml`` of this package."""
-    return dict(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return read_yaml(FILE)
 
 
 def method_names() -> dict[str, str]:

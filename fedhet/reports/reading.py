@@ -1,6 +1,5 @@
 """Finds finished runs: in run folders, in sweeps, and among packed records of either."""
 
-import csv
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import UserError, VerifyError, one_line
-from fedhet.files import read_json, read_jsonl, read_yaml
 from fedhet.ids import client_order
-from fedhet.records.run_folder import CLIENT_COLUMNS
+from fedhet.reading.structured import read_json, read_jsonl, read_yaml
+from fedhet.records.tables import read_evaluations, read_partition
 from fedhet.reports.runs import (
     FORMAT,
     SUFFIX,
@@ -35,7 +34,7 @@ DIVERGENCE = re.compile(
 # What a file can do to its reader that is not what fedhet wrote.
 _DAMAGE = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
-    csv.Error, UserError, VerifyError,
+    UserError, VerifyError,
 )  # fmt: skip
 _ROUND = {
     "round", "test_accuracy_mean", "train_loss", "sampled", "replied", "failed",
@@ -187,34 +186,20 @@ def _short(value: Any) -> Any:
 
 def _last_scores(path: Path) -> list[ClientScore]:
     """The last line of every client in ``clients.csv``."""
-    last: dict[str, dict[str, str]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ())[: len(CLIENT_COLUMNS)] != CLIENT_COLUMNS:
-            raise ValueError(f"{path.name} has other columns than {', '.join(CLIENT_COLUMNS)}")
-        for row in reader:
-            last[row["client"]] = row
+    last = {row.client: row for row in read_evaluations(path)}
     return [
         ClientScore(
-            client, row["model"], int(row["generation"]),
-            _number(row["test_accuracy"]), _number(row["val_accuracy"]),
+            client, row.model, row.generation, _short(row.test_accuracy), _short(row.val_accuracy)
         )
         for client, row in sorted(last.items(), key=lambda pair: client_order(pair[0]))
-    ]  # fmt: skip
-
-
-def _number(text: str) -> float | None:
-    return _short(float(text)) if text else None
+    ]
 
 
 def _counts(path: Path) -> Counts | None:
     if not path.exists():
         return None
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    if header[:1] != ["client"] or not rows or {len(row) for row in rows} != {len(header)}:
-        raise ValueError(f"{path.name} is damaged")
+    dealt = read_partition(path)
     clients = {
-        client: {i: int(n) for i, n in enumerate(numbers) if int(n)} for client, *numbers in rows
+        client: {i: n for i, n in enumerate(row) if n} for client, row in dealt.counts.items()
     }
-    return Counts(tuple(header[1:]), clients)
+    return Counts(dealt.classes, clients)

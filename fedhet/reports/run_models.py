@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedhet.config import build_config
 from fedhet.errors import UserError
-from fedhet.files import read_yaml
 from fedhet.node.site import load_partition
 from fedhet.node.state import DESCRIPTION, FileStore
+from fedhet.reading.structured import read_yaml
 from fedhet.records.run_folder import RunFolder
 from fedhet.reports.comparison import Comparison
 from fedhet.reports.runs import Run

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.files import write_text
+from fedhet.reading.structured import read_json
 from fedhet.reports.validity import LIMIT, check_types, check_whole
 
 FORMAT = "fedhet run record 1"
@@ -127,7 +128,7 @@ def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def unpack(path: Path) -> Run:
     """Inverse of :func:`pack`."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     counts = content["partition"]
     rounds, clients = (_rows(content[key]) for key in ("rounds", "clients"))
     parts = {key: content[key] for key in ("config", "summary", "environment")}

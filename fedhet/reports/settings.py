@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedhet.config import find_method
 from fedhet.config import method_name as known_as
+from fedhet.errors import ReadError
+from fedhet.reading.structured import parse_yaml
 from fedhet.registry import METHODS, Method
 from fedhet.reports import papers
 from fedhet.reports.runs import LeftOut, Run
@@ -272,8 +272,8 @@ def _exact(value: Any) -> str:
     """A value so that no other looks the same: as JSON where the short form could be another's."""
     short = plain(value)
     try:
-        same = ", " not in short and yaml.safe_load(short) == value
-    except yaml.YAMLError:
+        same = ", " not in short and parse_yaml(short) == value
+    except ReadError:
         same = False
     return short if same else json.dumps(value, sort_keys=True, default=str)
 

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import ControlCalls
+from fedhet.reading.structured import parse_object
 
 KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
@@ -90,7 +90,7 @@ class Control:
             found = self._calls.runs(limit)
         runs = []
         for run in found:
-            sent = json.loads(run.override_config["config"].string or "{}")
+            sent = parse_object(run.override_config["config"].string or "{}", f"run {run.run_id}")
             own = sent.get("run") or {}
             status = ":".join(filter(None, (run.status.status, run.status.sub_status)))
             runs.append(
@@ -106,7 +106,7 @@ class Control:
         except httpx.HTTPStatusError as error:
             text = error.response.text
             with contextlib.suppress(ValueError, AttributeError):
-                answer = json.loads(text)
+                answer = parse_object(text)
                 if answer.get("code") == KNOWN_KEY:
                     raise AlreadyThereError from error
                 text = str(answer.get("detail") or text)

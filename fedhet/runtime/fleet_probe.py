@@ -5,7 +5,6 @@ So the request is made with a heartbeat interval that no server accepts: it look
 and which of the two it complains about tells.
 """
 
-import json
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from fedhet.errors import UserError
 from fedhet.protocol.flower import ACTIVATION_FAILED, INVALID_HEARTBEAT, activate
+from fedhet.reading.structured import parse_object
 
 NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
 UNAUTHORIZED = 401
@@ -64,7 +64,7 @@ def _understood(answer: httpx.Response, server: str) -> bool:
     if answer.status_code == UNAUTHORIZED:
         raise UserError(f"{server} refuses this key's signature: the clocks differ")
     try:
-        code = json.loads(answer.text)["code"]
+        code = parse_object(answer.text)["code"]
     except (ValueError, KeyError, TypeError):
         code = None
     if code not in {INVALID_HEARTBEAT, ACTIVATION_FAILED}:

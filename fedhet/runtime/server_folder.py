@@ -8,12 +8,12 @@ names it to ``fedhet run``, ``resume`` and ``status``.
 import json
 import os
 import socket
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedhet.errors import UserError
 from fedhet.files import write_json, write_text
+from fedhet.reading.structured import read_json, read_toml
 from fedhet.runtime.certs import Credentials
 
 CONNECTION = "fedhet-server"
@@ -95,7 +95,7 @@ class ServerFolder:
     def control(self) -> str:
         """Address of the Control API, ``host:port``; UserError if no server was started here."""
         try:
-            return str(json.loads(self._address.read_text(encoding="utf-8"))["control"])
+            return str(read_json(self._address)["control"])
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"'{self.tls}' has no server yet: start it with `fedhet server {self.tls}`"
@@ -127,7 +127,7 @@ def _connections() -> list[str] | None:
     """Names in Flower's own configuration; None where there is none that can be read."""
     home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
     try:
-        content = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
+        content = read_toml(home / "config.toml")
     except (OSError, ValueError):
         return None
     return [name for name, value in content.get("superlink", {}).items() if isinstance(value, dict)]

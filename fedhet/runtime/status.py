@@ -1,12 +1,15 @@
 """``fedhet status``: who is there and what runs, from the SuperLink and from the run folders."""
 
-import csv
+import contextlib
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhet.files import read_jsonl
+from fedhet.errors import VerifyError
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.tables import read_evaluations, read_partition
 from fedhet.runtime.control_api import Control, Run
 
 
@@ -42,20 +45,27 @@ def collect(control: Control) -> dict[str, Any]:
 
 
 def _told(run: Run) -> dict[str, Any]:
-    """What a run folder says about the run and each of its clients; empty where there is none."""
-    folder = Path(run.folder) if run.folder else None
-    if folder is None or not folder.is_dir():
+    """What a run folder says about the run and each of its clients; empty where there is none.
+
+    A line that is being written just now, or a file that is damaged, is left out.
+    """
+    folder = RunFolder(Path(run.folder)) if run.folder else None
+    if folder is None or not folder.path.is_dir():
         return {}
-    records = read_jsonl(folder / "rounds.jsonl") if (folder / "rounds.jsonl").exists() else []
-    failures = Counter(f["client"] for record in records for f in record["failures"])
+    records: list[dict[str, Any]] = []
     clients: dict[str, dict[str, Any]] = {}
-    for row in _rows(folder / "partition.csv"):
-        images = sum(int(n) for key, n in row.items() if key != "client")
-        clients[row["client"]] = {"images": images}
-    for row in _rows(folder / "clients.csv"):
-        known = clients.setdefault(row["client"], {})
-        known |= {"model": row["model"], "last_round": int(row["generation"])}
-        known["test_accuracy"] = float(row["test_accuracy"] or "nan")
+    with contextlib.suppress(VerifyError, OSError):
+        records = folder.read_rounds()
+    with contextlib.suppress(VerifyError, OSError):
+        for client, images in read_partition(folder.partition).counts.items():
+            clients[client] = {"images": sum(images)}
+    with contextlib.suppress(VerifyError, OSError):
+        for row in read_evaluations(folder.clients):
+            accuracy = math.nan if row.test_accuracy is None else row.test_accuracy
+            clients.setdefault(row.client, {}).update(
+                model=row.model, last_round=row.generation, test_accuracy=accuracy
+            )
+    failures = Counter(f["client"] for record in records for f in record["failures"])
     for client, known in clients.items():
         known["failures"] = failures[client]
     last: Mapping[str, Any] = records[-1] if records else {}
@@ -66,11 +76,3 @@ def _told(run: Run) -> dict[str, Any]:
         "test_accuracy_mean": last.get("test_accuracy_mean"),
         "failures": sum(failures.values()),
     }
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Lines of a table; one that is being written is left out."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]

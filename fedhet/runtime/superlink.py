@@ -16,7 +16,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import psutil
 
 import fedhet
 from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.reading.structured import parse_object, read_toml
 from fedhet.runtime.processes import MARKER, Herd, alive, guarded
 from fedhet.runtime.ray_session import (
     federation_config,
@@ -59,7 +59,7 @@ def app_root() -> Path:
     """The folder that ``flwr run`` packs; UserError if fedhet was installed without one."""
     root = Path(fedhet.__file__).resolve().parents[1]
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+        project = read_toml(root / "pyproject.toml")
         project["tool"]["flwr"]["app"]["components"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
@@ -102,7 +102,7 @@ def flwr(words: list[str], env: Mapping[str, str]) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         raise RunFailedError(f"flwr {words[0]}: no answer in {CALL_TIMEOUT:g} s") from error
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        answer = parse_object(done.stdout, f"flwr {words[0]}")
     except ValueError:
         answer = {"success": False, "error-message": done.stderr or done.stdout}
     if done.returncode or not answer.get("success"):

@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from fedhet.errors import RunFailedError
 from fedhet.files import replacing
+from fedhet.reading.structured import parse_object
 from fedhet.runtime import warm_server, warm_shim
 from fedhet.runtime.superlink import script
 
@@ -52,9 +53,15 @@ def folder(env: Mapping[str, str]) -> Path:
     words = json.dumps([sys.executable, sys.version, code, settings], sort_keys=True)
     path = base / hashlib.sha256(words.encode()).hexdigest()[:12]
     for one in (base, path):
-        one.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = one.lstat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o077 or one.is_symlink():
+        try:
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = one.lstat()
+        except OSError as error:  # a file, or a link to nowhere, has its name
+            raise RunFailedError(
+                f"'{one}' cannot be a folder of this user's: {error.strerror}"
+            ) from error
+        private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+        if not private or one.is_symlink():
             raise RunFailedError(f"'{one}' is not a private folder of this user: remove it")
     return path
 
@@ -133,7 +140,7 @@ class Warm:
 
 def state(env: Mapping[str, str]) -> dict[str, Any]:
     """What the server says of itself: pid, number of nodes, jobs; empty if there is none."""
-    found = _call(str(folder(env) / "socket"), {"lease": False})
+    found = _call(str(folder(env) / "socket"), {})
     if found is None:
         return {}
     guest, answer = found
@@ -154,7 +161,7 @@ def _call(address: str, request: Mapping[str, Any]) -> tuple[socket.socket, dict
     with contextlib.suppress(OSError, ValueError):
         guest.connect(address)
         guest.sendall(len(text).to_bytes(4, "big") + text)
-        answer: dict[str, Any] = json.loads(warm_shim.line(guest))
+        answer = parse_object(warm_shim.line(guest), "the warm server")
         return guest, answer
     guest.close()
     return None

@@ -23,17 +23,19 @@ import random
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from fedhet import layout
+from fedhet.errors import one_line
+from fedhet.runtime.warm_guest import Guest, Wish, peer
 
 PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
 # What a client imports only while it works; nothing here starts a thread or touches a device.
@@ -42,8 +44,6 @@ WORK = (
     "torch.nested._internal.nested_tensor", "httpcore", "encodings.cp437",
 )  # fmt: skip
 LINGER = 10.0  # seconds without a node before the server ends
-GREETING = 5.0  # seconds for a guest to say what it wants
-CREDENTIALS = "3i"  # what Linux tells about a guest: process, user, group
 
 
 def digest(package: Path = layout.HERE) -> str:
@@ -115,7 +115,7 @@ def preload() -> Preloaded | None:
     return Preloaded(modules, before) if digest() == before else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A child at work, and the shim that waits for it."""
 
@@ -125,26 +125,35 @@ class Job:
 
     def told(self) -> dict[str, Any]:
         """For :meth:`Server.state`; ``for`` is the process that Flower started."""
-        return {"pid": self.pid, "program": self.program, "for": _peer(self.shim)[0]}
+        return {"pid": self.pid, "program": self.program, "for": peer(self.shim)[0]}
 
 
 @dataclass
 class Server:
-    """Waits for shims, forks, and tells each its child's exit code."""
+    """Waits for shims, forks, and tells each its child's exit code; nobody's silence holds it up.
+
+    With every descriptor it watches stands what to do when something happens there.
+    """
 
     listener: socket.socket
     finder: Preloaded | None
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    guests: set[Guest] = field(default_factory=set)
     jobs: dict[int, Job] = field(default_factory=dict)  # by the descriptor that watches the child
     leases: set[socket.socket] = field(default_factory=set)
 
     def serve(self) -> None:
         """Until no node needs it any more."""
-        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.listener.setblocking(False)
+        self._watch(self.listener, self._welcome)
         needed = time.monotonic()
         while time.monotonic() - needed < LINGER:
             for key, _ in self.selector.select(1.0):
-                self._hear(key.fd)
+                # What happened before it, such as the end of its child, may have been its end.
+                if self.selector.get_map().get(key.fd) is key:
+                    key.data()
+            for guest in [one for one in self.guests if one.deadline < time.monotonic()]:
+                self._show_out(guest, "it said nothing")
             if self.leases or self.jobs:
                 needed = time.monotonic()
 
@@ -153,67 +162,90 @@ class Server:
         jobs = [job.told() for job in self.jobs.values()]
         return {"pid": os.getpid(), "nodes": len(self.leases), "jobs": jobs}
 
-    def _hear(self, number: int) -> None:
-        """Something happened at a descriptor: a guest, the end of a child, of a node or a shim."""
-        if number == self.listener.fileno():
-            self._greet(self.listener.accept()[0])
-        elif number in self.jobs:
-            self._ended(number)
-        elif lease := next((one for one in self.leases if one.fileno() == number), None):
-            self.leases.discard(lease)
-            self.selector.unregister(lease)
-            lease.close()
-        else:  # killed: what it stood for goes with it
-            job = next(job for job in self.jobs.values() if job.shim.fileno() == number)
-            self.selector.unregister(job.shim)
-            os.kill(job.pid, signal.SIGKILL)
+    def _watch(self, what: socket.socket | int, then: Callable[[], None]) -> None:
+        self.selector.register(what, selectors.EVENT_READ, then)
 
-    def _greet(self, guest: socket.socket) -> None:
+    def _welcome(self) -> None:
         """A shim with work, a node that wants us to stay, or somebody who asks how we are."""
-        files: list[int] = []
-        kept = False
         try:
-            guest.settimeout(GREETING)
-            if _peer(guest)[1] != os.getuid():
-                raise ValueError("a guest of another user")
-            head, files, _, _ = socket.recv_fds(guest, 4, 3)
-            request = json.loads(_exactly(guest, int.from_bytes(head, "big")))
-            if "words" in request:
-                kept = self._take(guest, request, files)
-                return
-            if request.get("lease"):
-                self.leases.add(guest)
-                self.selector.register(guest, selectors.EVENT_READ)
-                kept = True
-            guest.sendall(json.dumps(self.state()).encode() + b"\n")
-        except (OSError, ValueError, KeyError):
-            traceback.print_exc()
-        finally:
-            for file in files:
-                os.close(file)
-            if not kept:
-                guest.close()
+            connection = self.listener.accept()[0]
+        except OSError as error:  # it is gone already, or there are too many
+            _note(f"nobody came in: {error}")
+            return
+        guest = Guest(connection)
+        if peer(connection)[1] != os.getuid():
+            guest.close()
+            return
+        self.guests.add(guest)
+        self._watch(connection, partial(self._attend, guest))
 
-    def _take(self, shim: socket.socket, request: Mapping[str, Any], files: list[int]) -> bool:
-        """Fork for a shim that is still there; whether that was done."""
-        program = Path(request["words"][0]).name
-        if program not in PROGRAMS:
-            return False
-        shim.sendall(b"ready\n")
-        if _exactly(shim, 3) != b"go\n":
-            return False
+    def _attend(self, guest: Guest) -> None:
+        """Something arrived of a guest."""
+        try:
+            if guest.wish is None:
+                self._grant(guest)
+            elif guest.hear_go():
+                self._fork(guest)
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError) as error:
+            self._show_out(guest, str(error))
+
+    def _grant(self, guest: Guest) -> None:
+        wish = guest.hear()
+        if wish is None:
+            return
+        if wish.words is None:
+            guest.connection.sendall(json.dumps(self.state()).encode() + b"\n")
+            self._forget(guest)
+            if not wish.lease:
+                guest.close()
+                return
+            self.leases.add(guest.connection)
+            self._watch(guest.connection, partial(self._released, guest.connection))
+        elif Path(wish.words[0]).name in PROGRAMS:
+            guest.connection.sendall(b"ready\n")
+            guest.extend()
+        else:
+            raise ValueError("no program of ours")
+
+    def _forget(self, guest: Guest) -> None:
+        self.guests.discard(guest)
+        self.selector.unregister(guest.connection)
+
+    def _show_out(self, guest: Guest, reason: str) -> None:
+        _note(f"a guest is shown out: {reason}")
+        self._forget(guest)
+        guest.close()
+
+    def _fork(self, guest: Guest) -> None:
+        """A child for a shim that is still there."""
+        assert guest.wish is not None and guest.wish.words is not None
+        program, shim = Path(guest.wish.words[0]).name, guest.connection
         pid = os.fork()
         if pid == 0:
-            self._become(program, request, files)
+            self._become(program, guest.wish, guest.files)
+        self._forget(guest)
+        guest.close_files()
         watch = os.pidfd_open(pid)
-        self.jobs[watch] = Job(pid, program, shim)
-        self.selector.register(watch, selectors.EVENT_READ)
-        self.selector.register(shim, selectors.EVENT_READ)
+        job = self.jobs[watch] = Job(pid, program, shim)
+        self._watch(watch, partial(self._ended, watch))
+        self._watch(shim, partial(self._abandoned, job))
         with contextlib.suppress(OSError):
             shim.sendall(f"{pid}\n".encode())
-        return True
 
-    def _become(self, program: str, request: Mapping[str, Any], files: list[int]) -> NoReturn:
+    def _released(self, lease: socket.socket) -> None:
+        """A node has ended."""
+        self.leases.discard(lease)
+        self.selector.unregister(lease)
+        lease.close()
+
+    def _abandoned(self, job: Job) -> None:
+        """A shim was killed: what it stood for goes with it."""
+        self.selector.unregister(job.shim)
+        os.kill(job.pid, signal.SIGKILL)
+
+    def _become(self, program: str, wish: Wish, files: list[int]) -> NoReturn:
         """In the child: take over all that a program is started with, and run it."""
         try:
             for number, file in enumerate(files):
@@ -221,13 +253,13 @@ class Server:
             os.closerange(3, 1 << 16)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.umask(int(request["umask"]))
-            os.nice(max(0, int(request["nice"]) - os.nice(0)))
+            os.umask(wish.umask)
+            os.nice(max(0, wish.nice - os.nice(0)))
             os.environ.clear()
-            os.environ.update(request["environment"])
-            os.chdir(request["folder"])
+            os.environ.update(wish.environment)
+            os.chdir(wish.folder)
             random.seed()
-            sys.argv[:] = request["words"]
+            sys.argv[:] = wish.words or ()
             if self.finder is not None:
                 sys.meta_path.insert(0, self.finder)
             code = run(*PROGRAMS[program])
@@ -264,23 +296,9 @@ def run(module: str, function: str) -> int:
     return int(result or 0)
 
 
-def _peer(guest: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as Linux knows them."""
-    length = struct.calcsize(CREDENTIALS)
-    known = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, length)
-    pid, user, _ = struct.unpack(CREDENTIALS, known)
-    return pid, user
-
-
-def _exactly(guest: socket.socket, count: int) -> bytes:
-    """``count`` bytes; ValueError if the guest hangs up before."""
-    parts = b""
-    while len(parts) < count:
-        part = guest.recv(count - len(parts))
-        if not part:
-            raise ValueError("the guest hung up")
-        parts += part
-    return parts
+def _note(text: str) -> None:
+    """One line for the log."""
+    print(f"fedhet warm server: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def serve(address: str) -> None:

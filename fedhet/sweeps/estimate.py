@@ -20,8 +20,8 @@ from fedhet.data.folder import ImageFolder
 from fedhet.data.partition_file import count_clients
 from fedhet.data.sources import Synthetic, find_source
 from fedhet.errors import RunFailedError, UserError
-from fedhet.files import read_jsonl
 from fedhet.node.site import DEFAULT_CLIENTS
+from fedhet.reading.structured import read_jsonl
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import states_of
 from fedhet.runtime.inline import run

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedhet.config import build_config, find_method, method_keys, read_overrides
 from fedhet.errors import UserError
-from fedhet.files import read_yaml
+from fedhet.reading.structured import read_yaml
 from fedhet.schema import RunConfig
 
 # What changes neither a bit of the result nor what is recorded of it.

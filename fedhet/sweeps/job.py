@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedhet.config import RESUMABLE
 from fedhet.errors import UserError, VerifyError, one_line
-from fedhet.files import read_jsonl, read_yaml
+from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import nobody_replied
 from fedhet.reports.reading import DIVERGENCE, diverged, read_run

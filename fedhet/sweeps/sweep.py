@@ -24,7 +24,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
-from fedhet.files import read_json, write_json, write_text
+from fedhet.files import write_json, write_text
+from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import end_with_maker

@@ -119,7 +119,9 @@ def test_what_is_left_out_is_named(sweep, tmp_path):
     reasons = {one.name: one.reason for one in made.left_out}
     assert reasons.pop("fedkd-s0").startswith("cannot be read: 'summary.json' is damaged")
     assert reasons.pop("fedapen-s0").startswith("cannot be read: 'rounds.jsonl': line 1 is damaged")
-    assert reasons.pop("fedapen-s1") == "cannot be read: partition.csv is damaged"
+    assert reasons.pop("fedapen-s1").startswith(
+        "cannot be read: 'partition.csv': line 1 is damaged"
+    )
     again = reasons.pop("fedssa-s0" if "fedssa-s0" in reasons else "fedssa-again")
     assert again.startswith("a second run of one cell, with the same result")
     assert reasons == {

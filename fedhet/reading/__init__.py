@@ -1,0 +1,1 @@
+"""The one reader of each kind of file and message; nothing else in fedhet parses (a test)."""

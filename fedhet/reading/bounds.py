@@ -1,0 +1,78 @@
+"""What every reader holds to: how long a file may be, how deep its values, how large its numbers.
+
+The bounds are far above what a run writes and far below what hurts who opens somebody else's. What
+does not keep them is a :class:`~fedhet.errors.ReadError` with file and place, never a traceback.
+"""
+
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from fedhet.errors import ReadError
+
+MEBI = 2**20
+DEPTH = 32  # of lists and mappings in each other
+LARGEST = 2**64  # whole numbers are smaller, without their sign; more than any count
+LONGEST = 16 * MEBI  # characters of one text
+PLAIN = (str, bool, int, float, type(None))
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """A whole regular file of at most ``limit`` bytes; OSError where there is none."""
+    # A pipe would be waited for, for ever, and a device has no end.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ReadError(f"'{path}'", "", "no regular file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ReadError(f"'{path}'", "", f"longer than the {limit} bytes that are read of it")
+    return data
+
+
+def decoded(data: bytes, source: str) -> str:
+    """UTF-8 as text; ReadError with the line of the first byte that is none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ReadError(source, f"line {line}", "not UTF-8") from error
+
+
+def check_values(value: Any, source: str, place: str = "") -> None:
+    """ReadError for what is nested too deep, too large a number, not finite, or no plain value.
+
+    Plain are texts, numbers, truth values, null, and lists and mappings (with texts as keys) of
+    them.
+    """
+    ahead = [(value, place, 0)]
+    while ahead:
+        one, where, depth = ahead.pop()
+        if depth > DEPTH:
+            raise ReadError(source, where, f"nested deeper than {DEPTH}")
+        if isinstance(one, dict):
+            for key, inner in one.items():
+                if not isinstance(key, str):
+                    raise ReadError(source, where, f"'{key!s:.40}' is no key: keys are texts")
+                ahead.append((inner, f"{where}.{key:.80}".lstrip("."), depth + 1))
+        elif isinstance(one, list):
+            ahead += [(inner, where, depth + 1) for inner in one]
+        elif problem := _problem(one):
+            raise ReadError(source, where, problem)
+
+
+def _problem(one: Any) -> str:
+    """What is wrong with a single value; empty: nothing."""
+    if not isinstance(one, PLAIN):
+        return f"a {type(one).__name__}: write it as a text, in quotes"
+    if isinstance(one, int) and abs(one) >= LARGEST:
+        return "a whole number too large for anything here"
+    if isinstance(one, float) and not math.isfinite(one):
+        return f"{one} is not a finite number"
+    if isinstance(one, str) and len(one) > LONGEST:
+        return f"a text of more than {LONGEST} characters"
+    if isinstance(one, str) and not one.isascii() and any("\ud800" <= c <= "\udfff" for c in one):
+        return "a text with half a character"
+    return ""

@@ -1,0 +1,81 @@
+"""CSV: fields of a bounded length, rows of one width, UTF-8, and numbers that are numbers.
+
+Spreadsheets run a cell that begins with = + - or @ as a formula. In what we write such a text has
+an apostrophe before it (:func:`fedhet.files.csv_text`), which the reader of our own tables takes
+away again.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fedhet.errors import ReadError
+from fedhet.files import unquoted
+from fedhet.reading.bounds import LARGEST, MEBI, decoded, read_bytes
+
+MOST_CSV = 1024 * MEBI
+FIELD = 131_072  # characters, Python's own bound
+
+
+def rows(text: Iterable[str], source: str, width: int = 0) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of every row; those of another ``width`` than that (0: any) refused.
+
+    Empty lines are left out. ``text`` are lines as they are read.
+    """
+    reader = csv.reader(text, strict=True)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise ReadError(source, f"line {reader.line_num}", f"not CSV: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ReadError(source, f"line {reader.line_num + 1}", "not UTF-8") from error
+        if row is None:
+            return
+        if width and row and len(row) != width:
+            what = f"has {len(row)} fields, and {width} are needed"
+            raise ReadError(source, f"line {reader.line_num}", what)
+        if row:
+            yield reader.line_num, row
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a file that somebody wrote; OSError if there is none."""
+    source = f"'{path}'"
+    data = read_bytes(path, MOST_CSV).removeprefix(b"\xef\xbb\xbf")
+    yield from rows(io.StringIO(decoded(data, source), newline=""), source)
+
+
+def parse_table(data: bytes, source: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Columns and numbered rows of a table of ours; ReadError where there is not even a head."""
+    text = io.StringIO(decoded(data, source), newline="")
+    _, head = next(rows(text, source), (1, []))
+    if not head:
+        raise ReadError(source, "line 1", "no head of a table")
+    found = rows(text, source, len(head))
+    own = ((number + 1, [unquoted(one) for one in row]) for number, row in found)
+    return [unquoted(one) for one in head], own
+
+
+def whole(text: str, source: str, place: str) -> int:
+    """A whole number of bounded size."""
+    if re.fullmatch(r"-?[0-9]{1,20}", text) is None or abs(int(text)) >= LARGEST:
+        raise ReadError(source, place, f"'{text:.40}' is no whole number")
+    return int(text)
+
+
+def number(text: str, source: str, place: str) -> float | None:
+    """A finite number; None for an empty field."""
+    if not text:
+        return None
+    if re.fullmatch(r"[-+]?[0-9.]{1,40}(e[-+]?[0-9]{1,4})?", text):
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if math.isfinite(found):
+            return found
+    raise ReadError(source, place, f"'{text:.40}' is no number")

@@ -1,0 +1,66 @@
+"""safetensors: the header is bounded and plain before the library, which checks the rest, opens it.
+
+The library holds every tensor's place against the file's length, so that what is read is never
+more than the file.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
+
+from fedhet.errors import ReadError, one_line
+from fedhet.reading.bounds import MEBI, read_bytes
+from fedhet.reading.structured import MOST_JSON, parse_object
+
+MOST_TENSORS = 100_000
+MOST_WEIGHTS = 8192 * MEBI  # bytes of an exported model
+_LENGTH = 8  # bytes of the header's length, which come first
+# What the library raises for a header that it takes and cannot serve, besides its own.
+_TROUBLE = (SafetensorError, ValueError, TypeError, RuntimeError, LookupError, AttributeError)
+
+
+def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors by name (``numpy`` arrays or torch's, ``pt``) and metadata; memory-mapped.
+
+    ReadError if the file is none of safetensors, OSError if there is none.
+    """
+    source = f"'{path}'"
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if not path.is_file():
+            raise ReadError(source, "", "no regular file")
+        _check_header(file.read(_LENGTH), file.read, size, source)
+    try:
+        with safe_open(path, framework=framework) as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return found, dict(file.metadata() or {})
+    except _TROUBLE as error:
+        raise ReadError(source, "", f"cannot be read: {one_line(error)}") from error
+
+
+def read_weights(path: Path) -> bytes:
+    """The bytes of a model's weights, for a digest before :func:`parse_weights`."""
+    return read_bytes(path, MOST_WEIGHTS)
+
+
+def parse_weights(data: bytes, path: Path) -> Mapping[str, Any]:
+    """Tensors (torch) by name of what :func:`read_weights` read."""
+    source = f"'{path}'"
+    _check_header(data[:_LENGTH], lambda n: data[_LENGTH : _LENGTH + n], len(data), source)
+    try:
+        return load(data)
+    except _TROUBLE as error:
+        raise ReadError(source, "", f"cannot be read: {one_line(error)}") from error
+
+
+def _check_header(head: bytes, read: Any, size: int, source: str) -> None:
+    """ReadError for a header that is longer than the file, or no plain JSON object."""
+    length = int.from_bytes(head, "little")
+    if len(head) < _LENGTH or length > min(size - _LENGTH, MOST_JSON):
+        raise ReadError(source, "header", "longer than the file, or not there")
+    header = parse_object(read(length), source, "header")
+    if len(header) > MOST_TENSORS:
+        raise ReadError(source, "header", f"names more than {MOST_TENSORS} tensors")

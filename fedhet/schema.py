@@ -153,6 +153,9 @@ class RunConfig(Schema):
     max_update_norm: float = Field(
         1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
     )
+    max_update_ratio: float = Field(
+        10.0, ge=0, description="longest step of an upload, times the median one; 0: no such limit"
+    )
     max_images: int = Field(
         1_000_000, ge=1, lt=2**53, description="most training images that a client may declare"
     )

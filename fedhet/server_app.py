@@ -112,7 +112,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     folder.write_partition(roster.counts(), roster.classes)
     strategy = find_method(config.method).strategy(config, roster)
     strategy.rounds = Rounds(strategy, handshake, folder, kept)
-    strategy.rounds.work = Work(counter(config, roster.classes))
+    strategy.rounds.acceptance.work = Work(counter(config, roster.classes))
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
     _check_replies(folder)

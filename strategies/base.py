@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
+from fedhet.protocol.steps import size
 from fedhet.schema import P, RunConfig
 from fedhet.strategies.robust import Rule
 
@@ -100,11 +101,27 @@ class MethodStrategy(Strategy, Generic[P]):
         return info.client
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """A payload with the shapes and dtypes of this client's upload; None: they vary."""
+        """A payload with the shapes and dtypes of this client's upload; None: they vary.
+
+        Its values are what the client went on from, or zeros: see :meth:`step`.
+        """
         return Empty()
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Raise Rejected if an upload of the right shapes is still not acceptable."""
+
+    def step(self, payload: Payload, length: float) -> float | None:
+        """Length of the step that an upload makes: by default from what ``expect`` returned.
+
+        Root mean square over its values, which ``max-update-ratio`` bounds; None: ``check`` bounds
+        them by itself.
+        """
+        return length
+
+    def step_start(self, info: ClientInfo) -> float:
+        """Root mean square of what a client's step starts from; 0: it starts from nothing."""
+        expected = self.expect(info)
+        return 0.0 if expected is None else size(expected.flat)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine uploads, sorted by client, in float64; returns numbers worth recording."""

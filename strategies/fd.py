@@ -77,6 +77,10 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
             raise Rejected("a vector is not a probability distribution")
 
+    def step(self, payload: Payload, length: float) -> float | None:
+        """Probabilities are bounded as they are."""
+        return None
+
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """What came replaces what the same clients sent before; the others' stay."""
         stale = ~np.isin(self.owners, [upload.info.client for upload in uploads])

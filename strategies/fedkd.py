@@ -52,6 +52,7 @@ from fedhet.protocol.low_rank import (
     whole,
 )
 from fedhet.protocol.payload import Array, LowRank, Payload
+from fedhet.protocol.steps import size
 from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
@@ -129,9 +130,21 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return None
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Every tensor fits its rank and parameter, and the update as a whole is not too large."""
+        """Every tensor fits its rank and parameter."""
         assert isinstance(payload, LowRank)
-        check_updates(payload, self._shapes(), self.config.max_update_norm)
+        check_updates(payload, self._shapes())
+
+    def step(self, payload: Payload, length: float) -> float | None:
+        """The update's own size: its factors' norms say nothing about that of their product."""
+        assert isinstance(payload, LowRank)
+        norm, most = math.sqrt(update_square(payload)), self.config.max_update_norm
+        if not norm <= most:
+            raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={most:g}")
+        return norm / math.sqrt(sum(tensor.size for tensor in self.tensors))
+
+    def step_start(self, info: ClientInfo) -> float:
+        """The student's size."""
+        return size(self.tensors)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """The weighted mean of the updates moves the student."""
@@ -184,11 +197,8 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return [tensor.shape for tensor in self.tensors]
 
 
-def check_updates(payload: LowRank, shapes: Sequence[Shape], max_norm: float) -> None:
-    """Reject what ``compress`` would not have sent for these shapes, or too large an update.
-
-    The factors' own norms say nothing about their product's, which is what is bounded here.
-    """
+def check_updates(payload: LowRank, shapes: Sequence[Shape]) -> None:
+    """Reject what ``compress`` would not have sent for these shapes."""
     ranks = payload.ranks
     if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
         raise Rejected(f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]")
@@ -202,9 +212,11 @@ def check_updates(payload: LowRank, shapes: Sequence[Shape], max_norm: float) ->
         m, n = matrix_shape(shape)
         expected += [shape] if rank == DENSE else [(m, rank), (rank,), (rank, n)] * (rank > 0)
     check_shapes(payload.tensors, [np.empty(shape, dtype=np.float32) for shape in expected])
-    norm = math.sqrt(sum(_square(rank, parts) for rank, parts in entries(payload)))
-    if not norm <= max_norm:
-        raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={max_norm:g}")
+
+
+def update_square(payload: LowRank) -> float:
+    """Squared norm of all updates together."""
+    return sum(_square(rank, parts) for rank, parts in entries(payload))
 
 
 def _square(rank: int, parts: Sequence[Array]) -> float:

@@ -16,20 +16,10 @@ from flwr.serverapp import Grid
 
 from fedhet.errors import HookError, RunFailedError
 from fedhet.ids import client_order
-from fedhet.protocol.checks import (
-    Rejected,
-    check_arrays,
-    check_epsilon,
-    check_evaluation,
-    check_metrics,
-    check_reply,
-    reply_limit,
-)
+from fedhet.protocol.checks import Rejected, check_evaluation, reply_limit
 from fedhet.protocol.delivery import exchange, longest_first
-from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
@@ -44,6 +34,7 @@ from fedhet.protocol.payload import Empty, Payload
 from fedhet.records.checkpoint import Checkpoint, save_checkpoint
 from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
+from fedhet.strategies.acceptance import Acceptance, Valid
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import capped
 
@@ -68,7 +59,7 @@ class Rounds:
         self.roster = strategy.roster
         self.state_dir = str(folder.state_dir(self.config))
         self.ledger = Ledger(self.roster)
-        self.work = Work()  # the server gives it a count of its own (fedhet.flop_count)
+        self.acceptance = Acceptance(strategy)
         self.finished = 0
         self.simulated = True  # whether the clients' states are where the server is
         self._requests: list[tuple[str, Message]] = []
@@ -82,6 +73,7 @@ class Rounds:
             folder.take_up(kept.meta)
             strategy.load(kept.arrays)
             self.ledger.load(kept.meta)
+            self.acceptance.steps.load(kept.meta.get("steps", {}))
             self.finished = int(kept.meta["round"])
 
     # --- the loop ----------------------------------------------------------------------------
@@ -158,6 +150,7 @@ class Rounds:
             "round": round_,
             "simulated": self.simulated,
             "roster": self.roster.dump(),
+            "steps": self.acceptance.steps.dump(),
             **self.ledger.dump(),
             **self.folder.marks(),
         }
@@ -190,32 +183,35 @@ class Rounds:
 
     def take_training(self, round_: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check, sort and combine the replies; None if fewer than min-replies are valid."""
-        accepted: list[tuple[ClientInfo, Payload, Reply]] = []
+        found: list[Valid] = []
         for client, reply in self._named(replies):
             info = self.roster.infos[client]
             try:
-                payload = self._valid(info, reply, round_)
+                found.append(self.acceptance.valid(info, reply, round_))
             except Rejected as reason:
                 self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
             else:
-                accepted.append((info, payload, reply))
                 self.ledger.spend(client, reply.metrics)
-        accepted = self._without_odd(accepted)
+        odd = self.acceptance.odd(found)
+        for one in found:
+            if one.info.client in odd:
+                self._refuse(one, odd[one.info.client])
+        accepted = [one for one in found if one.info.client not in odd]
         if len(accepted) < self.config.min_replies:
             count = f"{len(accepted)} of min-replies={self.config.min_replies}"
-            for info, _, reply in accepted:
-                why = f"valid, but the round is skipped: {count} came"
-                self.ledger.refuse(info.client, why, reply.arrays, reply.message_bytes)
+            for one in accepted:
+                self._refuse(one, f"valid, but the round is skipped: {count} came")
             return None
         uniform = self.config.weighting == "uniform"
-        sizes = np.array([1 if uniform else info.train_images for info, _, _ in accepted])
+        sizes = np.array([1 if uniform else one.info.train_images for one in accepted])
         shares = capped(sizes, self.config.max_weight).tolist()
         uploads = [
-            Upload(info, payload, share, reply.metrics)
-            for share, (info, payload, reply) in zip(shares, accepted, strict=True)
+            Upload(one.info, one.payload, share, one.reply.metrics)
+            for share, one in zip(shares, accepted, strict=True)
         ]
         numbers = dict(self.strategy.aggregate(uploads, round_))
-        for info, payload, reply in accepted:
+        self.acceptance.accept(accepted)
+        for info, payload, reply in ((one.info, one.payload, one.reply) for one in accepted):
             self.roster.accept(info.client, round_, reply.state)
             self._pace[info.model] = reply.metrics.get("seconds", 0.0) / info.train_images
             self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
@@ -224,35 +220,10 @@ class Rounds:
         self.ledger.round.numbers = numbers
         return MetricRecord(dict(numbers))
 
-    def _without_odd(
-        self, accepted: list[tuple[ClientInfo, Payload, Reply]]
-    ) -> list[tuple[ClientInfo, Payload, Reply]]:
-        """Those whose FLOPs are not far from everybody's, where the server could not count."""
-        spent = {info.client: r.metrics.get("train_flops", 0.0) for info, _, r in accepted}
-        odd = self.work.odd(spent, [info for info, _, _ in accepted])
-        for info, _, reply in accepted:
-            if info.client in odd:
-                reason = odd[info.client]
-                self.ledger.refuse(info.client, reason, reply.arrays, reply.message_bytes)
-        return [one for one in accepted if one[0].client not in odd]
-
-    def _valid(self, info: ClientInfo, reply: Reply, round_: int) -> Payload:
-        """The payload of a reply; Rejected with a reason if anything about it is wrong."""
-        check_reply(info, reply, round_)
-        check_metrics(reply, self.strategy.metric_ranges)
-        spent = reply.metrics.get("train_flops", 0.0)
-        self.work.check(info, spent, lambda: self.strategy.download(info, round_))
-        check_epsilon(reply, self.config)
-        try:
-            payload = self.strategy.upload_type.from_ndarrays(reply.arrays)
-        except ValueError as error:
-            name = type(self.strategy).__name__
-            raise Rejected(
-                f"{error}; `upload_type` of {name} must be what the client's `upload` returns"
-            ) from error
-        check_arrays(payload, self.strategy.expect(info), self.config.max_update_norm)
-        self.strategy.check(info, payload)
-        return payload
+    def _refuse(self, one: Valid, reason: str) -> None:
+        """Leave out a reply that, looked at alone, was as it should be."""
+        reply = one.reply
+        self.ledger.refuse(one.info.client, reason, reply.arrays, reply.message_bytes)
 
     def _seconds(self) -> list[float]:
         """What each request's training may take, by the last replies of its model; 0: unknown."""

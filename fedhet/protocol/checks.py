@@ -100,23 +100,31 @@ def check_epsilon(reply: Reply, config: RunConfig) -> None:
         raise Rejected(f"epsilon_spent {spent:g} is above dp-epsilon={config.dp_epsilon:g}")
 
 
-def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) -> None:
+def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) -> float:
     """Shapes and dtypes as expected (unless None), finite, and an L2 norm within bounds.
 
-    Raises Rejected with the reason.
+    Returns the length of the step from ``expected``, or of the payload where that is None or not
+    finite: see :mod:`fedhet.protocol.steps`. Raises Rejected with the reason.
     """
     arrays = payload.flat
+    began: Sequence[Array] = ()
     if expected is not None:
         check_shapes(arrays, expected.flat)
-    square = 0.0
+        began = payload.began(expected).flat
+    square = moved = 0.0
     for i, array in enumerate(arrays):
         if np.issubdtype(array.dtype, np.floating):
-            norm = float(np.linalg.norm(array.ravel().astype(np.float64)))
+            values = array.ravel().astype(np.float64)
+            norm = float(np.linalg.norm(values))
             if not math.isfinite(norm):
                 raise Rejected(f"array {i} holds NaN or infinity")
             square += norm * norm
+            if began:
+                values -= began[i].ravel()
+                moved += float(values @ values)
     if math.sqrt(square) > max_norm:
         raise Rejected(f"norm {math.sqrt(square):.4g} is above max-update-norm={max_norm:g}")
+    return math.sqrt((moved if began and math.isfinite(moved) else square) / max(1, payload.values))
 
 
 def check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:

@@ -52,6 +52,15 @@ class Payload:
         """The payload after noise: what a reader relies on being zero is zero again."""
         return self
 
+    def began(self, sent: Self) -> Self:
+        """Of what was sent, with equal shapes, that from which this upload's values went on."""
+        return sent
+
+    @property
+    def values(self) -> int:
+        """How many floats of an upload say something: all of them."""
+        return self.floats
+
     @property
     def floats(self) -> int:
         """Number of floating point values, as the papers count parameters."""
@@ -90,6 +99,15 @@ class MaskedHeader(Payload):
         mask = self.mask.astype(self.weight.dtype)
         bias = self.bias * mask if self.bias.size else self.bias
         return replace(self, weight=self.weight * mask[:, None], bias=bias)
+
+    def began(self, sent: Self) -> Self:
+        """The same rows; the others are zero in an upload."""
+        return replace(sent, mask=self.mask).sealed()
+
+    @property
+    def values(self) -> int:
+        """Those of the rows inside the mask."""
+        return int(np.count_nonzero(self.mask)) * self.floats // max(1, len(self.mask))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _MACHINE = ("out", "name", "state-dir")  # keys of the configuration that a reco
 _FILES = ("data-path", "partition-file")  # of these it keeps the last part
 # How a client is left out whose numbers left the range in which there is anything to learn.
 DIVERGENCE = re.compile(
-    r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-norm"
+    r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-(norm|ratio)"
     r"|'train_loss' is \S+, not within"
 )
 # What a file can do to its reader that is not what fedhet wrote.

@@ -45,7 +45,7 @@ class Bench:
         self.strategy = METHODS[method].strategy(config, self.roster)
         handshake = Handshake(self.grid, "x", self.roster)
         self.rounds = self.strategy.rounds = Rounds(self.strategy, handshake, folder)
-        self.rounds.work = Work(counter(config, self.roster.classes))
+        self.rounds.acceptance.work = Work(counter(config, self.roster.classes))
         self.rounds.ledger.begin(1)
         self.messages = self.rounds.train_messages(1)
         self.replies = list(self.grid.pull_messages(self.grid.push_messages(self.messages)))

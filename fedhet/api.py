@@ -19,6 +19,7 @@ from fedhet.export.save import open_state
 from fedhet.ids import check_id
 from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
+from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import states_of
 from fedhet.records.tables import OTHER, read_evaluations
@@ -54,15 +55,22 @@ class Run:
         rows = (vars(row) for row in read_evaluations(self._folder.clients))
         return [{**{k: v for k, v in row.items() if k != OTHER}, **row[OTHER]} for row in rows]
 
-    def model(self, client: str | int, generation: int | None = None) -> Personalised:
+    def model(
+        self, client: str | int, generation: int | None = None, *, trust: bool = False
+    ) -> Personalised:
         """A client's personalised model, on the CPU and in evaluation mode.
 
         Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
         ``generation`` is the round after which it is taken, the newest if None. UserError if the
-        client has no state here: never sampled, another machine's, or ``keep-state=false``.
+        client has no state here: never sampled, another machine's, or ``keep-state=false``; or if
+        the run names code of others, unless this user made it or ``trust``.
         """
+        names = register.named(self.config)
+        trusted = trust or register.trusts(self._folder.experiment, self.path, names)
+        register.require_trust(f"'{self.path}'", names, trusted=trusted)
         states = states_of(self._folder, build_config(self.config))
-        return open_state(states / check_id(str(client), "client"), generation).model
+        state = states / check_id(str(client), "client")
+        return open_state(state, generation, trust=trust).model
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"
@@ -94,12 +102,18 @@ def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, 
     return Run(_done(partial(session.start, loaded, name, _console(progress=progress))).path)
 
 
-def resume(run: str | os.PathLike[str] | Run, *, progress: bool = True, **keys: Any) -> Run:
-    """Go on with a run after its last finished round; ``rounds=N`` extends a finished one."""
+def resume(
+    run: str | os.PathLike[str] | Run, *, progress: bool = True, trust: bool = False, **keys: Any
+) -> Run:
+    """Go on with a run after its last finished round; ``rounds=N`` extends a finished one.
+
+    ``trust``: code that the run names is imported although somebody else made it.
+    """
     look_here()
     path = run.path if isinstance(run, Run) else Path(run)
     words = [f"{kebab(key)}={_text(value)}" for key, value in keys.items()]
-    return Run(_done(partial(session.resume, path, words, _console(progress=progress))).path)
+    work = partial(session.resume, path, words, _console(progress=progress), trust=trust)
+    return Run(_done(work).path)
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

@@ -19,7 +19,7 @@ _COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 # What `fedhet resume` may change: who computes, how long, and when to give up; never what.
 RESUMABLE = (
     "engine", "rounds", "actors", "min-replies", "max-skipped-rounds", "round-timeout",
-    "start-timeout", "keep-state", "tracker",
+    "start-timeout", "keep-state", "state-dir", "tracker",
 )  # fmt: skip
 
 _PLAIN = {

@@ -5,10 +5,13 @@ package may also give it a name of its own in an entry-point group. Neither hide
 """
 
 import importlib
+import importlib.machinery
 import importlib.util
 import keyword
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -25,11 +28,56 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
 
 
+_here: list[str] = []  # where a user's own modules are looked for, once one is to be imported
+_guard: list["Guard"] = []
+
+
+@dataclass
+class Guard:
+    """Who may be imported while a stranger's folder is open; ``refused`` are the names that not."""
+
+    allowed: Callable[[str], bool]
+    refused: set[str] = field(default_factory=set)
+
+
+@contextmanager
+def guarded(allowed: Callable[[str], bool]) -> Iterator[Guard]:
+    """Import a ``module:NAME`` meanwhile only if ``allowed`` says so; for the whole process."""
+    guard = Guard(allowed)
+    _guard.append(guard)
+    try:
+        yield guard
+    finally:
+        _guard.remove(guard)
+
+
 def look_here() -> None:
-    """Let modules in the working folder be found, after everything that is installed."""
+    """Let modules in the working folder be found, after everything that is installed.
+
+    Not before one of them is to be imported: until then nothing there, which may be a stranger's,
+    takes the place of a package that somebody else's code tries to import.
+    """
     here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    if here not in _here:
+        _here.append(here)
+
+
+def modules(names: Iterable[str]) -> set[str]:
+    """Top-level modules of the names that are of the form ``package.module:NAME``."""
+    found = {name.partition(":")[0] for name in names if ":" in name}
+    return {module.partition(".")[0] for module in found}
+
+
+def origin(module: str) -> str:
+    """The file or folder of a top-level module, as it would be imported; empty if there is none."""
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(module, [*sys.path, *_here])
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    places = list(spec.submodule_search_locations or ())
+    return str(Path(spec.origin or (places[0] if places else "")).resolve())
 
 
 def is_own(kind: str, name: str) -> bool:
@@ -55,6 +103,7 @@ def hint(kind: str, name: str, allowed: Iterable[str]) -> str:
         found = name.isidentifier() and importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         found = False
+    found = found or bool(name.isidentifier() and origin(name))
     what = {"method": "METHOD", "model": "make", "dataset": "load"}[kind]
     if found:
         return f"; '{name}' is a module: write {name}:NAME, such as {name}:{what}"
@@ -67,9 +116,17 @@ def load(kind: str, name: str) -> Any:
     Raises UserError if it cannot be imported or is not there.
     """
     module, colon, attribute = name.partition(":")
+    for guard in _guard:
+        if colon and not guard.allowed(name):
+            guard.refused.add(name)
+            raise UserError(
+                f"{kind} {name!r} is code that would run as you: --trust imports it, if you trust "
+                "who made it"
+            )
     try:
         if not colon:
             return installed(kind)[name].load()
+        sys.path += [path for path in _here if path not in sys.path]
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(

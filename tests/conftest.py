@@ -18,6 +18,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("register")))
         yield
 
 

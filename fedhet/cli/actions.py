@@ -81,16 +81,19 @@ def resume(
     connection: str | None,
     as_json: bool,
     accept_lost: bool,
+    trust: bool = False,
 ) -> None:
     """``fedhet resume``: go on after the last finished round."""
     shown = console(quiet=as_json)
-    folder = session.resume(path, overrides, shown, connection, accept_lost=accept_lost)
+    folder = session.resume(
+        path, overrides, shown, connection, accept_lost=accept_lost, trust=trust
+    )
     _print_result(folder, as_json=as_json)
 
 
-def verify(path: Path, *, as_json: bool) -> None:
+def verify(path: Path, *, as_json: bool, trust: bool = False) -> None:
     """``fedhet verify``: hold what a run left behind against itself."""
-    folder, found = session.verify(path)
+    folder, found = session.verify(path, trust=trust)
     if as_json:
         damage = [{"what": one.text, "client": one.client} for one in found.findings]
         document = {"folder": str(folder.path), "rounds": found.rounds, "states": found.states}

@@ -122,8 +122,15 @@ def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
         names = [table.name for table in made.tables()]
         content = {"page": page, "runs": len(made.runs), "tables": names, "figures": drawn}
         left_out = {one.name: one.reason for one in made.left_out}
-        print(json.dumps(content | {"absent": missing, "left_out": left_out}, indent=2))
+        content |= {"absent": missing, "left_out": left_out, "not_imported": list(made.refused)}
+        print(json.dumps(content, indent=2))
         return
+    for name in made.refused:
+        print(
+            f"fedhet: {name} is not imported: it is code that would run as you, of a run that was "
+            "not made here; --trust imports it, if you trust who made it",
+            file=sys.stderr,
+        )
     for one in made.left_out:
         print(f"fedhet: left out: {one.name}: {one.reason}", file=sys.stderr)
     for name, reason in missing.items():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedhet.cli.options import Json, Register, loading
+from fedhet.cli.options import Json, Register, Trust, loading
 from fedhet.errors import UserError
 
 
@@ -68,7 +68,7 @@ def new(
     print(f"fedhet run quickstart method={name}:METHOD")
 
 
-def report(  # noqa: PLR0913  (one parameter per option)
+def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     places: Annotated[
         list[Path],
         typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
@@ -87,6 +87,7 @@ def report(  # noqa: PLR0913  (one parameter per option)
     models: Annotated[
         bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
     ] = True,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Compare runs: tables with intervals, figures, and one self-contained page."""
@@ -95,8 +96,9 @@ def report(  # noqa: PLR0913  (one parameter per option)
     from fedhet.reports.report import report as write
 
     page = write(
-        places, out, baseline=baseline, title=title, records=records, into=into, models=models
-    )
+        places, out, baseline=baseline, title=title, records=records, into=into, models=models,
+        trust=trust,
+    )  # fmt: skip
     show_report(page, out, as_json=as_json)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedhet.cli.options import Register, loading
+from fedhet.cli.options import Register, Trust, loading
 from fedhet.errors import UserError
 
 
@@ -29,6 +29,7 @@ def export(
         list[Path] | None,
         typer.Option(help="file or folder to compare ONNX with torch on; repeat for more"),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Write a client's personalised model; the last line printed is its folder."""
     loading()
@@ -36,7 +37,8 @@ def export(
 
     if images and not onnx:
         raise UserError("--images: only used with --onnx")
-    print(write(state, out, generation=generation, images=(images or []) if onnx else None))
+    wanted = (images or []) if onnx else None
+    print(write(state, out, generation=generation, images=wanted, trust=trust))
 
 
 def predict(
@@ -45,12 +47,13 @@ def predict(
     out: Annotated[Path, typer.Option(help="CSV to write, replaced if it exists")] = Path(
         "predictions.csv"
     ),
+    trust: Trust = False,
 ) -> None:
     """Classify images with an exported model: a CSV with a probability per class."""
     loading()
     from fedhet.export.predict import predict as classify
 
-    found = classify(model, images, out)
+    found = classify(model, images, out, trust=trust)
     if found.warning:
         print(f"fedhet: warning: {found.warning}", file=sys.stderr)
     print(f"{found.images} images: {out}")

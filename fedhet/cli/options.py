@@ -27,6 +27,10 @@ Connection = Annotated[
     str | None,
     typer.Option(help="run there: a connection in Flower's config.toml", metavar="CONNECTION"),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="import the code that it names, whoever made it: it runs as you"),
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 

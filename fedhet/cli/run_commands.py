@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from fedhet.cli.options import Changes, ConfigName, Connection, Json, Overrides, Register, loading
+from fedhet.cli.options import (
+    Changes,
+    ConfigName,
+    Connection,
+    Json,
+    Overrides,
+    Register,
+    Trust,
+    loading,
+)
 from fedhet.errors import UserError
 
 
@@ -45,6 +54,7 @@ def resume(
     accept_lost: Annotated[
         bool, typer.Option(help="go on without the clients whose states are gone or damaged")
     ] = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Continue a run after its last finished round; rounds=N extends a finished one."""
@@ -57,18 +67,20 @@ def resume(
         connection=superlink,
         as_json=as_json,
         accept_lost=accept_lost,
+        trust=trust,
     )
 
 
 def verify(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Check a run folder: lines, checkpoint, summary and states against each other."""
     loading(as_json=as_json)
     from fedhet.cli import actions
 
-    actions.verify(run_folder, as_json=as_json)
+    actions.verify(run_folder, as_json=as_json, trust=trust)
 
 
 def partition(

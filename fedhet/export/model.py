@@ -16,14 +16,16 @@ from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedhet import plugins
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import find_method
 from fedhet.errors import UserError, brief
+from fedhet.ids import is_id
 from fedhet.node.site import without_images
 from fedhet.node.state import FileStore
-from fedhet.plugins import look_here
 from fedhet.reading.structured import read_yaml
 from fedhet.reading.tensors import parse_weights, read_weights
+from fedhet.records import register
 from fedhet.schema import RunConfig
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
@@ -72,7 +74,6 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     Generation 0 is a fresh client. Raises UserError where the description says something
     impossible, StateError, KeyError or RuntimeError where the generation does not fit it.
     """
-    look_here()
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
     try:
@@ -104,19 +105,29 @@ def write_weights(model: Personalised, folder: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def load_model(folder: Path) -> tuple[Personalised, dict[str, Any]]:
+def model_key(card: Mapping[str, Any]) -> str:
+    """What an exported model is called in the register: by its weights."""
+    return f"model-{str(card.get('sha256'))[:32]}"
+
+
+def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict[str, Any]]:
     """An exported model and its card, without the run or the client's state.
 
-    Raises UserError, in one line, if ``folder`` is no exported model or is damaged.
+    Raises UserError, in one line, if ``folder`` is no exported model or is damaged, or names code
+    of others, unless this user exported it or ``trust``.
     """
     card = _read_card(folder)
+    names, key = register.named(card), model_key(card)
+    known = is_id(key) and register.trusts(key, folder, names)
+    register.require_trust(f"model '{folder}'", names, trusted=trust or known)
     try:
         data = read_weights(folder / WEIGHTS)
         if hashlib.sha256(data).hexdigest() != card["sha256"]:
             raise UserError(
                 f"model '{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's"
             )
-        model = Personalised(rebuild(card, folder))
+        with plugins.guarded(lambda _: trust or known):
+            model = Personalised(rebuild(card, folder))
         model.load_state_dict(parse_weights(data, folder / WEIGHTS), strict=True)
     except OSError as error:
         raise UserError(f"model '{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error

@@ -23,13 +23,15 @@ class Predicted:
     warning: str
 
 
-def predict(model_folder: Path, places: Sequence[Path], out: Path) -> Predicted:
+def predict(
+    model_folder: Path, places: Sequence[Path], out: Path, *, trust: bool = False
+) -> Predicted:
     """Classify files and folders of images; replaces ``out`` with one line per readable image.
 
     Columns: ``path`` as given, ``class`` (the predicted one), then ``p_<class>`` for every class.
     Raises UserError if the model, the paths or ``out`` cannot be used, or no image can be read.
     """
-    model, _ = load_model(model_folder.expanduser())
+    model, _ = load_model(model_folder.expanduser(), trust=trust)
     out = out.expanduser()
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
     files = ImageFiles(find_images(path.expanduser() for path in places), model.config.image_size)

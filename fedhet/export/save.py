@@ -4,6 +4,7 @@ Only the client's machine can do it: nobody else has the state. The folder appea
 all, and says in ``card.yaml`` what the model is.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import yaml
 
 import fedhet
+from fedhet import plugins
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
-from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
+from fedhet.export.model import CARD, FORMAT, Personalised, model_key, rebuild, write_weights
 from fedhet.files import appearing
+from fedhet.ids import is_id
 from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 from fedhet.reading.structured import read_json
+from fedhet.records import register
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,18 @@ class Exported:
 
 
 def export(
-    state: Path, out: Path, *, generation: int | None = None, images: Sequence[Path] | None = None
+    state: Path,
+    out: Path,
+    *,
+    generation: int | None = None,
+    images: Sequence[Path] | None = None,
+    trust: bool = False,
 ) -> Path:
     """Write the inference model of ``state`` to the new folder ``out``; returns its path.
 
     ``generation`` None means the newest. ``images`` asks for ONNX as well, compared with torch on
-    those images, or on the built-in digits if it is empty.
+    those images, or on the built-in digits if it is empty. ``trust``: code that the state names is
+    imported, whoever made it.
     Raises UserError, in one line, for everything that is not as it should be.
     """
     if images is not None:
@@ -74,10 +84,12 @@ def export(
     out = out.expanduser().absolute()
     if out.exists():
         raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
-    exported = open_state(state, generation)
+    exported = open_state(state, generation, trust=trust)
     try:
         with appearing(out) as folder:  # private: a model trained on private images is, too
             card = exported.card() | {"sha256": write_weights(exported.model, folder)}
+            with contextlib.suppress(OSError):  # then the model needs --trust, as a stranger's does
+                register.note(model_key(card), out, register.named(card))
             if images is not None:
                 card["onnx"] = onnx_file.write(exported.model, folder, images)
             text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
@@ -87,20 +99,27 @@ def export(
     return out
 
 
-def open_state(state: Path, generation: int | None = None) -> Exported:
-    """The inference model in a client's state folder; None means the newest generation."""
+def open_state(state: Path, generation: int | None = None, *, trust: bool = False) -> Exported:
+    """The inference model in a client's state folder; None means the newest generation.
+
+    UserError where it names code of others, unless this user made the run or ``trust``.
+    """
     state = state.expanduser().absolute()
     description = _read_description(state)
     store = FileStore(state, sync=True)
     chosen = _choose(store, generation)
+    names, run = register.named(description), description.get("run")
+    known = isinstance(run, str) and is_id(run) and register.trusts(run, state.parent, names)
+    register.require_trust(f"state '{state}'", names, trusted=trust or known)
     try:
-        client = rebuild(description, state, chosen)
+        with plugins.guarded(lambda _: trust or known):
+            client = rebuild(description, state, chosen)
         return Exported(
             Personalised(client), description, chosen, accuracies_of(store.load(chosen))
         )
     except StateError as error:
         raise UserError(str(error)) from error
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise UserError(
             f"state '{state}': generation {chosen} does not fit {DESCRIPTION}: {brief(error)}"
         ) from error

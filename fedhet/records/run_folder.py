@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from fedhet.errors import UserError, VerifyError
 from fedhet.files import csv_text, finite, private_files, write_json, write_text
 from fedhet.reading.structured import read_json, read_jsonl, read_yaml, shaped
+from fedhet.records import register
 from fedhet.records.append_only import Lines
 from fedhet.records.environment import environment
 from fedhet.records.privacy_cost import partition_clients, privacy_summary
@@ -73,12 +74,29 @@ class RunFolder:
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         return folder
 
+    def _enter(self, config: RunConfig) -> None:
+        """Note in this user's register that the run was made here, and where its states go.
+
+        Where that cannot be written a run goes on that needs nothing outside its folder.
+        """
+        states = (self.state_dir(config) / self.experiment).resolve()
+        try:
+            register.note(self.experiment, self.path, register.named(config.flat()), states)
+        except OSError as error:
+            if config.state_dir:
+                raise UserError(
+                    f"state-dir: '{config.state_dir}' cannot be used: '{register.place()}', which "
+                    f"says whose states those are, cannot be written: {error.strerror}; "
+                    "XDG_STATE_HOME names another place"
+                ) from error
+
     def _fill(self, config: RunConfig, made_by: Mapping[str, Any]) -> None:
         """What a run folder holds before the run begins."""
         with private_files():
             self.checkpoint.parent.mkdir()
         write_json(self.environment, made_by)
         self._write_config(config, secrets.token_hex(8))
+        self._enter(config)
 
     def started_config(self) -> dict[str, Any]:
         """The configuration that the run was started with.
@@ -128,6 +146,10 @@ class RunFolder:
             lock.acquire()
         except Timeout as error:
             raise UserError(f"run folder '{self.path}' is in use by another process") from error
+        except OSError as error:  # a link (which is not followed), or a folder has the name
+            raise VerifyError(
+                f"'{self.path / '.lock'}' cannot be opened: {error.strerror}"
+            ) from error
         return lock
 
     def unfinished(self) -> str:
@@ -141,7 +163,7 @@ class RunFolder:
     def state_dir(self, config: RunConfig) -> Path:
         """Where simulated clients keep their states."""
         root = Path(config.state_dir).expanduser() if config.state_dir else self.path / "state"
-        return root.absolute()
+        return root.resolve()
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""

@@ -35,11 +35,20 @@ class _Open(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
+class Started(_Open):
+    """Of a run's configuration what commands show before they have checked all of it."""
+
+    method: str = "fedssa"
+    dataset: str = ""
+    rounds: Count = 0
+    state_dir: str = Field("", alias="state-dir")
+
+
 class Identity(_Strict):
     """``checkpoint/run.json``."""
 
     experiment: Id
-    config: dict[str, Any]
+    config: Started
 
 
 class Failure(_Open):

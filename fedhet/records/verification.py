@@ -93,7 +93,7 @@ def check_entries(folder: Path) -> None:
                 raise VerifyError(
                     f"'{path}' is a link or something else that a run does not make: remove it"
                 )
-            if path.is_dir() and path.name != FLOWER:
+            if path.is_dir() and path != folder / FLOWER:
                 ahead.append(path)
 
 

@@ -1,5 +1,6 @@
 """Finds finished runs: in run folders, in sweeps, and among packed records of either."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -9,6 +10,8 @@ from typing import Any
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.ids import client_order
 from fedhet.reading.structured import read_json, read_jsonl, read_yaml
+from fedhet.records import register
+from fedhet.records.run_folder import RunFolder
 from fedhet.records.tables import read_evaluations, read_partition
 from fedhet.reports.runs import (
     FORMAT,
@@ -71,6 +74,18 @@ def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     runs.sort(key=lambda run: run.name)
     left_out.sort(key=lambda one: one.name)
     return runs, left_out
+
+
+def own_names(places: Iterable[Path]) -> set[str]:
+    """Methods, models and data sets of the runs below ``places`` that this user's fedhet made."""
+    found: set[str] = set()
+    for place in places:
+        for path in _find(place, DEPTH):
+            with contextlib.suppress(*_DAMAGE):
+                names = register.named(read_yaml(path / "config.yaml"))
+                if register.trusts(RunFolder(path).experiment, path, names):
+                    found |= set(names)
+    return found
 
 
 def sweep_notes(places: Iterable[Path]) -> list[str]:

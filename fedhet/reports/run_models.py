@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.config import build_config
-from fedhet.errors import UserError
+from fedhet.errors import UserError, VerifyError
 from fedhet.node.site import load_partition
 from fedhet.node.state import DESCRIPTION, FileStore
 from fedhet.reading.structured import read_yaml
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.states import states_of
 from fedhet.reports.comparison import Comparison
 from fedhet.reports.runs import Run
 from fedhet.reports.settings import Arm, known_keys
@@ -58,12 +59,12 @@ def open_runs(one: Comparison) -> list[Opened]:
 def _open(arm: Arm, run: Run) -> Opened | None:
     if run.folder is None or not (run.folder / "checkpoint" / "run.json").exists():
         return None
-    values = read_yaml(run.folder / "config.yaml")
     try:
+        values = read_yaml(run.folder / "config.yaml")
         config = build_config({k: v for k, v in values.items() if known_keys(k, arm.method)})
         folder = RunFolder(run.folder)
-        states = folder.state_dir(config) / folder.experiment
-    except (UserError, OSError, ValueError, KeyError):
+        states = states_of(folder, config)
+    except (UserError, VerifyError, OSError, ValueError, KeyError):
         return None
     there = {path.parent.name: path.parent for path in states.glob(f"*/{DESCRIPTION}")}
     if not any(FileStore(path, sync=False).generations() for path in there.values()):

@@ -39,6 +39,7 @@ class Report:
     data: Mapping[str, Any]
     runs: Sequence[Run] = field(repr=False)
     left_out: Sequence[LeftOut] = ()
+    refused: Sequence[str] = ()  # code that runs name and that was not imported
 
     def tables(self) -> list[Table]:
         """Of all sections."""

@@ -1,6 +1,6 @@
 """Everything that can be wrong with a run, found before any process is started."""
 
-import shutil
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def check_state_dir(config: RunConfig) -> None:
     """The folder of the clients' states can be written; nothing is left behind."""
     if not config.state_dir:
         return
-    path = Path(config.state_dir)
+    path = Path(config.state_dir).resolve()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -81,8 +81,9 @@ def check_state_dir(config: RunConfig) -> None:
     except OSError as error:
         raise UserError(f"state-dir: '{path}' cannot be written: {error.strerror}") from error
     finally:
-        if missing:
-            shutil.rmtree(missing[-1], ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody has put something there
+            for folder in missing:
+                folder.rmdir()
 
 
 def python_path(config: RunConfig) -> list[str]:

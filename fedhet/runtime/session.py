@@ -4,17 +4,19 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedhet import layout
-from fedhet.config import build_config, method_name, resumed_config
+from fedhet import layout, plugins
+from fedhet.config import build_config, method_name, read_overrides, resumed_config
+from fedhet.data.sources import TORCHVISION
 from fedhet.errors import UserError, VerifyError, nearest
-from fedhet.records import verification
+from fedhet.records import register, verification
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.states import adopt_states, check_owner
 from fedhet.records.summary import nobody_replied
 from fedhet.records.verification import Verification
 from fedhet.runtime import preflight
@@ -93,14 +95,35 @@ def resume(
     connection: str | None = None,
     *,
     accept_lost: bool = False,
+    trust: bool = False,
 ) -> RunFolder:
     """Go on after the last finished round; raises as :func:`start` does.
 
     Raises VerifyError if something in the folder is damaged; ``accept_lost`` goes on without the
-    clients whose states are.
+    clients whose states are. ``trust``: its code and its services are the user's own.
     """
     folder = _existing(path)
-    config = resumed_config(folder.started_config(), overrides)
+    with _opened(folder, trust=trust) as started:
+        config = resumed_config(started, overrides)
+        if not trust:
+            _check_reach(folder, config)
+        return _resume(folder, config, read_overrides(overrides), console, connection, accept_lost)
+
+
+def _resume(  # noqa: PLR0913, PLR0917
+    folder: RunFolder,
+    config: RunConfig,
+    changes: Mapping[str, str],
+    console: Console,
+    connection: str | None,
+    accept_lost: bool,  # noqa: FBT001
+) -> RunFolder:
+    """:func:`resume`, once the folder may be used."""
+    if "state-dir" in changes:
+        config = preflight.absolute_paths(config)
+        adopt_states(folder, config)
+    if config.state_backend == "file":
+        check_owner(folder, config)
     _check_resumable(folder, config)
     python_path = check(config, console, connection)
     if connection is None:
@@ -112,13 +135,17 @@ def resume(
     return folder
 
 
-def verify(path: Path) -> tuple[RunFolder, Verification]:
-    """Hold what a run left behind against itself; UserError if it goes on, or if it is no run."""
+def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
+    """Hold what a run left behind against itself; UserError if it goes on, or if it is no run.
+
+    UserError, too, for a run that names code of others, unless this user made it or ``trust``.
+    """
     folder = _existing(path)
     with contextlib.ExitStack() as stack:
         if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
             stack.enter_context(folder.lock())
-        return folder, verification.verify(folder, build_config(folder.started_config()))
+        started = stack.enter_context(_opened(folder, trust=trust))
+        return folder, verification.verify(folder, build_config(started))
 
 
 def _existing(path: Path) -> RunFolder:
@@ -127,6 +154,33 @@ def _existing(path: Path) -> RunFolder:
     if folder.path.is_dir():
         verification.check_entries(folder.path)
     return folder
+
+
+@contextlib.contextmanager
+def _opened(folder: RunFolder, *, trust: bool) -> Iterator[dict[str, Any]]:
+    """The configuration that a run was started with; no code that it names runs unasked."""
+    started = folder.started_config()
+    names = register.named(started)
+    trusted = trust or register.trusts(folder.experiment, folder.path, names)
+    register.require_trust(f"'{folder.path}'", names, trusted=trusted)
+    with plugins.guarded(lambda _: trusted):
+        yield started
+
+
+def _check_reach(folder: RunFolder, config: RunConfig) -> None:
+    """UserError if a run that was not made here would send or write outside its folder."""
+    if register.trusts(folder.experiment, folder.path, ()):
+        return
+    if config.tracker not in {"none", "tensorboard"}:
+        raise UserError(
+            f"tracker: '{config.tracker}' would get what this run computes under your account, and "
+            "the run was not made here: say tracker=none, or --trust"
+        )
+    if config.dataset in TORCHVISION and config.data_path:
+        raise UserError(
+            f"data-path: '{config.data_path}' is where '{config.dataset}' would be downloaded to, "
+            "and the run was not made here: --trust allows it"
+        )
 
 
 def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:
@@ -203,6 +257,7 @@ def _run(
     try:
         if launch.resume:
             started = build_config(launch.folder.started_config())
+            started = started.model_copy(update={"state_dir": config.state_dir})
             verification.verify(launch.folder, started).raise_for(accept_lost=accept_lost)
         with console.progress(config.method, config.rounds) as progress:
             progress.note(_beginning(launch, connection))

@@ -298,7 +298,7 @@ def test_states_elsewhere_belong_to_one_run_folder(tmp_path, capsys):
     assert execute(["verify", str(run)]) == 0
     stranger = Path(shutil.copytree(run, tmp_path / "stranger"))
     before = sorted(states.rglob("*"))
-    assert "owner~" in complaint(stranger, capsys, "resume")
+    assert "state-dir" in complaint(stranger, capsys, "resume")
     assert sorted(states.rglob("*")) == before
 
 

@@ -343,7 +343,7 @@ def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify(
 ):
     lost = [Finding(f"state {i} is gone", str(i)) for i in range(12)]
     found = Verification(tmp_path, clients=20, findings=lost)
-    monkeypatch.setattr(session, "verify", lambda path: (RunFolder(path), found))
+    monkeypatch.setattr(session, "verify", lambda path, trust: (RunFolder(path), found))
     hint = f"`fedhet resume {tmp_path} --accept-lost` goes on without these clients"
     with pytest.raises(VerifyError) as error:
         actions.verify(tmp_path, as_json=False)

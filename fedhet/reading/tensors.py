@@ -16,7 +16,7 @@ from fedhet.reading.bounds import MEBI, read_bytes
 from fedhet.reading.structured import MOST_JSON, parse_object
 
 MOST_TENSORS = 100_000
-MOST_WEIGHTS = 8192 * MEBI  # bytes of an exported model
+MOST_WEIGHTS = 8192 * MEBI  # bytes of a file
 _LENGTH = 8  # bytes of the header's length, which come first
 # What the library raises for a header that it takes and cannot serve, besides its own.
 _TROUBLE = (SafetensorError, ValueError, TypeError, RuntimeError, LookupError, AttributeError)
@@ -32,6 +32,8 @@ def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, 
     with path.open("rb") as file:
         if not path.is_file():
             raise ReadError(source, "", "no regular file")
+        if size > MOST_WEIGHTS:
+            raise ReadError(source, "", f"longer than the {MOST_WEIGHTS} bytes that are read of it")
         _check_header(file.read(_LENGTH), file.read, size, source)
     try:
         with safe_open(path, framework=framework) as file:

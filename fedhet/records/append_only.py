@@ -7,6 +7,8 @@ from typing import Any
 
 from fedhet.errors import VerifyError
 from fedhet.files import private_files, sync
+from fedhet.reading.bounds import read_bytes
+from fedhet.reading.tables import MOST_CSV
 
 
 class Lines:
@@ -46,9 +48,14 @@ class Lines:
         self.size, self._digest = len(data), hashlib.sha256(data)
 
 
+def present_bytes(path: Path) -> bytes:
+    """The whole file, as far as its bound; none if it is not there."""
+    return read_bytes(path, MOST_CSV) if path.exists() else b""
+
+
 def final_part(path: Path, mark: Mapping[str, Any]) -> bytes:
     """The bytes up to the mark; VerifyError if they are not those that were marked."""
-    data = path.read_bytes() if path.exists() else b""
+    data = present_bytes(path)
     size, final = int(mark["bytes"]), data[: int(mark["bytes"])]
     if len(final) < size:
         raise VerifyError(f"'{path}' is cut: {len(final)} bytes of {size} are there")

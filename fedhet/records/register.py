@@ -60,6 +60,12 @@ def find(key: str) -> Entry | None:
     return None
 
 
+def forget(key: str) -> None:
+    """Take a run out that was given up before it began, or was only to be measured."""
+    with contextlib.suppress(OSError):
+        (place() / f"{key}.json").unlink(missing_ok=True)
+
+
 def trusts(key: str, folder: Path, names: Iterable[str]) -> bool:
     """Whether code that ``folder`` names may be imported: it was made here, and with this code.
 

@@ -1,5 +1,6 @@
 """The run folder: everything a run leaves behind, readable while it runs."""
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -14,7 +15,8 @@ from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError, VerifyError
 from fedhet.files import csv_text, finite, private_files, write_json, write_text
-from fedhet.reading.structured import read_json, read_jsonl, read_yaml, shaped
+from fedhet.reading.bounds import read_bytes
+from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yaml, shaped
 from fedhet.records import register
 from fedhet.records.append_only import Lines
 from fedhet.records.environment import environment
@@ -68,11 +70,17 @@ class RunFolder:
         try:
             folder._fill(config, made_by)
         except BaseException as error:
-            shutil.rmtree(path, ignore_errors=True)  # half a folder would block its name
+            folder.discard()  # half a folder would block its name
             if not isinstance(error, OSError):
                 raise
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         return folder
+
+    def discard(self) -> None:
+        """Remove a folder that was made just now, as if it had never been."""
+        with contextlib.suppress(UserError, VerifyError):
+            register.forget(self.experiment)
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def _enter(self, config: RunConfig) -> None:
         """Note in this user's register that the run was made here, and where its states go.
@@ -257,4 +265,4 @@ def checked_lines(path: Path, records: list[dict[str, Any]]) -> list[dict[str, A
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, hex; empty if it is not there."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+    return hashlib.sha256(read_bytes(path, MOST_JSON)).hexdigest() if path.exists() else ""

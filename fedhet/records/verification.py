@@ -17,8 +17,10 @@ from fedhet.files import csv_text, finite
 from fedhet.ids import client_order
 from fedhet.node.state import FileStore, StateLostError
 from fedhet.protocol.roster import Roster
-from fedhet.reading.structured import parse_json, parse_jsonl
-from fedhet.records.append_only import final_part
+from fedhet.reading.bounds import read_bytes
+from fedhet.reading.structured import MOST_LINES, parse_json, parse_jsonl
+from fedhet.reading.tables import MOST_CSV
+from fedhet.records.append_only import final_part, present_bytes
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder, checked_lines, digest
 from fedhet.records.states import check_owner, states_of
@@ -137,7 +139,7 @@ def _lines(
     """The final lines, and the one that a crash may have left after them."""
     last, completed = int(meta["round"]), summary.get("status") == "completed"
     path = folder.rounds
-    data = path.read_bytes() if path.exists() else b""
+    data = read_bytes(path, MOST_LINES) if path.exists() else b""
     records = checked_lines(path, parse_jsonl(path, data))
     for number, record in enumerate(records, 1):
         if record.get("round") != number:
@@ -151,7 +153,7 @@ def _lines(
             f"{len(records)}: the checkpoint is an older one"
         )
     final_part(path, meta["rounds"])
-    tail = folder.clients.read_bytes() if folder.clients.exists() else b""
+    tail = present_bytes(folder.clients)
     tail = tail[len(final_part(folder.clients, meta["clients"])) :]
     later = {line.split(b",")[0] for line in tail.splitlines(keepends=True) if line[-1:] == b"\n"}
     if (completed and tail) or later - {b"round", str(last + 1).encode()}:
@@ -213,7 +215,8 @@ def _partition(folder: RunFolder, meta: Mapping[str, Any]) -> Iterator[str]:
     roster.load(meta["roster"])
     rows = {csv_text([[client, *row]]) for client, row in roster.counts()}
     try:
-        head, *lines = folder.partition.read_text(encoding="utf-8").splitlines(keepends=True)
+        text = read_bytes(folder.partition, MOST_CSV).decode()
+        head, *lines = text.splitlines(keepends=True)
     except (OSError, ValueError):
         yield f"'{folder.partition}' is missing or empty"
         return

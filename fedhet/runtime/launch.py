@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import private_files
+from fedhet.records.privacy_cost import partition_clients
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
 from fedhet.runtime.server_folder import connect
@@ -71,10 +72,7 @@ class Launch:
 
     def clients(self) -> int:
         """N, as far as it is known here."""
-        partition = self.folder.path / "partition.csv"
-        if self.config.clients or not partition.exists():
-            return self.config.clients
-        return len(partition.read_text(encoding="utf-8").splitlines()) - 1
+        return self.config.clients or len(partition_clients(self.folder.partition))
 
 
 def take_over(folder: RunFolder) -> FileLock:

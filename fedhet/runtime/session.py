@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -83,7 +82,7 @@ def start(
         try:
             _run(Launch(config, folder, python_path=python_path), console, connection)
         except UserError:
-            shutil.rmtree(folder.path, ignore_errors=True)
+            folder.discard()
             raise
     return folder
 

@@ -11,7 +11,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +22,10 @@ from fedhet.data.sources import Synthetic, find_source
 from fedhet.errors import RunFailedError, UserError
 from fedhet.node.site import DEFAULT_CLIENTS
 from fedhet.reading.structured import read_jsonl
+from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import states_of
+from fedhet.records.tables import read_partition
 from fedhet.runtime.inline import run
 from fedhet.runtime.launch import Launch
 from fedhet.schema import RunConfig
@@ -214,9 +216,10 @@ def _rounds(config: RunConfig) -> Probed:
 
     Raises RunFailedError if any client of it fails. Nothing is shown, and nothing is left.
     """
-    with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
+    with tempfile.TemporaryDirectory() as folder, _cache_in(folder), ExitStack() as done:
         config = config.model_copy(update={"out": folder})
         made = RunFolder.create(config, "probe")
+        done.callback(register.forget, made.experiment)
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 run(Launch(config, made), lambda rounds: None)
@@ -228,8 +231,7 @@ def _rounds(config: RunConfig) -> Probed:
         if failure is not None:
             raise RunFailedError(f"a client failed on invented images: {failure['reason']}")
         _, plain, evaluated = (float(record["seconds"]) for record in records)
-        lines = made.partition.read_text(encoding="utf-8").splitlines()[1:]
-        trained = sum(int(n) for line in lines for n in line.split(",")[1:])
+        trained = sum(map(sum, read_partition(made.partition).counts.values()))
         images = int(config.dataset.replace("x", ":").split(":")[1])
         states = sum(p.stat().st_size for p in states_of(made, config).rglob("*") if p.is_file())
         return Probed(plain, evaluated, trained, images - trained, states)

@@ -1,0 +1,626 @@
+"""Run folders, models, records and sweeps as somebody might send them, and every command on them.
+
+An honest run is copied and changed by seeded draws: fields, lines, bytes, whole files. Who makes
+them can compute every digest, and so does this: of every second folder the marks and digests are
+made to fit what was changed, so that the damage is found, if at all, by what it says.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+import fedhet
+from fedhet.cli.app import execute
+from fedhet.config import build_config
+from fedhet.errors import RunFailedError, UserError
+from fedhet.records.checkpoint import Checkpoint, save_checkpoint
+from fedhet.records.run_folder import RunFolder, digest
+from fedhet.runtime.control_api import Run
+from fedhet.runtime.status import collect
+from fedhet.sweeps.grid import read_cells
+from fedhet.testing import simulate
+
+SECONDS = 60  # for one command
+GROWTH = 1_000_000  # KiB that the process may grow by over one crafted folder
+GRID = {
+    "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
+    "rounds": 2, "local-epochs": 1, "batch-size": 16, "grid": {"seed": [0]},
+}  # fmt: skip
+# Keys by which a run asks for work: whoever resumes a run does the work that it asks for.
+WORK = {"rounds", "local-epochs", "clients", "dataset", "models", "image-size", "evaluate-every"}
+DEEP = 60
+FAILURES = (UserError, RunFailedError)
+
+NASTY: tuple[Callable[[random.Random], Any], ...] = (
+    lambda _: None,
+    lambda _: "",
+    lambda _: "=cmd|'/c calc'!A1",
+    lambda _: "../../.ssh",
+    lambda _: "/etc/passwd",
+    lambda _: "a\0b",
+    lambda _: "two\nlines\x1b[31m",
+    lambda _: "x" * 300_000,
+    lambda _: "evil_module:METHOD",
+    lambda _: -1,
+    lambda _: 0,
+    lambda _: 2**63,
+    lambda _: 2**70,
+    lambda _: -(2**64),
+    lambda _: 1e308,
+    lambda _: float("nan"),
+    lambda _: float("inf"),
+    lambda _: True,
+    lambda _: [],
+    lambda _: {},
+    lambda _: [None],
+    lambda _: {"a": None},
+    lambda _: [[]] * 1000,
+    lambda _: "\ud800",
+    lambda rng: rng.random() * 200 - 100,
+    lambda rng: rng.randrange(-5, 500),
+)
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the crafted folders are made of: honest work, in one folder."""
+
+    place: Path
+    preset: Path
+    run: Path
+    model: Path
+    record: Path
+    image: Path
+
+    @classmethod
+    def make(cls, place: Path) -> "Base":
+        """Train three small clients for two rounds; export one; pack the records."""
+        preset = place / "preset.yaml"
+        preset.write_text(yaml.safe_dump(GRID))
+        (cell,) = read_cells(preset, [])
+        run = place / "runs" / cell.name
+        changes = {"out": str(run.parent), "name": run.name}
+        config = build_config(cell.config.flat() | changes)
+        folder, _ = simulate(config)
+        state = next((run / "state").glob("*/0"))
+        records = place / "records"
+        with _quiet():
+            assert execute(["export", str(state), "--out", str(place / "model")]) == 0
+            words = ["report", str(run), "--out", str(place / "report"), "--no-models"]
+            assert execute([*words, "--records", str(records)]) == 0
+        image = place / "image.png"
+        Image.new("RGB", (8, 8)).save(image)
+        return cls(place, preset, folder.path, place / "model", next(records.glob("*.run")), image)
+
+
+@dataclass
+class Found:
+    """What came of a number of crafted folders."""
+
+    tried: int = 0
+    commands: Counter[str] = field(default_factory=Counter)
+    escapes: list[str] = field(default_factory=list)
+    effects: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """Counts for one line: ``tried`` folders, and of the commands on them how each ended."""
+        kinds = {name: self.commands[name] for name in ("refused", "named", "without_effect")}
+        return {"tried": self.tried, "commands": sum(self.commands.values()), **kinds,
+                "escapes": len(self.escapes), "effects": len(self.effects)}  # fmt: skip
+
+
+# --- how a folder is changed -----------------------------------------------------------------
+
+
+def put(path: Path, data: bytes) -> None:
+    """Another content; whatever was there, a link too, is not written through."""
+    remove(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def sparse(path: Path, data: bytes = b"", size: int = 2**31) -> None:
+    """A file that is long and takes no room."""
+    path.write_bytes(data)
+    os.truncate(path, size)
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def bytes_changed(rng: random.Random, path: Path) -> str:
+    """Something that no format allows for, or another kind of entry."""
+    data = path.read_bytes() if path.is_file() else b""
+    place = rng.randrange(len(data) + 1)
+    contents = {
+        "empty": b"",
+        "cut": data[:place],
+        "flipped": data[:place] + rng.randbytes(1) + data[place + 1 :],
+        "no text": data[:place] + b"\xff\xfe\x80" + data[place:],
+        "nulls": data[:place] + b"\0" * 3000 + data[place:],
+        "digits": data[:place] + b"9" * 10_000 + data[place:],
+        "brackets": b"[" * 200_000,
+        "braces": b'{"a":' * 50_000,
+        "blocks": b"".join(b" " * i + b"a:\n" for i in range(1000)),
+        "twice": data + data,
+        "quotes": data[:place] + b'"' + data[place:],
+        "long": b"x" * 3_000_000,
+    }
+    others: dict[str, Callable[[], object]] = {
+        "gone": lambda: None,
+        "a folder": path.mkdir,
+        "a pipe": lambda: os.mkfifo(path),
+        "a link": lambda: path.symlink_to("../../home/dear"),
+        "a link to nowhere": lambda: path.symlink_to("../../home/new"),
+        "endless": lambda: path.symlink_to("/dev/zero"),
+        "sparse": lambda: sparse(path, data),
+    }
+    kind = rng.choice(sorted([*contents, *others]))
+    if kind in contents:
+        put(path, contents[kind])
+    else:
+        remove(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        others[kind]()
+    return f"{path.name}: {kind}"
+
+
+def value_changed(rng: random.Random, document: Any) -> str:
+    """Change one place in a mapping or list, however deep; returns where."""
+    inner, where = document, ""
+    while True:
+        keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        if not keys:
+            break
+        key = rng.choice(keys)
+        where += f".{key}"
+        child = inner[key]
+        if isinstance(child, dict | list) and child and rng.random() < 0.8:
+            inner = child
+            continue
+        break
+    what = rng.choice(("value", "value", "value", "gone", "new", "deep"))
+    if what == "gone" and keys:
+        del inner[key]
+    elif what == "new" and isinstance(inner, dict):
+        inner[rng.choice(("unknown", "", "__proto__", "round", "a\nb"))] = rng.choice(NASTY)(rng)
+    elif keys:
+        value = rng.choice(NASTY)(rng)
+        for _ in range(DEEP if what == "deep" else 0):
+            value = [value]
+        inner[key] = value
+    return f"{where} {what}"
+
+
+def json_changed(rng: random.Random, path: Path) -> str:
+    """One value of a JSON file, or of one line of a file of lines."""
+    lines = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
+    number = rng.randrange(len(lines))
+    document = json.loads(lines[number])
+    what = value_changed(rng, document)
+    lines[number] = _dumped(document)
+    put(path, b"\n".join(lines) + b"\n")
+    return f"{path.name}: {what}"
+
+
+def _dumped(document: Any) -> bytes:
+    """JSON as a stranger may write it: with NaN, infinity and half characters."""
+    return json.dumps(document).encode()
+
+
+def table_changed(rng: random.Random, path: Path) -> str:
+    """One field of a CSV, or its rows."""
+    rows = [line.split(b",") for line in path.read_bytes().splitlines()]
+    row = rng.randrange(len(rows))
+    kind = rng.choice(("field", "field", "field", "row gone", "row twice", "field more", "no head"))
+    if kind == "field":
+        column = rng.randrange(len(rows[row]))
+        value = rng.choice(NASTY)(rng)
+        text = value if isinstance(value, str) else repr(value)
+        rows[row][column] = text.encode("utf-8", "surrogatepass")
+    elif kind == "row gone":
+        del rows[row]
+    elif kind == "row twice":
+        rows.insert(row, rows[row])
+    elif kind == "field more":
+        rows[row].append(b"1")
+    else:
+        del rows[0]
+    put(path, b"".join(b",".join(one) + b"\n" for one in rows))
+    return f"{path.name}: {kind}"
+
+
+BOMBS = (
+    "a0: &a0 [x, x, x, x, x, x, x, x]\n"
+    + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 12)),
+    "method: &m fedssa\ndataset: *m\n",
+    "method: !!python/object/apply:os.system [touch ../home/new]\n",
+    "rounds: " + "9" * 20_000 + "\n",
+    "rounds: 0x" + "f" * 20_000 + "\n",
+    "lr: 1" + ":59" * 5_000 + "\n",
+    "method: " + "[" * 20_000 + "\n",
+    "name: 2024-99-99\n",
+    "name: 2024-01-01\n",
+    "name: !!binary x\n",
+    "<<: [1]\n",
+    "? {a: 1}\n: 2\n",
+    "1: 2\n",
+    "null\n",
+    "- a\n",
+)
+
+
+def config_changed(rng: random.Random, run: Path) -> tuple[str, bool]:
+    """``config.yaml`` and, so that they agree, ``run.json``; and whether it asks for more work."""
+    if rng.random() < 0.25:
+        number = rng.randrange(len(BOMBS))
+        old = (run / "config.yaml").read_bytes() if rng.random() < 0.5 else b""
+        put(run / "config.yaml", old + BOMBS[number].encode())
+        return f"config.yaml: bomb {number}", False
+    identity = json.loads((run / "checkpoint" / "run.json").read_bytes())
+    config = identity["config"]
+    key = rng.choice(sorted(config))
+    value = rng.choice(NASTY)(rng)
+    ways = {"state-dir": ("..", "evil/../..", str(run.parent)), "out": ("..",),
+            "tracker": ("mlflow", "wandb"), "method": ("evil_module:METHOD", "synthetic:METHOD"),
+            "dataset": ("evil_module:load", "cifar10"), "models": (["evil_module:make"],),
+            "data-path": ("..", "/dev/zero"), "keep-state": (False,)}  # fmt: skip
+    if key in ways and rng.random() < 0.7:
+        value = rng.choice(ways[key])
+    config[key] = value
+    if rng.random() < 0.2:
+        identity["experiment"] = rng.choice((".ssh", "..", "home", "a/b", None, 3))
+    with contextlib.suppress(UnicodeEncodeError, ValueError):
+        put(run / "config.yaml", yaml.safe_dump(config, sort_keys=False).encode())
+    put(run / "checkpoint" / "run.json", _dumped(identity))
+    return f"config {key}={value!r:.60}", key in WORK
+
+
+def checkpoint_changed(rng: random.Random, run: Path) -> str:
+    """Books or arrays of the checkpoint, with a digest that fits."""
+    path = run / "checkpoint" / "server.safetensors"
+    arrays, meta = _checkpoint(path)
+    if rng.random() < 0.7:
+        what = value_changed(rng, meta)
+    else:
+        name = rng.choice(sorted(arrays))
+        kind = rng.choice(("nan", "shape", "dtype", "gone", "name", "huge"))
+        array = arrays.pop(name)
+        changed: dict[str, Callable[[], np.ndarray[Any, Any]]] = {
+            "nan": lambda: array * np.nan,
+            "shape": lambda: array.reshape(-1)[:1],
+            "dtype": lambda: array.astype(np.int64),
+            "huge": lambda: array + 1e38,
+        }
+        if kind in changed:
+            arrays[name] = changed[kind]()
+        elif kind == "name":
+            arrays["../x"] = array
+        what = f"array {name} {kind}"
+    _write_checkpoint(path, arrays, meta)
+    return f"checkpoint: {what}"
+
+
+def _checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    data = path.read_bytes()
+    head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return load_file(path), json.loads(head["__metadata__"]["json"])
+
+
+def _write_checkpoint(path: Path, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+    names = meta.pop("names", None)
+    remove(path)
+    if isinstance(names, list) and sorted(map(str, names)) == sorted(arrays):
+        arrays = {name: arrays[name] for name in names}
+        names = None
+    extra = {} if names is None else {"names": names}
+    save_checkpoint(path, Checkpoint(arrays, {**meta, **extra}))
+
+
+def marks_fitted(run: Path) -> None:
+    """The checkpoint's marks and digests made those of the files as they are now."""
+    path = run / "checkpoint" / "server.safetensors"
+    try:
+        arrays, meta = _checkpoint(path)
+        for key, name in (("rounds", "rounds.jsonl"), ("clients", "clients.csv")):
+            data = (run / name).read_bytes()
+            meta[key] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        meta["environment"] = digest(run / "environment.json")
+        meta["experiment"] = RunFolder(run).experiment
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, *FAILURES):
+        return  # then it is seen at once
+    _write_checkpoint(path, arrays, meta)
+
+
+def state_changed(rng: random.Random, run: Path) -> str:
+    """A client's state or what it says of itself."""
+    client = rng.choice(sorted((run / "state").glob("*/*")))
+    if rng.random() < 0.5:
+        return json_changed(rng, client / "client.json")
+    path = rng.choice(sorted(client.glob("*.safetensors")))
+    if rng.random() < 0.5:
+        return bytes_changed(rng, path)
+    tensors = load_file(path)
+    name = rng.choice(sorted(tensors))
+    tensors[name] = tensors[name].reshape(-1)[:1]
+    remove(path)
+    save_file(tensors, path, metadata={"client": "0", "digest": "0"})
+    return f"{path.name}: {name} of another shape"
+
+
+def craft(rng: random.Random, run: Path) -> tuple[str, bool]:
+    """Change a copy of a run folder; what was done, and whether it asks for more work."""
+    said: list[str] = []
+    more = False
+    if rng.random() < 0.3:  # as one that was killed
+        (run / "summary.json").unlink()
+        said.append("killed")
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        kind = rng.choice(("config", "checkpoint", "state", "json", "json", "table", "bytes"))
+        texts = [run / name for name in ("rounds.jsonl", "summary.json", "environment.json",
+                                         "checkpoint/run.json")]  # fmt: skip
+        tables = [run / "partition.csv", run / "clients.csv"]
+        files = [*texts, *tables, run / "config.yaml", run / ".lock", run / "log.txt",
+                 run / "flwr", run / "checkpoint/server.safetensors"]  # fmt: skip
+        with contextlib.suppress(
+            OSError, ValueError, IndexError, KeyError, UnicodeError, TypeError
+        ):
+            if kind == "config":
+                what, work = config_changed(rng, run)
+                said.append(what)
+                more |= work
+            elif kind == "checkpoint":
+                said.append(checkpoint_changed(rng, run))
+            elif kind == "state":
+                said.append(state_changed(rng, run))
+            elif kind == "json":
+                said.append(json_changed(rng, rng.choice([t for t in texts if t.is_file()])))
+            elif kind == "table":
+                said.append(table_changed(rng, rng.choice(tables)))
+            else:
+                said.append(bytes_changed(rng, rng.choice(files)))
+    if rng.random() < 0.5:
+        marks_fitted(run)
+        said.append("marks fitted")
+    more |= any(".config." in one and "run.json" in one for one in said)
+    return "; ".join(said), more
+
+
+def craft_model(rng: random.Random, model: Path) -> str:
+    """Change a copy of an exported model: its card, or its weights with a digest that fits."""
+    card = model / "card.yaml"
+    kind = rng.choice(("card", "card", "bytes", "weights", "bomb"))
+    if kind == "card":
+        content = yaml.safe_load(card.read_text(encoding="utf-8"))
+        what = value_changed(rng, content)
+        with contextlib.suppress(UnicodeEncodeError, ValueError):
+            put(card, yaml.safe_dump(content).encode())
+        return f"card: {what}"
+    if kind == "bomb":
+        put(card, card.read_bytes() + rng.choice(BOMBS).encode())
+        return "card: bomb"
+    if kind == "bytes":
+        return bytes_changed(rng, rng.choice([card, model / "model.safetensors"]))
+    what = bytes_changed(rng, model / "model.safetensors")
+    with contextlib.suppress(OSError, ValueError):
+        if (model / "model.safetensors").is_file() and "endless" not in what:
+            content = yaml.safe_load(card.read_text(encoding="utf-8"))
+            put(
+                card,
+                yaml.safe_dump(content | {"sha256": digest(model / "model.safetensors")}).encode(),
+            )
+    return f"{what}, digest fitted"
+
+
+def craft_record(rng: random.Random, record: Path) -> str:
+    """Change a copy of a packed record."""
+    if rng.random() < 0.3:
+        return bytes_changed(rng, record)
+    content = json.loads(record.read_bytes())
+    what = value_changed(rng, content)
+    put(record, _dumped(content))
+    return f"record: {what}"
+
+
+# --- every command on it ---------------------------------------------------------------------
+
+
+@dataclass
+class Sandbox:
+    """A home with things that are dear, a folder that somebody sent, and what may be written."""
+
+    root: Path
+    base: Base
+    found: Found = field(default_factory=Found)
+
+    def __post_init__(self) -> None:
+        self.sent, self.home, self.out = (self.root / n for n in ("sent", "home", "out"))
+        (self.home / ".ssh").mkdir(parents=True)
+        (self.home / ".ssh" / "id").write_text("dear")
+        (self.home / "dear").write_text("dear")
+        self.register = self.root / "register"
+
+    def attack(self, seed: int, change: Callable[[Path], object] | None = None) -> None:
+        """One crafted folder with a model and a record in it, and every command on them.
+
+        ``change`` takes the place of what ``seed`` would do to the run folder.
+        """
+        rng = random.Random(seed)
+        for place in (self.sent, self.out):
+            shutil.rmtree(place, ignore_errors=True)
+        self.out.mkdir()
+        run = self.sent / self.base.run.name
+        shutil.copytree(self.base.run, run)
+        shutil.copytree(self.base.model, self.sent / "model")
+        record = Path(shutil.copy(self.base.record, self.sent / "x.run"))
+        mark = self.home / "imported"
+        (run / "evil_module.py").write_text(f"open({str(mark)!r}, 'w')\n")
+        what, more = (f"{change(run)}", False) if change else craft(rng, run)
+        also = {
+            "predict": craft_model(rng, self.sent / "model"),
+            "record": craft_record(rng, record),
+        }
+        self.found.tried += 1
+        before, memory = self._dear(), _peak()
+        with self._standing_in(run):
+            for name, action in self._commands(run, record, resume=not more):
+                label = f"seed {seed} {name}: {also.get(name, what)}"
+                self._try(label, action)
+                after = self._dear()
+                if after != before:
+                    changed = sorted(set(before.items()) ^ set(after.items()))
+                    self.found.effects.append(f"{label}: {changed[:4]}")
+                    before = after
+        if _peak() - memory > GROWTH:
+            self.found.escapes.append(f"seed {seed}: {_peak() - memory} KiB: {what}; {also}")
+
+    def _commands(
+        self, run: Path, record: Path, *, resume: bool
+    ) -> Iterator[tuple[str, Callable[[], int]]]:
+        out = str(self.out)
+
+        def cli(*words: str) -> Callable[[], int]:
+            return lambda: execute(list(words))
+
+        state = next(iter(sorted(self.base.run.glob("state/*/0")))).relative_to(self.base.run)
+        yield "verify", cli("verify", str(run))
+        yield "runs", cli("runs", str(self.sent), "--json")
+        yield "status", lambda: _status(run)
+        yield "load_run", lambda: _load_run(run)
+        yield "sweep", cli("sweep", str(self.base.preset), "--out", str(self.sent), "--print")
+        yield "report", cli("report", str(run), "--out", f"{out}/a", "--no-models")
+        yield "record", cli("report", str(record), "--out", f"{out}/b", "--no-models")
+        yield "export", cli("export", str(run / state), "--out", f"{out}/model")
+        yield (
+            "predict",
+            cli("predict", str(self.sent / "model"), str(self.base.image), "--out", f"{out}/p.csv"),
+        )
+        if resume:
+            yield "resume", cli("resume", str(run), "engine=inline", "--json")
+
+    @contextlib.contextmanager
+    def _standing_in(self, run: Path) -> Iterator[None]:
+        """In the folder that was sent, on another machine than the one that made it."""
+        here, kept = Path.cwd(), dict(os.environ)
+        os.environ |= {"HOME": str(self.home), "XDG_STATE_HOME": str(self.register)}
+        os.chdir(run)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+            os.environ.clear()
+            os.environ.update(kept)
+            sys.modules.pop("evil_module", None)
+
+    def _try(self, label: str, action: Callable[[], int]) -> None:
+        try:
+            with _quiet() as said, _bounded():
+                code = action()
+        except BaseException as error:  # noqa: BLE001  (whatever escapes is what is looked for)
+            self.found.escapes.append(f"{label}: {type(error).__name__}: {error}"[:600])
+            self.found.commands["escaped"] += 1
+            return
+        text = said.getvalue()
+        if code not in {0, 2, 3} or "Traceback" in text:
+            self.found.escapes.append(f"{label}: code {code}: {text[-600:]}")
+            self.found.commands["escaped"] += 1
+        elif code:
+            self.found.commands["refused"] += 1
+        else:
+            named = "left out" in text or "damaged" in text or "not imported" in text
+            self.found.commands["named" if named else "without_effect"] += 1
+
+    def _dear(self) -> dict[str, str]:
+        """Everything that no command may change; the folder that was sent is its own."""
+        found = {}
+        for place in (self.home, self.register, self.base.place):
+            for path in sorted(place.rglob("*")):
+                if path.is_symlink() or not path.is_file():
+                    found[str(path)] = "entry"
+                else:
+                    stat = path.stat()
+                    found[str(path)] = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_mode}"
+        for path in self.sent.iterdir():
+            found[str(path)] = "entry"
+        # That a model was exported here is noted, as it should be.
+        noted = [name for name in found if Path(name).is_relative_to(self.register)]
+        for name in noted:
+            if name.endswith(("fedhet", "made")) or Path(name).stem.startswith("model-"):
+                del found[name]
+        return found
+
+
+def _status(run: Path) -> int:
+    """``fedhet status`` after it has heard of a run from a SuperLink."""
+
+    class Control:
+        def nodes(self) -> list[Any]:
+            return []
+
+        def runs(self) -> list[Run]:
+            return [Run(1, "running", "", {"rounds": 2}, str(run))]
+
+    json.dumps(collect(Control()))  # type: ignore[arg-type]
+    return 0
+
+
+def _load_run(run: Path) -> int:
+    """All that Python can ask of a run folder; worded as the command line does."""
+    code = 0
+    for ask in (
+        str, lambda one: one.summary, lambda one: one.rounds,
+        lambda one: one.clients, lambda one: one.model("0"), lambda one: one.config,
+    ):  # fmt: skip
+        try:
+            ask(fedhet.load_run(run))
+        except FAILURES as error:
+            code = error.exit_code
+    return code
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[io.StringIO]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        yield said
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    def late(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -142,7 +142,7 @@ def _values(random: Random, item: Array) -> list[Array]:
 def _scaled(random: Random, item: Array) -> list[Array]:
     array = _decoded(item)
     with np.errstate(all="ignore"):
-        return [Array((array * pick(random, [-1, 2, 100, 1e30])).astype(array.dtype))]
+        return [Array((array * pick(random, [-1.0, 2.0, 100.0, 1e30])).astype(array.dtype))]
 
 
 def _typed(random: Random, item: Array) -> list[Array]:

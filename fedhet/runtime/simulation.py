@@ -5,6 +5,9 @@ and every client's traceback; the SuperLink's PATH leads to this one instead. Fl
 actors without restarts: one that dies stays in the pool, and every client that it is given fails.
 """
 
+import sys
+from collections.abc import Sequence
+
 from fedhet.protocol.flower import run_simulation
 
 # A task that was under way is repeated once: a client starts from the generation that the server
@@ -12,6 +15,10 @@ from fedhet.protocol.flower import run_simulation
 ACTOR = {"max_restarts": -1, "max_task_retries": 1}
 
 
-def main() -> None:
-    """Run Flower's program."""
+def main(python_path: Sequence[str]) -> None:
+    """Run Flower's program; modules are looked for in these folders last, in actors as well.
+
+    A PYTHONPATH would put them before what is installed, Python's own library included.
+    """
+    sys.path += [folder for folder in python_path if folder not in sys.path]
     run_simulation(ACTOR)

@@ -22,7 +22,7 @@ from fedhet.runtime import session
 from fedhet.runtime.launch import Launch
 from fedhet.runtime.ray_session import federation_config
 from fedhet.runtime.signals import Interrupted
-from fedhet.runtime.superlink import SuperLink, app_root, script, write_run_config
+from fedhet.runtime.superlink import SuperLink, script, write_run_config
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
@@ -156,14 +156,6 @@ def test_a_class_folder_with_too_few_images(capsys, here):
     assert "cat" in line
     assert "4" in line
     assert not (here / "runs").exists()
-
-
-def test_run_folders_stay_out_of_the_app_bundle(capsys):
-    root = app_root()
-    line = refused(capsys, "run", "quickstart", f"out={root / 'docs' / 'runs'}")
-    assert "out" in line
-    assert "sends to every client" in line
-    assert not (root / "docs" / "runs").exists()
 
 
 def test_a_missing_model_module_in_the_working_folder_is_found(capsys, here, pretend):

@@ -8,6 +8,8 @@ actors without restarts: one that dies stays in the pool, and every client that 
 import sys
 from collections.abc import Sequence
 
+from ray.job_config import JobConfig
+
 from fedhet.protocol.flower import run_simulation
 
 # A task that was under way is repeated once: a client starts from the generation that the server
@@ -18,7 +20,10 @@ ACTOR = {"max_restarts": -1, "max_task_retries": 1}
 def main(python_path: Sequence[str]) -> None:
     """Run Flower's program; modules are looked for in these folders last, in actors as well.
 
-    A PYTHONPATH would put them before what is installed, Python's own library included.
+    Actors get ``sys.path`` as it is here, from Flower. Ray puts the working folder before it,
+    where a ``queue.py`` of the user's would hide Python's, and a folder ``fedhet`` our code; the
+    attribute that says so is private, and nothing public keeps the working folder out.
     """
     sys.path += [folder for folder in python_path if folder not in sys.path]
+    JobConfig._py_driver_sys_path = property(lambda _: [], lambda *_: None)
     run_simulation(ACTOR)

@@ -236,6 +236,15 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
 
 
+def test_a_user_without_a_home_is_told_to_set_one(capsys, here, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("FEDHET_CACHE")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as `docker run --user 1234`
+    assert refused(capsys, "run", "quickstart", *SMALL) == (
+        "this user has no home directory: set HOME"
+    )
+
+
 FIRST_LINE = """
 import sys
 

@@ -11,7 +11,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
-from fedhet import layout
+from fedhet import __version__, layout
 from fedhet.errors import UserError
 
 PUBLISHER = "fedhet"
@@ -28,13 +28,13 @@ def project() -> str:
     except PackageNotFoundError as error:
         raise UserError(
             f"fedhet runs from '{layout.HERE}' without being installed, and Flower asks for its "
-            "version and dependencies: `pip install` it, or use engine=inline"
+            "dependencies: `pip install` it, or use engine=inline"
         ) from error
     needs = [need for need in about.get_all("Requires-Dist", []) if "extra ==" not in need]
     tables: dict[str, dict[str, str | list[str]]] = {
         "project": {
             "name": about["Name"],
-            "version": about["Version"],
+            "version": __version__,
             "description": about["Summary"],
             "license": about["License-Expression"],
             "requires-python": about["Requires-Python"],

@@ -25,5 +25,7 @@ def main(python_path: Sequence[str]) -> None:
     attribute that says so is private, and nothing public keeps the working folder out.
     """
     sys.path += [folder for folder in python_path if folder not in sys.path]
-    JobConfig._py_driver_sys_path = property(lambda _: [], lambda *_: None)
+    JobConfig._py_driver_sys_path = property(  # type: ignore[assignment]
+        lambda _: [], lambda *_: None
+    )
     run_simulation(ACTOR)

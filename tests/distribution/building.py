@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LEFT = shutil.ignore_patterns(
-    ".git", ".venv", "*.egg-info", "build", "dist", "__pycache__", ".*_cache", ".hypothesis",
-    "runs", "state", "cache", ".flwr",
-)  # fmt: skip
+LEFT = shutil.ignore_patterns("*.egg-info", "build", "out", "__pycache__")
 BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, sys.argv[1])('out'))"
 
 
@@ -34,6 +31,18 @@ class Built:
         about = [line for line in said.splitlines() if "warning" in line.lower()]
         assert [line for line in about if "Editable installation" not in line] == []
         return self.tree / "out" / done.stdout.splitlines()[-1]
+
+
+def copy_tree(target: Path) -> None:
+    """Everything that git has or would take; all there is where there is no git, as in an sdist."""
+    found = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")]
+    if (ROOT / ".git").exists():
+        words = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
+        found = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split("\n")
+    for name in found:
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target / name)
 
 
 def python(

@@ -1,17 +1,16 @@
 """A copy of the tree, its wheel, and the wheel unpacked; each is made once."""
 
-import shutil
 import zipfile
 from pathlib import Path
 
 import pytest
-from distribution.building import LEFT, ROOT, Built
+from distribution.building import Built, copy_tree
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     tree = tmp_path_factory.mktemp("packaging") / "tree"
-    shutil.copytree(ROOT, tree, ignore=LEFT)
+    copy_tree(tree)
     # What a build of an earlier state left: a file that is gone, in the folder of setuptools.
     (tree / "build" / "lib" / "fedhet").mkdir(parents=True)
     (tree / "build" / "lib" / "fedhet" / "gone.py").touch()

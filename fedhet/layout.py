@@ -17,6 +17,12 @@ def folder(name: str, package: Path = HERE) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
+def is_top(path: str) -> bool:
+    """Whether a folder is a checkout's or a bundle's top, in which ``clients/`` is ours."""
+    package = Path(path) / HERE.name
+    return (package / Path(__file__).name).is_file() and not (package / BESIDE[0]).is_dir()
+
+
 def sources(package: Path = HERE) -> Iterator[tuple[str, Path]]:
     """Our Python files by the name that they have in a checkout, such as ``clients/base.py``.
 

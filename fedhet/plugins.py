@@ -1,7 +1,8 @@
 """Other people's methods, models and data sets, by module or by the name of an entry point.
 
 ``package.module:NAME`` lies in the folder where the command is given, or is installed; an installed
-package may also give it a name of its own in an entry-point group. Neither hides anything of ours.
+package may also give it a name of its own in an entry-point group. Neither hides anything of ours,
+nor do we: with our checkout or bundle ahead on ``sys.path``, ``clients`` is still theirs.
 """
 
 import importlib
@@ -9,17 +10,37 @@ import importlib.machinery
 import importlib.util
 import keyword
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from fedhet import layout
 from fedhet.errors import UserError, brief, nearest
 
 GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
+
+
+class Theirs:
+    """Finds ``clients``, ``strategies`` and ``configs`` of somebody else, if there are any.
+
+    Ours have these names in ``fedhet`` only; but Flower, an editable install, or whoever works in
+    a checkout puts its top folder on ``sys.path``, before others.
+    """
+
+    @staticmethod
+    def find_spec(
+        name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """As Python would without that folder; None for every other name."""
+        if name not in layout.BESIDE:
+            return None
+        places = [place for place in sys.path if not layout.is_top(place)]
+        return importlib.machinery.PathFinder.find_spec(name, places)
 
 
 @lru_cache(maxsize=len(GROUPS))
@@ -123,6 +144,8 @@ def load(kind: str, name: str) -> Any:
                 f"{kind} {name!r} is code that would run as you: --trust imports it, if you trust "
                 "who made it"
             )
+    if Theirs not in sys.meta_path:
+        sys.meta_path.insert(0, Theirs)
     try:
         if not colon:
             return installed(kind)[name].load()
@@ -130,9 +153,21 @@ def load(kind: str, name: str) -> Any:
         found = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}); it must lie in the "
-            "folder where the command is given or be installed, in a deployment on every node"
+            f"{kind} {name!r}: cannot import {module!r} ({brief(error)}{_instead(module, error)}); "
+            "it must lie in the folder where the command is given or be installed, in a "
+            "deployment on every node"
         ) from error
     if not hasattr(found, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")
     return getattr(found, attribute)
+
+
+def _instead(module: str, error: BaseException) -> str:
+    """What was found under the first part of a name whose rest is missing there."""
+    top = module.partition(".")[0]
+    missing = str(getattr(error, "name", ""))
+    found = sys.modules.get(top)
+    if found is None or missing == top or not f"{module}.".startswith(f"{missing}."):
+        return ""
+    place = getattr(found, "__file__", None) or next(iter(found.__path__))
+    return f"; {top!r} is '{place}'"

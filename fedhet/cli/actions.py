@@ -115,7 +115,6 @@ def demo(out: str, *, as_json: bool) -> None:
         Cell({"method": method}, load_config(None, [*DEMO, f"method={method}", f"name={method}"]))
         for method in DEMO_METHODS
     ]
-    preflight.check_out(cells[0].config.model_copy(update={"out": str(base)}))
     found = Sweep("demo", base, [Job(cell, base / cell.config.name) for cell in cells], execute)
     _say(f"starting {len(cells)} runs side by side, one process each; logs: {found.folder}")
     with interruptible(), SweepProgress(found, quiet=as_json) as progress:

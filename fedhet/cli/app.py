@@ -67,8 +67,7 @@ def execute(arguments: list[str]) -> int:
     """Run one command line; returns 0, 2 (mistake), 3 (run failed) or 128 + signal."""
     look_here()
     try:
-        code = app(arguments, prog_name="fedhet", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return _call(arguments)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return 0
@@ -80,6 +79,17 @@ def execute(arguments: list[str]) -> int:
         return 130
     except Interrupted as error:
         return error.exit_code
+
+
+def _call(arguments: list[str]) -> int:
+    """Parse and run; UserError where pathlib finds no home, as for some users of containers."""
+    try:
+        code = app(arguments, prog_name="fedhet", standalone_mode=False)
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        raise UserError("this user has no home directory: set HOME") from error
+    return code if isinstance(code, int) else 0
 
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:

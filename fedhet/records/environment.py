@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from fedhet import layout
+from fedhet import __version__, layout
 from fedhet.schema import RunConfig
 
-_PACKAGES = ("fedhet", "flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
+_PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")
 _BESIDE = ("cli", "sweeps", "reports", "export")  # rooms of fedhet that no result depends on
 
@@ -24,7 +24,7 @@ _BESIDE = ("cli", "sweeps", "reports", "export")  # rooms of fedhet that no resu
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a result depends on."""
     found = {name: version(name) for name in _PACKAGES}
-    return found | {"python": platform.python_version()}
+    return {"fedhet": __version__} | found | {"python": platform.python_version()}
 
 
 @functools.cache
@@ -59,15 +59,20 @@ def processor() -> str:
     return ", ".join(part for part in dict.fromkeys(parts) if part)
 
 
+def commit(package: Path = layout.HERE) -> str | None:
+    """The commit of our checkout; None in a wheel, also one that lies in another repository."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./layout.py"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except OSError:  # there is no git in a container
+        return None
+    return found.stdout.split()[0] if found.returncode == 0 else None
+
+
 def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads, git commit and source digest, for ``environment.json``."""
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(layout.HERE), "rev-parse", "HEAD"], capture_output=True, text=True,
-            check=False,
-        ).stdout.strip()  # fmt: skip
-    except OSError:  # there is no git in a container
-        commit = ""
     return {
         "versions": versions(),
         "platform": platform.platform(),
@@ -76,7 +81,7 @@ def environment(config: RunConfig) -> dict[str, Any]:
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "device": config.device,
         "threads": config.threads,
-        "git_commit": commit or None,
+        "git_commit": commit(),
         "source_sha256": source_digest(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -77,7 +77,7 @@ def tracker_package(name: str) -> Any:
         return importlib.import_module(PACKAGES[name])
     except ImportError as error:
         raise UserError(
-            f"tracker: '{name}' needs its package: pip install -e '.[{name}]'"
+            f"tracker: '{name}' needs its package: pip install 'fedhet[{name}]'"
         ) from error
 
 

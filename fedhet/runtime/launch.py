@@ -25,10 +25,10 @@ from fedhet.runtime.superlink import (
     SuperLink,
     clear,
     environment,
+    flower_home,
     flwr,
     run_status,
     submit,
-    write_run_config,
 )
 from fedhet.schema import RunConfig
 
@@ -107,7 +107,7 @@ def simulate(launch: Launch, on_rounds: OnRounds) -> None:
     The caller holds :func:`take_over`'s lock. ``summary.json`` is written in every case.
     """
     launch.folder.summary.unlink(missing_ok=True)
-    link = SuperLink(launch.config, launch.folder.path, list(launch.python_path))
+    link = SuperLink(launch.config, launch.folder.path, launch.python_path)
     ending = ("failed", "the command ended early")
     try:
         link.start()
@@ -210,15 +210,14 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
 def _submit_remote(launch: Launch, connection: str, env: Mapping[str, str]) -> str:
     """The run's id; if nobody takes it, the folder says what it said before."""
     folder = launch.folder
-    run_config = folder.path / "flwr" / "run-config.toml"
     try:
         with _restored_on_error(folder.identity, folder.config, folder.summary):
             folder.summary.unlink(missing_ok=True)  # the old one must not pass for this run's
             launch.write_config()
-            write_run_config(run_config, launch.envelope(owner=0))
             try:
-                return submit(connection, run_config, "", env)
-            except (RunFailedError, OSError) as error:
+                home = flower_home(folder.path)
+                return submit(connection, home, launch.envelope(owner=0), "", env)
+            except RunFailedError as error:
                 raise UserError(
                     f"superlink: '{connection}' does not take the run: {error}"
                 ) from error
@@ -226,9 +225,7 @@ def _submit_remote(launch: Launch, connection: str, env: Mapping[str, str]) -> s
         reason = error.strerror or error
         raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
     finally:
-        with contextlib.suppress(OSError):
-            run_config.unlink(missing_ok=True)
-            run_config.parent.rmdir()
+        clear(folder.path)
 
 
 @contextlib.contextmanager

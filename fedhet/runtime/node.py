@@ -107,7 +107,11 @@ class Node:
 
     def run(self) -> None:
         """Until a signal (the caller turns it into an exception); UserError if it never can."""
-        env = environment({"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL, "FEDHET_NODE": "1"})
+        flwr_home = os.environ.get("FLWR_HOME") or str(self.plan.log.parent / "flwr")
+        env = environment({
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL, "FEDHET_NODE": "1",
+            "FLWR_HOME": flwr_home,
+        })  # fmt: skip
         if available():
             warm = Warm(env)
             env["PATH"] = f"{warm.programs(cold=not self.plan.warm)}:{env['PATH']}"

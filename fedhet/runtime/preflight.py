@@ -13,7 +13,8 @@ from fedhet.errors import UserError
 from fedhet.models import build_model
 from fedhet.node.site import DEFAULT_CLIENTS, choose_device, load_partition
 from fedhet.records.tracker import tracker_package
-from fedhet.runtime.superlink import app_root, script
+from fedhet.runtime import bundle
+from fedhet.runtime.superlink import script
 from fedhet.schema import REPRESENTATION, RunConfig
 
 PATHS = ("out", "data-path", "partition-file", "state-dir")  # keys whose value is one
@@ -39,33 +40,12 @@ def resolve_clients(config: RunConfig) -> RunConfig:
 
 
 def check_installation(*, inline: bool) -> None:
-    """Flower's programs and the app root are there; the inline engine needs neither."""
+    """Flower's programs and what its app is made of are there; the inline engine needs neither."""
     if inline:
         return
-    app_root()
+    bundle.project()
     for name in ("flwr", "flower-superlink"):
         script(name)
-
-
-def check_out(config: RunConfig) -> None:
-    """The run folders stay out of the app bundle: Flower sends that to every client."""
-    try:
-        root, out = app_root(), Path(config.out).resolve()
-    except UserError:  # a bare wheel, which only the inline engine can run
-        return
-    if not out.is_relative_to(root):
-        return
-    try:
-        lines = (root / ".gitignore").read_text(encoding="utf-8").split()
-    except OSError:
-        lines = []
-    ignored = {line.strip("/") for line in lines}
-    top = out.relative_to(root).parts[:1]
-    if not top or top[0] not in ignored:
-        raise UserError(
-            f"out: '{config.out}' lies in the app root '{root}', whose files Flower sends to "
-            "every client; use `runs` there, or a folder elsewhere"
-        )
 
 
 def check_state_dir(config: RunConfig) -> None:
@@ -89,7 +69,7 @@ def check_state_dir(config: RunConfig) -> None:
 def python_path(config: RunConfig) -> list[str]:
     """Where a user's own modules are looked for besides what is installed."""
     own = any(":" in name for name in (config.method, config.dataset, *config.models))
-    return [str(Path.cwd())] if own and Path.cwd() != app_root() else []
+    return [str(Path.cwd())] if own else []
 
 
 def check_models(config: RunConfig, classes: int) -> None:

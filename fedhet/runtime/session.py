@@ -197,7 +197,6 @@ def check(config: RunConfig, console: Console, connection: str | None) -> tuple[
     if inline and connection is not None:
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
     preflight.check_installation(inline=inline)
-    preflight.check_out(config)
     if connection is not None:  # the nodes bring their own data, models and devices
         return ()
     announce(config, console)

@@ -5,6 +5,11 @@ and every client's traceback; the SuperLink's PATH leads to this one instead. Fl
 actors without restarts: one that dies stays in the pool, and every client that it is given fails.
 """
 
+import sys
+from collections.abc import Sequence
+
+from ray.job_config import JobConfig
+
 from fedhet.protocol.flower import run_simulation
 
 # A task that was under way is repeated once: a client starts from the generation that the server
@@ -12,6 +17,15 @@ from fedhet.protocol.flower import run_simulation
 ACTOR = {"max_restarts": -1, "max_task_retries": 1}
 
 
-def main() -> None:
-    """Run Flower's program."""
+def main(python_path: Sequence[str]) -> None:
+    """Run Flower's program; modules are looked for in these folders last, in actors as well.
+
+    Actors get ``sys.path`` as it is here, from Flower. Ray puts the working folder before it,
+    where a ``queue.py`` of the user's would hide Python's, and a folder ``fedhet`` our code; the
+    attribute that says so is private, and nothing public keeps the working folder out.
+    """
+    sys.path += [folder for folder in python_path if folder not in sys.path]
+    JobConfig._py_driver_sys_path = property(  # type: ignore[assignment]
+        lambda _: [], lambda *_: None
+    )
     run_simulation(ACTOR)

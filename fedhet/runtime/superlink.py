@@ -16,15 +16,15 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-import fedhet
 from fedhet.errors import RunFailedError, UserError, one_line
-from fedhet.reading.structured import parse_object, read_toml
+from fedhet.reading.structured import parse_object
+from fedhet.runtime import bundle
 from fedhet.runtime.processes import MARKER, Herd, alive, guarded
 from fedhet.runtime.ray_session import (
     federation_config,
@@ -53,20 +53,6 @@ VITAL = {
     "gcs_server": "Ray's server",
     "raylet": "Ray's node manager",
 }
-
-
-def app_root() -> Path:
-    """The folder that ``flwr run`` packs; UserError if fedhet was installed without one."""
-    root = Path(fedhet.__file__).resolve().parents[1]
-    try:
-        project = read_toml(root / "pyproject.toml")
-        project["tool"]["flwr"]["app"]["components"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"'{root}' has no pyproject.toml with [tool.flwr.app]: Flower runs an app from its "
-            "source; install fedhet from a checkout with `pip install -e PATH`"
-        ) from error
-    return root
 
 
 def script(name: str) -> str:
@@ -111,12 +97,22 @@ def flwr(words: list[str], env: Mapping[str, str]) -> dict[str, Any]:
     return answer
 
 
-def submit(connection: str, run_config: Path, federation: str, env: Mapping[str, str]) -> str:
-    """Send the app and its run configuration to a SuperLink; returns the run's id."""
-    words = ["run", str(app_root()), connection, "--run-config", str(run_config)]
-    if federation:
-        words += ["--federation-config", federation]
-    return str(flwr(words, env)["run-id"])
+def submit(
+    connection: str, home: Path, envelope: str, federation: str, env: Mapping[str, str]
+) -> str:
+    """Send our app and the run configuration to a SuperLink; returns the run's id.
+
+    Both are written to ``home``, the app for as long as that takes.
+    """
+    run_config, app = home / "run-config.toml", home / "app"
+    write_run_config(run_config, envelope)
+    try:
+        words = ["run", str(bundle.write(app)), connection, "--run-config", str(run_config)]
+        if federation:
+            words += ["--federation-config", federation]
+        return str(flwr(words, env)["run-id"])
+    finally:
+        shutil.rmtree(app, ignore_errors=True)
 
 
 def run_status(connection: str, run_id: str, env: Mapping[str, str]) -> tuple[str, str]:
@@ -135,23 +131,26 @@ def write_run_config(path: Path, envelope: str) -> None:
 def clear(folder: Path) -> None:
     """Remove the FLWR_HOME of a run's SuperLink, this or a killed one, and Ray's sessions."""
     remove_session_folders(folder)
-    home = _home(folder)
+    home = flower_home(folder)
     if home.is_symlink():  # not ours: we make a folder
         home.unlink()
     shutil.rmtree(home, ignore_errors=True)  # follows no link
 
 
-def _home(folder: Path) -> Path:
+def flower_home(folder: Path) -> Path:
+    """What of a run folder is Flower's; it goes when the run ends."""
     return folder / "flwr"
 
 
 class SuperLink:
     """``flower-superlink --simulation`` on a free port, with everything that it starts."""
 
-    def __init__(self, config: RunConfig, folder: Path, python_path: list[str]) -> None:
+    def __init__(self, config: RunConfig, folder: Path, python_path: Sequence[str]) -> None:
+        """``python_path``: where modules are looked for after everything that is installed."""
         self.config = config
+        self.python_path = list(python_path)
         self.folder = folder
-        self.home = _home(folder)
+        self.home = flower_home(folder)
         self.log = folder / "log.txt"
         self.herd = Herd(folder)
         self.run_id = ""
@@ -162,9 +161,6 @@ class SuperLink:
         extra = {"FLWR_HOME": str(self.home), MARKER: str(folder)}
         extra["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.5"  # each poll costs 5 ms
         extra |= private_ray()
-        if python_path:
-            old = os.environ.get("PYTHONPATH")
-            extra["PYTHONPATH"] = os.pathsep.join(python_path + ([old] if old else []))
         if config.device.startswith("cuda:"):  # else Ray hides the device from its actors
             extra["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
         self.env = environment(extra)
@@ -203,7 +199,8 @@ class SuperLink:
         programs = self.home / "bin"
         (programs / "python").mkdir(parents=True)
         program = programs / "python" / "flwr-simulation"  # the name is what we look for in `ps`
-        program.write_text("from fedhet.runtime.simulation import main\n\nmain()\n", "utf-8")
+        text = f"from fedhet.runtime.simulation import main\n\nmain({self.python_path!r})\n"
+        program.write_text(text, "utf-8")
         words = [shlex.quote(str(word)) for word in (sys.executable, program)]
         log = shlex.quote(str(self.folder / "log.txt"))
         shell = programs / "flwr-simulation"
@@ -215,9 +212,8 @@ class SuperLink:
         """Start the run in it; again, if it did not get far."""
         self._vital.clear()
         self._log_start = self.log.stat().st_size
-        run_config = self.home / "run-config.toml"
-        write_run_config(run_config, envelope)
-        self.run_id = submit(CONNECTION, run_config, federation_config(self.config), self.env)
+        federation = federation_config(self.config)
+        self.run_id = submit(CONNECTION, self.home, envelope, federation, self.env)
 
     def trouble(self) -> str:
         """Why the run cannot go on any more; empty while all is well."""

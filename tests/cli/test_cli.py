@@ -22,7 +22,7 @@ from fedhet.runtime import session
 from fedhet.runtime.launch import Launch
 from fedhet.runtime.ray_session import federation_config
 from fedhet.runtime.signals import Interrupted
-from fedhet.runtime.superlink import SuperLink, app_root, script, write_run_config
+from fedhet.runtime.superlink import SuperLink, script, write_run_config
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
@@ -158,14 +158,6 @@ def test_a_class_folder_with_too_few_images(capsys, here):
     assert not (here / "runs").exists()
 
 
-def test_run_folders_stay_out_of_the_app_bundle(capsys):
-    root = app_root()
-    line = refused(capsys, "run", "quickstart", f"out={root / 'docs' / 'runs'}")
-    assert "out" in line
-    assert "sends to every client" in line
-    assert not (root / "docs" / "runs").exists()
-
-
 def test_a_missing_model_module_in_the_working_folder_is_found(capsys, here, pretend):
     launches = pretend()
     (here / "fedhet_own_model.py").write_text(
@@ -242,6 +234,15 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
     monkeypatch.setattr(session, "engine", lambda _: killed)
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home_is_told_to_set_one(capsys, here, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("FEDHET_CACHE")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as `docker run --user 1234`
+    assert refused(capsys, "run", "quickstart", *SMALL) == (
+        "this user has no home directory: set HOME"
+    )
 
 
 FIRST_LINE = """

@@ -17,7 +17,7 @@ from network.pace import patience
 from network.programs import wait_for
 
 from fedhet.config import load_config
-from fedhet.runtime.superlink import app_root
+from fedhet.runtime.session import find_preset
 from fedhet.testing import simulate
 
 pytestmark = [
@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.container,
     pytest.mark.skipif(shutil.which("podman-compose") is None, reason="podman-compose is missing"),
 ]
+DOCKER = Path(__file__).resolve().parents[2] / "docker"
 CHANGES = ["clients=3", "rounds=2", "models=cnn-5"]
 
 
@@ -32,7 +33,7 @@ class Compose:
     """``podman-compose`` in a copy of ``docker/``, so that ``../runs`` is a temporary folder."""
 
     def __init__(self, folder: Path) -> None:
-        shutil.copytree(app_root() / "docker", folder / "docker")
+        shutil.copytree(DOCKER, folder / "docker")
         (folder / "runs").mkdir()
         self.folder = folder
         self.env = os.environ | {"FEDHET_OVERRIDES": " ".join(CHANGES)}
@@ -82,6 +83,6 @@ def test_containers_give_the_same_bytes(compose, tmp_path):
     (run,) = (compose.folder / "runs").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "completed" and summary["failures"] == []
-    preset = app_root() / "configs" / "quickstart.yaml"
+    preset = find_preset("quickstart")
     folder, _ = simulate(load_config(preset, [*CHANGES, f"out={tmp_path / 'simulated'}"]))
     assert summary["run_sha256"] == json.loads(folder.summary.read_text())["run_sha256"]

@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
+from fedhet import layout
 from fedhet.errors import UserError
-from fedhet.runtime.superlink import app_root
 from fedhet.sweeps.grid import combinations, digest, read_cells
 
 BASE = {"dataset": "digits", "clients": 5, "rounds": 50, "local-epochs": 10, "mu0": 0.25}
@@ -92,7 +92,7 @@ def test_a_preset_without_a_grid_is_no_sweep(tmp_path) -> None:
 
 
 def test_the_papers_presets_are_what_they_say() -> None:
-    folder = app_root() / "configs" / "paper"
+    folder = layout.folder("configs") / "paper"
     found = {path.stem: read_cells(path, []) for path in sorted(folder.glob("*.yaml"))
              if path.stem != "office-caltech"}  # fmt: skip
     assert len(found) == 11
@@ -108,7 +108,7 @@ def test_the_papers_presets_are_what_they_say() -> None:
 
 def test_the_presets_of_comparisons_hold_every_cell_once() -> None:
     count = {}
-    for path in sorted((app_root() / "configs" / "compare").glob("*.yaml")):
+    for path in sorted((layout.folder("configs") / "compare").glob("*.yaml")):
         keys = yaml.safe_load(path.read_text())
         places = ["data-path=images.zip"] if keys["dataset"] == "image-folder" else []
         places += ["partition-file=sites.csv"] if keys["partition"] == "file" else []

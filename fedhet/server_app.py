@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedhet.config import find_method, from_run_config
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.flop_count import counter
+from fedhet.node.public import public_digest
 from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
@@ -134,8 +135,11 @@ def _check_replies(folder: RunFolder) -> None:
 
 def terms(config: RunConfig) -> Terms:
     """What clients may declare in this run."""
-    hidden = not find_method(config.method).client.reveals_classes(config, config.params)
-    return Terms(config.max_images, config.max_classes, hidden)
+    method = find_method(config.method)
+    hidden = not method.client.reveals_classes(config, config.params)
+    shared = method.strategy.public_set == "everybody"
+    public = public_digest(config) if shared else ""
+    return Terms(config.max_images, config.max_classes, hidden, public)
 
 
 def _log_to_stderr() -> None:

@@ -307,10 +307,14 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     """Configuration and run identity out of a Flower run config.
 
     ``fedhet run`` sends :func:`envelope`; a plain ``flwr run`` sends the scalars of
-    ``[tool.flwr.app.config]``, for which the identity is empty.
+    ``[tool.flwr.app.config]``, for which the identity is empty. Those of a method's own keys that
+    are "" are unset: Flower takes no override that is not there, so every method's are.
     """
     text = str(run_config.get("config", ""))
     if text:
         loaded = parse_object(text, "run config", "config")
         return build_config(loaded["config"]), dict(loaded["run"])
-    return build_config({k: v for k, v in run_config.items() if k != "config"}), {}
+    values = {k: v for k, v in run_config.items() if k in _COMMON or v != ""}
+    config, defaults = build_config(values), RunConfig().flat()
+    _check_effect(config, {}, {k: v for k, v in values.items() if v != defaults.get(k)})
+    return config, {}

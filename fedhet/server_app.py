@@ -53,7 +53,12 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
     _log_to_stderr()
     torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
-    job, owner = open_job(context.run_config)
+    try:
+        job, owner = open_job(context.run_config)
+    except UserError:
+        if not context.run_config.get("config"):  # plain `flwr run`: the line says it all
+            sys.tracebacklimit = 0
+        raise
     if owner:
         threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     lock = job.folder.lock()

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUND = {"schema", "ids", "files", "rng", "errors", "plugins", "layout", "reading"}
-ROOMS = {"records", "node", "protocol", "secure_sum", "training", "models", "data"}  # below the methods
+# Below the methods.
+ROOMS = {"records", "node", "protocol", "secure_sum", "training", "models", "data"}
 
 
 def every_import(path: Path) -> set[str]:

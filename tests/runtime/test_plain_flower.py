@@ -13,7 +13,7 @@ from fedhet.errors import UserError
 
 @pytest.mark.parametrize(("text", "lines"), [("", 1), ('{"config": {"mu": 1}, "run": {}}', 4)])
 def test_a_mistake_comes_without_a_traceback(monkeypatch, text, lines):
-    """Flower prints what the ServerApp raised; behind `fedhet run` that is for the log, as a whole."""
+    """Flower prints what the ServerApp raised; of `fedhet run` the log has it as a whole."""
     monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
     monkeypatch.setattr(server_app, "_log_to_stderr", lambda: None)
     context = Context(

@@ -19,15 +19,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flwr.app import Message
-from flwr.server.superlink.fleet.vce.vce_api import _register_nodes
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.superlink.federation import NoOpFederationManager
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
-from fedhet.protocol.flower import be_one_process, posted
+from fedhet.protocol.flower import be_one_process, posted, simulator_sweep
 from fedhet.protocol.messages import QUERY, answer, instruction
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
@@ -109,14 +104,10 @@ def measure(method: str, clients: int) -> None:
 
 def sweep(clients: int) -> None:
     """One look of Flower's simulator for messages of every node, which it takes each 0.1 s."""
-    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
-    states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
-    nodes = _register_nodes(clients, states)
-    state, seconds = states.state(), []
+    look, seconds = simulator_sweep(clients), []
     for _ in range(7):
         started = time.perf_counter()
-        for node in nodes:
-            state.get_message_ins(node_id=node, limit=1)
+        look()
         seconds.append(time.perf_counter() - started)
     emit("scale_sweep", clients=clients, seconds=median(seconds))
 

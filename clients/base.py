@@ -14,6 +14,7 @@ from fedhet.errors import HookError
 from fedhet.models import SplitModel, build_model
 from fedhet.node.budget import Budget
 from fedhet.node.modules import Modules, fill, instance, to_bundle
+from fedhet.node.public import PublicSet, open_public
 from fedhet.node.site import LocalData, image_set
 from fedhet.node.state import StateStore
 from fedhet.protocol.flower import NumPyClient, Scalar
@@ -235,6 +236,15 @@ class MethodClient(NumPyClient, Generic[P]):
                 module.eval()
             self.before = {f"{name}_before": value for name, value in self.accuracies().items()}
 
+    @property
+    def public(self) -> PublicSet:
+        """The run's public data set, this node's copy; opened when first asked for.
+
+        For methods whose strategy says ``public_set = "everybody"``: the handshake then makes sure
+        that all have the same.
+        """
+        return PublicSet(open_public(self.config), self.device)
+
     # --- the base's own work -----------------------------------------------------------------
 
     def accuracies(self) -> dict[str, float]:
@@ -317,13 +327,17 @@ class MethodClient(NumPyClient, Generic[P]):
             "hyper-parameters": self.config.params.model_dump(mode="json"),
         }
 
-    def work(self) -> float:
-        """FLOPs of one round's training, as :meth:`fit` counts them, without training."""
-        data, total = self.images("train"), 0.0
+    def work(self) -> tuple[float, float]:
+        """FLOPs of one round's training, as :meth:`fit` counts them, without training.
+
+        Those on the client's own examples, and those on others (``Phase.data``).
+        """
+        data, own, others = self.images("train"), 0.0, 0.0
         for number, phase in enumerate(self.phases()):
             set_trainable(list(self.modules.values()), phase, self._fixed)
-            total += self._flops(number, phase, data)
-        return total
+            flops = self._flops(number, phase, data)
+            own, others = (own + flops, others) if phase.data is None else (own, others + flops)
+        return own, others
 
     def _flops(self, number: int, phase: Phase, data: ImageSet) -> float:
         kind = (type(self), self.setup.model, self.classes, number)

@@ -24,6 +24,7 @@ from fedhet.errors import UserError, brief
 from fedhet.ids import check_id
 from fedhet.models import build_model
 from fedhet.node.limits import Asked, Limits, check_run, check_upload, read_limits
+from fedhet.node.public import own_copy, public_digest
 from fedhet.node.site import LocalData, assigned_model, choose_device, load_local
 from fedhet.node.state import ContextStore, FileStore, StateLostError, StateStore
 from fedhet.protocol.flower import is_simulated
@@ -141,8 +142,13 @@ def query(message: Message, context: Context) -> Message:
         _allowed(config, context.node_config)
         data = load_local(config, context.node_config, simulated=simulated)
         counts = data.class_counts()
-        hidden = not find_method(config.method).client.reveals_classes(config, config.params)
+        method = find_method(config.method)
+        hidden = not method.client.reveals_classes(config, config.params)
         _check_own_choices(config, context.node_config, data, hidden=hidden)
+        public = {}
+        if method.strategy.public_set == "everybody":
+            own = own_copy(config, context.node_config, simulated=simulated)
+            public["public"] = public_digest(own)
         return answer(
             message,
             {
@@ -154,6 +160,7 @@ def query(message: Message, context: Context) -> Message:
                 "train-images": sum(counts.values()),
                 "model": assigned_model(config, context.node_config, data),
                 "device": str(choose_device(config, context.node_config)),
+                **public,
             },
         )
 
@@ -191,7 +198,7 @@ def _client(message: Message, context: Context) -> tuple[MethodClient[Any], Inst
     config, simulated, what = _config(context), is_simulated(), instruction(message)
     data = load_local(config, context.node_config, simulated=simulated)
     setup = Setup(
-        config=config,
+        config=own_copy(config, context.node_config, simulated=simulated),
         data=data,
         classes=what.classes,
         model=assigned_model(config, context.node_config, data),

@@ -176,13 +176,33 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
             f"server takes no mean of uploads; allowed: {', '.join(method.strategy.aggregations)}"
         )
     method.strategy.check_config(config, params)
-    for key, reason in method.strategy.ignores(config, params).items():
+    ignored = dict(method.strategy.ignores(config, params))
+    if method.strategy.public_set == "nobody":
+        ignored |= dict.fromkeys(("public-dataset", "public-path"), "it uses no public data set")
+    for key, reason in ignored.items():
         value = getattr(config, key.replace("-", "_"))
         if value != RunConfig.model_fields[key.replace("-", "_")].default:
             raise UserError(
                 f"{key}: '{value}' changes nothing with method={config.method}: {reason}"
             )
+    if method.strategy.public_set != "nobody":
+        _check_public(config)
     return config
+
+
+def _check_public(config: RunConfig) -> None:
+    """UserError for a public data set that is missing, or is the clients' own."""
+    public = (config.public_dataset or "image-folder", config.public_path)
+    if not any((config.public_dataset, config.public_path)):
+        raise UserError(
+            f"public-path: '' is not allowed with method={config.method}, which needs a public "
+            "data set: give public-path=FOLDER, or public-dataset=NAME"
+        )
+    if public == (config.dataset, config.data_path) and not public[0].startswith("synthetic"):
+        raise UserError(
+            f"public-{'path' if public[1] else 'dataset'}: '{public[1] or public[0]}' is not "
+            "allowed: it is what the clients' own examples are taken from"
+        )
 
 
 def _unknown_key(key: str, name: str, own: set[str]) -> str:
@@ -287,10 +307,14 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     """Configuration and run identity out of a Flower run config.
 
     ``fedhet run`` sends :func:`envelope`; a plain ``flwr run`` sends the scalars of
-    ``[tool.flwr.app.config]``, for which the identity is empty.
+    ``[tool.flwr.app.config]``, for which the identity is empty. Those of a method's own keys that
+    are "" are unset: Flower takes no override that is not there, so every method's are.
     """
     text = str(run_config.get("config", ""))
     if text:
         loaded = parse_object(text, "run config", "config")
         return build_config(loaded["config"]), dict(loaded["run"])
-    return build_config({k: v for k, v in run_config.items() if k != "config"}), {}
+    values = {k: v for k, v in run_config.items() if k in _COMMON or v != ""}
+    config, defaults = build_config(values), RunConfig().flat()
+    _check_effect(config, {}, {k: v for k, v in values.items() if v != defaults.get(k)})
+    return config, {}

@@ -24,9 +24,12 @@ BATCH = 2  # FLOPs grow with the images of a batch; BatchNorm needs two
 
 
 def counter(config: RunConfig, classes: Sequence[str]) -> Count:
-    """A function that counts FLOPs per training image of one round, for any client of a run."""
+    """A function that counts FLOPs of one round, for any client of a run.
 
-    def count(info: ClientInfo, payload: Payload) -> float:
+    Those per training image, and those that do not depend on how many there are.
+    """
+
+    def count(info: ClientInfo, payload: Payload) -> tuple[float, float]:
         if ":" in info.model and info.model not in config.models:
             raise UserError("a module that the run does not name is not imported on a node's word")
         with forgotten():  # the models that only the count needs
@@ -34,7 +37,8 @@ def counter(config: RunConfig, classes: Sequence[str]) -> Count:
             client.round = 1
             client.restore(0)
             client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
-            return client.work() / IMAGES
+            own, others = client.work()
+            return own / IMAGES, others
 
     return count
 

@@ -77,6 +77,12 @@ class RunConfig(Schema):
     data_path: str = Field(
         "", description="folder or zip of `image-folder`; download folder of the torchvision sets"
     )
+    public_dataset: str = Field(
+        "", description="examples that are no client's, for methods that use some: as dataset"
+    )
+    public_path: str = Field(
+        "", description="their folder or zip, on the server; each deployed node names its own copy"
+    )
     image_size: int = Field(32, ge=16, le=512, description="side of the square input, pixels")
     classes: Words = Field((), description="class names in label order; empty: all of the data")
 

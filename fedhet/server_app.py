@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedhet.config import find_method, from_run_config
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.flop_count import counter
+from fedhet.node.public import public_digest
 from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
@@ -52,7 +53,12 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
     _log_to_stderr()
     torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
-    job, owner = open_job(context.run_config)
+    try:
+        job, owner = open_job(context.run_config)
+    except UserError:
+        if not context.run_config.get("config"):  # plain `flwr run`: the line says it all
+            sys.tracebacklimit = 0
+        raise
     if owner:
         threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     lock = job.folder.lock()
@@ -134,8 +140,11 @@ def _check_replies(folder: RunFolder) -> None:
 
 def terms(config: RunConfig) -> Terms:
     """What clients may declare in this run."""
-    hidden = not find_method(config.method).client.reveals_classes(config, config.params)
-    return Terms(config.max_images, config.max_classes, hidden)
+    method = find_method(config.method)
+    hidden = not method.client.reveals_classes(config, config.params)
+    shared = method.strategy.public_set == "everybody"
+    public = public_digest(config) if shared else ""
+    return Terms(config.max_images, config.max_classes, hidden, public)
 
 
 def _log_to_stderr() -> None:

@@ -63,7 +63,7 @@ class Acceptance:
         check_reply(info, reply, round_)
         check_metrics(reply, strategy.metric_ranges)
         spent = reply.metrics.get("train_flops", 0.0)
-        self.work.check(info, spent, lambda: strategy.download(info, round_))
+        self.work.check(info, spent, lambda: strategy.download(info, round_), round_)
         check_epsilon(reply, config)
         try:
             payload = strategy.upload_type.from_ndarrays(reply.arrays)

@@ -8,12 +8,14 @@ imports; a client's process imports this module for the sake of the method's par
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, cast
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedhet.node.public import PublicSet, open_public
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.steps import size
@@ -63,6 +65,7 @@ class MethodStrategy(Strategy, Generic[P]):
     plans_rounds = False  # whether a round depends on how many there will be
     aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it can do
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics
+    public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
     rounds: RoundLoop  # who asks, checks and writes down; set before the first round
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
@@ -133,6 +136,11 @@ class MethodStrategy(Strategy, Generic[P]):
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`, in the same order; called instead of :meth:`initialise`."""
+
+    @property
+    def public(self) -> PublicSet:
+        """The run's public data set, on the CPU; opened when first asked for (``public_set``)."""
+        return PublicSet(open_public(self.config), torch.device("cpu"))
 
     # --- Flower's hooks ----------------------------------------------------------------------
 

@@ -1,12 +1,24 @@
 """Configuration: precedence, methods' own keys, and one clear line for every mistake."""
 
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fedhet.config import build_config, envelope, from_run_config, load_config
+from fedhet.config import (
+    build_config,
+    envelope,
+    find_method,
+    from_run_config,
+    load_config,
+    method_keys,
+)
 from fedhet.errors import UserError
+from fedhet.protocol.flower import read_run_config, with_overrides
+from fedhet.registry import METHODS
+from fedhet.schema import RunConfig
 
 
 def write(tmp_path: Path, **values) -> Path:
@@ -47,6 +59,50 @@ def test_resolved_configuration_is_read_back_unchanged():
 def test_plain_flower_scalars_are_enough():
     config, run = from_run_config({"config": "", "method": "lg_fedavg", "clients": 4, "out": ""})
     assert (config.method, config.clients, run) == ("lg_fedavg", 4, {})
+
+
+PROJECT = Path(__file__).resolve().parents[1]
+SHORTER = {"rounds": 3, "local-epochs": 1, "out": ""}  # a first look; results go to ~/.fedhet/runs
+FLOWERS_OWN = {"engine", "actors"}  # `flwr run` is Flower's engine, sized by --federation-config
+
+
+def test_flowers_config_has_every_key_of_the_schema_and_of_every_method():
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    shipped = project["tool"]["flwr"]["app"]["config"]
+    common = {k: v for k, v in RunConfig().flat().items() if k not in FLOWERS_OWN} | SHORTER
+    common = {k: ",".join(v) if isinstance(v, list) else v for k, v in common.items()}
+    own = {key: "" for method in METHODS.values() for key in method_keys(method)}
+    assert shipped == {"config": "", **common, **own}, "[tool.flwr.app.config] of pyproject.toml"
+    assert all(type(value) is type((common | own).get(key, "")) for key, value in shipped.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_methods_own_keys_can_be_given_to_flwr_run(method):
+    defaults = find_method(method).params().model_dump(mode="json")
+    words = [f"{key}={json.dumps(value)}" for key, value in defaults.items()]
+    given = read_run_config([f"method='{method}' seed=7 " + " ".join(words)])
+    config, _ = from_run_config(with_overrides(PROJECT, given))
+    assert (config.method, config.seed) == (method, 7)
+    assert config.params == find_method(method).params()
+    assert config.models == RunConfig().models and config.rounds == SHORTER["rounds"]
+
+
+def test_what_flwr_run_is_given_takes_effect_or_is_one_line():
+    def plain(words):
+        return from_run_config(with_overrides(PROJECT, read_run_config([words])))[0]
+
+    assert plain("mu0=0.3 models='cnn-5,cnn-4' split='8:0:2'").params.mu0 == 0.3
+    assert plain("models='cnn-5,cnn-4'").models == ("cnn-5", "cnn-4")
+    assert plain("partition='dirichlet' alpha=0.5").alpha == 0.5
+    for words, text in (
+        ("method='fedproto' mu0=0.3", "mu0: only method fedssa has this key, and method is"),
+        ("alpha=0.5", "alpha: '0.5' changes nothing with partition=classes-per-client"),
+        ("mu0='a'", "mu0: 'a' is not allowed: a number is needed"),
+        ("method='standalone' max-weight=0.5", "max-weight: '0.5' changes nothing"),
+    ):
+        with pytest.raises(UserError, match=text) as error:
+            plain(words)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

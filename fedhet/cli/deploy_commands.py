@@ -79,6 +79,9 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     state: Annotated[
         Path | None, typer.Option(help="folder of the private model; ~/.fedhet/NAME")
     ] = None,
+    public: Annotated[
+        Path | None, typer.Option(help="own copy of the run's public data set, a folder or zip")
+    ] = None,
     limits: Annotated[Path | None, typer.Option(help="what this site allows, a YAML file")] = None,
     ca: Annotated[
         Path | None, typer.Option(help="the CA's certificate; default: ca.crt near the key")
@@ -102,6 +105,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     extra: dict[str, object] = {"state-dir": home, "model": model, "device": device}
     extra["limits"] = _file(limits, "--limits") if limits else None
     extra["split-file"] = _file(split, "--split") if split else None
+    extra["public-path"] = _there(public, "--public") if public else None
     config |= {option: str(value) for option, value in extra.items() if value}
     plan = NodePlan(
         key=_file(key, "KEY"), ca=_ca(key, ca), server=_address(server), config=config,
@@ -139,14 +143,18 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
     if (data is None) == (partition is None):
         raise UserError("give either --data FOLDER (own images) or --partition K/N (a public set)")
     if data is not None:
-        path = data.expanduser().absolute()
-        if not path.exists():
-            raise UserError(f"--data: '{path}' is not there")
-        return {"data-dir": str(path), "name": name}
+        return {"data-dir": str(_there(data, "--data")), "name": name}
     index, _, total = str(partition).partition("/")
     if not (index.isdigit() and total.isdigit() and int(index) < int(total)):
         raise UserError(f"--partition: '{partition}' is not allowed: K/N with 0 <= K < N")
     return {"partition-id": int(index), "num-partitions": int(total)}
+
+
+def _there(path: Path, what: str) -> Path:
+    found = path.expanduser().absolute()
+    if not found.exists():
+        raise UserError(f"{what}: '{found}' is not there")
+    return found
 
 
 def _file(path: Path, what: str) -> Path:

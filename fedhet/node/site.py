@@ -29,7 +29,7 @@ DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says
 _ON_DEVICE: dict[tuple[object, ...], tuple[bytes, ImageSet]] = {}
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
-    "split-file", "limits",
+    "split-file", "limits", "public-path",
 }  # fmt: skip
 
 

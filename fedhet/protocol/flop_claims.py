@@ -6,6 +6,7 @@ their own) it does not build: those are held against the median of the round.
 """
 
 import logging
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,7 +16,7 @@ from fedhet.protocol.payload import Payload
 
 log = logging.getLogger("fedhet")
 
-Count = Callable[[ClientInfo, Payload], float]
+Count = Callable[[ClientInfo, Payload], tuple[float, float]]
 FACTOR = 10.0  # methods may work harder in later rounds, and with larger batches
 ODD = 1000.0  # times the median of a round, for models that only their nodes know
 
@@ -24,20 +25,41 @@ class Work:
     """The server's own counts, one per architecture, made when the first reply comes."""
 
     def __init__(self, count: Count | None = None) -> None:
-        """``count`` gives FLOPs per training image and round; what it raises means unknown."""
-        self._count = count
-        self._known: dict[str, float | None] = {}
+        """``count`` gives a round's FLOPs per training image, and those that are the same for all.
 
-    def check(self, info: ClientInfo, flops: float, payload: Callable[[], Payload]) -> None:
-        """Rejected if ``flops`` are far above the server's count for a client sent ``payload``."""
+        What it raises means unknown.
+        """
+        self._count = count
+        self._known: dict[str, tuple[float, float] | None] = {}
+        self._when: dict[str, int] = {}  # the round of that count
+
+    def check(
+        self, info: ClientInfo, flops: float, payload: Callable[[], Payload], round_: int
+    ) -> None:
+        """Rejected if ``flops`` are far above the server's count for a client sent ``payload``.
+
+        What a client is sent may decide what it trains on: before a refusal, once a round and
+        architecture, the server counts again.
+        """
         if info.model not in self._known:
             self._known[info.model] = self._counted(info, payload)
-        known = self._known[info.model]
-        if known is not None and flops > FACTOR * known * info.train_images:
+            self._when[info.model] = round_
+        if self._exceeds(info, flops) and self._when[info.model] != round_:
+            self._known[info.model] = self._counted(info, payload)
+            self._when[info.model] = round_
+        if self._exceeds(info, flops):
             raise Rejected(
                 f"train_flops {flops:.4g}, but the server counts "
-                f"{known * info.train_images:.4g} for {info.train_images} images of {info.model}"
+                f"{self._expected(info):.4g} for {info.train_images} images of {info.model}"
             )
+
+    def _expected(self, info: ClientInfo) -> float:
+        """The server's count for a client; infinity if there is none."""
+        known = self._known[info.model]
+        return math.inf if known is None else known[0] * info.train_images + known[1]
+
+    def _exceeds(self, info: ClientInfo, flops: float) -> bool:
+        return flops > FACTOR * self._expected(info)
 
     def odd(self, spent: Mapping[str, float], infos: Sequence[ClientInfo]) -> dict[str, str]:
         """Reasons by client, for models the server could not count: far above the median."""
@@ -49,7 +71,9 @@ class Work:
             if self._known.get(info.model) is None and value > limit
         }
 
-    def _counted(self, info: ClientInfo, payload: Callable[[], Payload]) -> float | None:
+    def _counted(
+        self, info: ClientInfo, payload: Callable[[], Payload]
+    ) -> tuple[float, float] | None:
         if self._count is None:
             return None
         try:

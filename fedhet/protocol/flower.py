@@ -1,4 +1,8 @@
-"""The only module that imports what Flower calls private or keeps for compatibility.
+"""The only module that imports or names what Flower calls private or keeps for compatibility.
+
+Everything else takes ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and its strategy alone,
+tests and benchmarks included; tests/test_floors.py holds that, and that each import below has its
+reason beside it. A new version of Flower is tried against this file first.
 
 Whether clients are simulated is said here, too: nothing public of Flower's tells. What costs a
 client's process seconds at import, and is the server's business, is imported when it is called.
@@ -7,24 +11,30 @@ client's process seconds at import, and is the server's business, is imported wh
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from flwr.app import Message
-from flwr.client import NumPyClient
-from flwr.common import Scalar
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.client import NumPyClient  # why: the class whose `fit` Flower's users know; compat
+from flwr.common import Scalar  # why: the type of that `fit`'s numbers; compat
+from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which the Grid only types
 from flwr.serverapp import Grid
-from flwr.supercore.error import ApiErrorCode
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.error import ApiErrorCode  # why: refusals of a node are told apart by number
+from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to know its process
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
 
 __all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
 
+# Console scripts that the warm server forks for: module and function, as in Flower's entry points.
+PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
 INVALID_HEARTBEAT = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
 ACTIVATION_FAILED = int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
@@ -70,8 +80,10 @@ def posted(message: Message, identity: str = "") -> str:
 
 def run_simulation(actor: Mapping[str, Any]) -> None:
     """Flower's program ``flwr-simulation``, with options of Ray's for its training processes."""
-    from flwr.simulation.app import flwr_simulation
-    from flwr.simulation.ray_transport.ray_actor import ClientAppActor
+    from flwr.simulation.app import flwr_simulation  # why: its console script, under our options
+    from flwr.simulation.ray_transport.ray_actor import (
+        ClientAppActor,  # why: Flower offers no option for restarts of an actor
+    )
 
     ClientAppActor._default_options.update(actor)  # type: ignore[attr-defined]
     flwr_simulation()
@@ -84,7 +96,10 @@ class ControlCalls:
     """
 
     def __init__(self, address: str, ca: bytes) -> None:
+        # why: `flwr supernode ...` and `flwr list` do the same at two CPU seconds a call
         from flwr.supercore.control import ControlHttpClient
+
+        # why: the SuperLink refuses calls that do not tell their version
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
         self._client = ControlHttpClient.from_server_address(
@@ -97,19 +112,19 @@ class ControlCalls:
 
     def register(self, name: str, key: bytes) -> None:
         """Let the owner of a public key (PEM) take part under ``name``."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.proto.control_pb2 import RegisterNodeRequest  # why: the call's message
 
         self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
     def nodes(self) -> list[NodeInfo]:
         """All nodes that were ever registered, with ``node_id``, ``name`` and ``status``."""
-        from flwr.proto.control_pb2 import ListNodesRequest
+        from flwr.proto.control_pb2 import ListNodesRequest  # why: the call's message
 
         return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
 
     def runs(self, limit: int) -> list[Any]:
         """Flower's ``Run`` messages of the last runs."""
-        from flwr.proto.control_pb2 import ListRunsRequest
+        from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
 
         return list(self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values())
 
@@ -119,10 +134,15 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
 
     ``heartbeat`` is the interval in seconds that it promises. Raises httpx's errors.
     """
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest  # why: the call's message
+
+    # why: see ControlCalls
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    # why: a SuperNode tells only "failed", here the server's number says what is wrong
     from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    # why: signs the call as a SuperNode does
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     public = key.public_key()
@@ -131,8 +151,72 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
         [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
          NodeAuthHttpInterceptor(key, public)],
     )  # fmt: skip
-    asked = public_key_to_bytes(public)
+    asked = key_as_sent(public)
     try:
         client.ActivateNode(ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat))
     finally:
         client.close()
+
+
+def key_as_sent(public: "EllipticCurvePublicKey") -> bytes:
+    """A node's public key as Flower sends and keeps it."""
+    # why: what the SuperLink compares is these bytes, not the key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    return public_key_to_bytes(public)
+
+
+# --- what only tests and benchmarks ask ------------------------------------------------------
+
+
+def objects_in(message: Message) -> int:
+    """How many objects a message is sent as; each is a request to the SuperLink."""
+    # why: the number decides what a message costs on a network, and nothing public tells it
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    return len(get_all_nested_objects(message))
+
+
+def read_run_config(words: list[str]) -> dict[str, Any]:
+    """What ``flwr run --run-config`` makes of its words, or of a TOML file."""
+    from flwr.common.config import parse_config_args  # why: to hold our file against its reader
+
+    return parse_config_args(words)
+
+
+def with_overrides(app: Path, overrides: Mapping[str, bool | float | int | str]) -> dict[str, Any]:
+    """The run config of the app in a folder, as Flower gives it to ServerApp and ClientApp.
+
+    Raises ValueError for an override that the app's pyproject.toml does not have.
+    """
+    # why: the same function runs in the CLI, the SuperLink and every SuperNode
+    from flwr.common.config import get_fused_config_from_dir
+
+    return get_fused_config_from_dir(app, dict(overrides))
+
+
+def simulator_sweep(clients: int) -> Callable[[], None]:
+    """One look of Flower's simulator for messages of every node, which it takes each 0.1 s."""
+    # why: the benchmark measures the simulator's own state, without Ray and without its loop
+    from flwr.server.superlink.fleet.vce.vce_api import _register_nodes
+    from flwr.server.superlink.linkstate import LinkStateFactory  # why: as above
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME  # why: as above
+    from flwr.supercore.object_store import ObjectStoreFactory  # why: as above
+    from flwr.superlink.federation import NoOpFederationManager  # why: as above
+
+    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
+    states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    nodes, state = _register_nodes(clients, states), states.state()
+
+    def look() -> None:
+        for node in nodes:
+            state.get_message_ins(node_id=node, limit=1)
+
+    return look
+
+
+def lose_what_is_pushed() -> None:
+    """From now on this ServerApp's messages are announced, and never arrive."""
+    import flwr.superlink.grid.http_grid as http  # why: a network that loses half of a message
+
+    vars(http)["push_objects"] = lambda *words, **more: None

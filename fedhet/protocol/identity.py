@@ -27,6 +27,7 @@ class Terms:
     max_images: int = 1_000_000
     max_classes: int = 1_000
     hidden: bool = False  # its clients do not tell which classes they have
+    public: str = ""  # what everybody must have as the public data set; empty: clients use none
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ def read_declaration(reply: Reply, terms: Terms) -> Declaration:
         raise ValueError(f"{who} declares no classes")
     if unknown := sorted(set(seen) - set(classes)):
         raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
+    if terms.public and info.get("public") != terms.public:
+        raise ValueError(
+            f"{who} has another public data set: {_shown(info.get('public'))}, the server has "
+            f"'{terms.public}'; give both the same images"
+        )
     if terms.hidden and (seen or images):
         raise ValueError(f"{who} tells its classes, which this run hides")
     if not terms.hidden and (len(images) != len(seen) or sum(images) != total):

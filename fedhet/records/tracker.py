@@ -20,7 +20,8 @@ PACKAGES = {
     "mlflow": "mlflow",
 }
 PROJECT = "fedhet"
-_PATHS = {"data-path", "partition-file", "state-dir", "out"}  # a machine's business alone
+# A machine's business alone.
+_PATHS = {"data-path", "partition-file", "public-path", "state-dir", "out"}
 log = logging.getLogger("fedhet")
 
 

@@ -28,7 +28,7 @@ from fedhet.reports.validity import check_types, check_whole
 DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given as well
 _DIGITS = 10  # significant ones that are kept: far beyond what is shown, half the size
 _MACHINE = ("out", "name", "state-dir")  # keys of the configuration that a record leaves out
-_FILES = ("data-path", "partition-file")  # of these it keeps the last part
+_FILES = ("data-path", "partition-file", "public-path")  # of these it keeps the last part
 # How a client is left out whose numbers left the range in which there is anything to learn.
 DIVERGENCE = re.compile(
     r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-(norm|ratio)"

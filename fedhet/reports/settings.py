@@ -218,7 +218,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
         for key, default in _COMMON.items()
         if key not in _CARRIED_OUT | _SEEDS | {"method"}
     }
-    for key in ("data-path", "partition-file"):
+    for key in ("data-path", "partition-file", "public-path"):
         shared[key] = Path(str(shared[key])).name
     method = known_as(str(config.get("method", "fedssa")))
     defaults = {}

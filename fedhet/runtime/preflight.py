@@ -17,7 +17,8 @@ from fedhet.runtime import bundle
 from fedhet.runtime.superlink import script
 from fedhet.schema import REPRESENTATION, RunConfig
 
-PATHS = ("out", "data-path", "partition-file", "state-dir")  # keys whose value is one
+# Keys whose value is a path.
+PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:

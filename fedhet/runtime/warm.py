@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from fedhet.errors import RunFailedError
 from fedhet.files import replacing
+from fedhet.protocol.flower import PROGRAMS
 from fedhet.reading.structured import parse_object
 from fedhet.runtime import warm_server, warm_shim
 from fedhet.runtime.superlink import script
@@ -109,7 +110,7 @@ class Warm:
         path = self.folder / ("cold" if cold else "bin")
         path.mkdir(exist_ok=True)
         address = "" if cold else self.address
-        for name in warm_server.PROGRAMS:
+        for name in PROGRAMS:
             words = [sys.executable, "-SIE", warm_shim.__file__, address, script(name)]
             with replacing(path / name, private=True, shared=True) as made:
                 made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")

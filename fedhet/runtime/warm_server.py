@@ -35,9 +35,9 @@ from typing import Any, NoReturn
 
 from fedhet import layout
 from fedhet.errors import one_line
+from fedhet.protocol.flower import PROGRAMS
 from fedhet.runtime.warm_guest import Guest, Wish, peer
 
-PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
 # What a client imports only while it works; nothing here starts a thread or touches a device.
 WORK = (
     "fedhet.client_app", "safetensors.torch", "torch.optim", "torch.utils.flop_counter",
@@ -107,6 +107,8 @@ def preload() -> Preloaded | None:
     None while they change on disk.
     """
     before = digest()
+    for name in [name for name in sys.modules if ours(name)]:
+        del sys.modules[name]  # imported before: perhaps not what lies there now
     for name in (*WORK, *clients(), *(module for module, _ in PROGRAMS.values())):
         importlib.import_module(name)
     modules = {name: module for name, module in sys.modules.items() if ours(name)}

@@ -22,7 +22,7 @@ from fedhet.schema import RunConfig
 # What changes neither a bit of the result nor what is recorded of it.
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
 # Keys that came when cells had names already: at these values no cell is called otherwise.
-LATER = {"max-update-ratio": 10.0}
+LATER = {"max-update-ratio": 10.0, "public-dataset": "", "public-path": ""}
 SWEEP_KEYS = {"grid", "paired"}
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 
@@ -59,7 +59,8 @@ def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in flat.items()
         if key not in INERT and not (key in LATER and value == LATER[key])
     }
-    for key in ("data-path", "partition-file"):  # the same files may lie elsewhere
+    paths = ("data-path", "partition-file", *({"public-path"} & kept.keys()))
+    for key in paths:  # the same files may lie elsewhere
         kept[key] = Path(str(kept.get(key, ""))).name
     return kept
 

@@ -26,6 +26,7 @@ def phase_flops(
     ``kind`` is what decides the work beside sizes. The counted step leaves no trace in ``modules``
     and in ``generators``, from which its loss may draw.
     """
+    data = data if phase.data is None else phase.data
     device = data.labels.device
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
     batch = next(iter(batches(chosen, config.batch_size)))

@@ -51,10 +51,11 @@ class Phase:
     ``groups`` are the trained modules, or parts of them, with their learning rates; ``frozen`` are
     parts of those that stay as they are. Everything else of the client is frozen, too (no
     gradients, evaluation mode). ``images`` restricts training to those positions of the train
-    split. ``plain`` is for fitting a number to frozen networks: SGD without momentum and weight
-    decay, whatever ``optimizer`` and ``lr-schedule`` say, on images as they are. ``after_step``
-    runs after every step, on tensors only; ``after`` once at the end. The mean loss of the last
-    epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are
+    split; with ``data``, which is trained on in place of the client's own examples and as it is,
+    positions in that. ``plain`` is for fitting a number to frozen networks: SGD without momentum
+    and weight decay, whatever ``optimizer`` and ``lr-schedule`` say, on images as they are.
+    ``after_step`` runs after every step, on tensors only; ``after`` once at the end. The mean loss
+    of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are
     those that the loss draws from (a CUDA graph must know them).
     """
 
@@ -68,6 +69,7 @@ class Phase:
     plain: bool = False
     generators: Sequence[torch.Generator] = ()
     frozen: Sequence[nn.Module] = ()
+    data: ImageSet | None = None
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch; HookError if nothing that this phase trains is in it."""
@@ -132,6 +134,7 @@ def train(
     phase: Phase, data: ImageSet, config: RunConfig, generator: np.random.Generator, round_: int
 ) -> Tensor:
     """Run one phase of a round; returns the mean loss of its last epoch, a scalar on the device."""
+    data = data if phase.data is None else phase.data
     device = data.labels.device
     data = replace(data, augment=None) if phase.plain else data
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
@@ -202,6 +205,16 @@ def correct(predict: Predict, data: ImageSet, config: RunConfig) -> dict[str, in
             right = (logits.argmax(dim=1) == labels).sum()
             hits[name] = hits[name] + right if name in hits else right
     return {name: int(count) for name, count in hits.items()}
+
+
+@torch.inference_mode()
+def outputs_on(outputs: Callable[[Tensor], Tensor], data: ImageSet, config: RunConfig) -> Tensor:
+    """Outputs (n, w) float32 on all of ``data``, of a function of inputs (B, 3, s, s)."""
+    device, found = data.labels.device, []
+    for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
+        with autocast(config, device):
+            found.append(outputs(data.batch(index)[0]).float())
+    return torch.cat(found)
 
 
 @torch.inference_mode()

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from flwr.common.config import parse_config_args
 from PIL import Image
 
 import fedhet
@@ -17,6 +16,7 @@ from fedhet.cli.app import execute
 from fedhet.cli.display import show_table
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
+from fedhet.protocol.flower import read_run_config
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import session
 from fedhet.runtime.launch import Launch
@@ -418,7 +418,7 @@ def test_help_does_not_wait_for_torch(capsys):
 def test_the_run_configuration_survives_flowers_parser(tmp_path):
     text = json.dumps({"a": "quote \" slash \\ tab \t 'x' ü €", "b": [1, None]})
     write_run_config(tmp_path / "flwr" / "run-config.toml", text)
-    assert parse_config_args([str(tmp_path / "flwr" / "run-config.toml")]) == {"config": text}
+    assert read_run_config([str(tmp_path / "flwr" / "run-config.toml")]) == {"config": text}
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_actors_share_gpus_without_a_rest(monkeypatch, actors, gpus, share):
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = build_config({"clients": 100, "fraction": 0.1, "actors": actors})
-    assert parse_config_args([federation_config(config)]) == {
+    assert read_run_config([federation_config(config)]) == {
         "num-supernodes": 100,
         "client-resources-num-cpus": 1,
         "init-args-num-cpus": actors,

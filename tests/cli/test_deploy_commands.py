@@ -49,6 +49,7 @@ def tls(tmp_path, monkeypatch):
         ([*NODE, "--ca", "tls/clients/a.pub"], "is no certificate"),
         (["node", "tls/clients/a.pub", "--server", "h", *SHARE], "no private key"),
         ([*NODE, "--split", "tls/ca.crt"], "--split: only used with --data"),
+        ([*NODE, "--public", "tls/nowhere"], "--public: '"),
         ([*NODE, "--model", "cnn-9"], "'cnn-9' is unknown"),
         (["server", "elsewhere"], "fedhet certs --out"),
         (["server", "tls", "--host", ""], "--host: ''"),

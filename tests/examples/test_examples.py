@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedhet.export.save import export
 from fedhet.protocol.payload import ClassVectors
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
+from fedhet.training.loop import outputs_on
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CLASSES = ("disc", "square", "cross", "ring")
@@ -40,6 +42,7 @@ def code_lines(name: str) -> int:
 
 def test_examples_are_short():
     assert code_lines("fedrep.py") <= 30 and code_lines("fedgh.py") <= 60
+    assert code_lines("fedmd.py") <= 80
 
 
 def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
@@ -64,6 +67,60 @@ def test_fedgh_keeps_the_contract_and_steps_by_hand(tmp_path):
     assert np.allclose(
         strategy.arrays()["weight"], (weight - 0.5 * weight.grad).detach(), atol=1e-6
     )
+
+
+FEDMD = {"method": "fedmd:METHOD", "public_dataset": "synthetic:90x3", "alignment": 20}
+
+
+def test_fedmd_keeps_the_contract_and_sends_logits_alone(tmp_path):
+    first, *later = check_method(tmp_path=tmp_path, **FEDMD).read_rounds()
+    assert first["downlink_floats"] == 0 and first["uplink_floats"] == 3 * 20 * 4
+    assert "train_loss_digest" not in first
+    for record in later:
+        assert record["downlink_floats"] == record["uplink_floats"] == 3 * 20 * 4
+        assert record["train_loss_digest"] > 0
+
+
+def test_fedmd_averages_logits_without_weights_or_takes_their_median(tmp_path):
+    values = [0.0, 1.0, 5.0]
+    for rule, expected in (("mean", 2.0), ("median", 1.0)):
+        config = small(tmp_path, aggregation=rule, **FEDMD)
+        strategy = make_strategy(config, [[0], [1], [2]], [10, 20, 70], 4)
+        assert strategy.download(strategy.roster.infos["0"], 1).logits.shape == (0, 4)
+        like = strategy.expect(strategy.roster.infos["0"])
+        sent = {
+            str(k): replace(like, logits=like.logits + np.float32(value))
+            for k, value in enumerate(values)
+        }
+        strategy.aggregate(uploads_of(strategy, sent), 3)
+        down = strategy.download(strategy.roster.infos["0"], 4)
+        assert down.round.tolist() == [4] and (down.logits == np.float32(expected)).all()
+        other = make_strategy(config, [[0]], [10], 4)
+        other.load(strategy.arrays())
+        assert (other.consensus.logits == down.logits).all()
+
+
+def test_fedmd_comes_closer_to_the_consensus_on_the_very_images(tmp_path):
+    """Private training aside, which is what the method adds to Standalone."""
+    config = small(tmp_path, lr=0.02, digest_epochs=30, **FEDMD)
+    client = make_client(config, 0, tmp_path / "state", round_=2)
+    images = client.public.sample(20, config.seed, 2)
+    target = torch.tensor([3.0, -3.0, 1.0, -1.0]).repeat(20, 1)
+    client.receive(client.download_type(np.array([2]), target.numpy()))
+    digest, private = client.phases()
+    assert private.data is None and digest.data.images.equal(images.images)
+    client.phases = lambda: [digest]
+
+    def distance():
+        return float((outputs_on(client.model.eval(), images, config) - target).abs().mean())
+
+    before = distance()
+    client.fit([np.array([2]), target.numpy()], {"round": 2, "generation": 0, "evaluate": False})
+    assert distance() < 0.5 * before
+    sent = client.upload()
+    own = client.public.sample(20, config.seed, 3)
+    assert sent.round.tolist() == [3]
+    assert np.allclose(sent.logits, outputs_on(client.model, own, config).numpy())
 
 
 def test_a_method_a_model_and_a_data_set_of_ones_own_run_resume_and_predict(tmp_path):

@@ -1,6 +1,7 @@
 """FD worked out by hand: leave-one-out means, a bounded loss, and the traps of public code."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,7 +60,8 @@ def test_the_last_vector_of_an_absent_client_stays(tmp_path):
 
 def test_the_servers_arrays_come_back(tmp_path):
     strategy, other = three(tmp_path), three(tmp_path / "b")
-    strategy.roster.infos["0"].__dict__["client"] = "a.client_with-63-characters".ljust(64, "x")
+    long = "a.client_with-63-characters".ljust(64, "x")
+    strategy.roster.infos["0"] = replace(strategy.roster.infos["0"], client=long)
     strategy.aggregate(uploads_of(strategy, {"0": A, "2": C}), 1)
     arrays = strategy.arrays()
     assert {a.dtype for a in arrays.values()} == {

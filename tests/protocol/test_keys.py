@@ -4,10 +4,10 @@ import json
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedhet.config import build_config, envelope
 from fedhet.errors import UserError
+from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.keys import Names
 from fedhet.protocol.messages import TRAIN, Instruction, request
@@ -22,7 +22,7 @@ def keys(tmp_path):
     """Clients "0", "1" and "2" certified by `fedhet certs`; their public keys as Flower's PEM."""
     places = make(tmp_path / "tls", [], ["0", "1", "2"])
     pems = {
-        name: public_key_to_bytes(
+        name: key_as_sent(
             load_ssh_public_key(places.client(f"{name}.pub").read_bytes())  # type: ignore[arg-type]
         )
         for name in ("0", "1", "2")

@@ -2,8 +2,8 @@
 
 import pytest
 from flwr.app import MetricRecord
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fedhet.protocol.flower import objects_in
 from fedhet.protocol.messages import arrays_of
 from fedhet.testing import simulate, small
 
@@ -51,4 +51,4 @@ def test_a_message_is_few_objects_however_many_tensors_it_carries(tmp_path):
     message = train_messages(grid, 1)[0]
     assert len(arrays_of(message)) > 5
     # the message, three records, the array and its one chunk of bytes
-    assert len(get_all_nested_objects(message)) <= 6
+    assert objects_in(message) <= 6

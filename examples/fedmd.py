@@ -1,0 +1,131 @@
+"""FedMD (Li and Wang 2019, arXiv 1910.03581): models meet on a public data set, in their outputs.
+
+No model crosses the wire and none is shared: clients send their logits on some public images, the
+server averages them, and every client comes closer to that consensus before it trains on its own
+images. Up: (n, C) floats for the n = `alignment` public images of the next round; down: as many,
+their unweighted mean (nothing in round 1). Run it here with
+
+    fedhet run quickstart method=fedmd:METHOD public-path=FOLDER alignment=500
+
+Digestion minimises the mean absolute error between logits, as the authors' code does. Differs from
+the paper: a round is one exchange, so the logits on round t's images are those after round t - 1
+(with `fraction=1` the paper's, whose clients do nothing in between); public labels are not trained
+on before round 1, since public classes need not be the clients'. `aggregation=median` is a
+consensus that some liars cannot move (as in Cronus, Chang et al. 2019, arXiv 1912.11279).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedhet.clients.base import MethodClient
+from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.payload import Array, Payload
+from fedhet.registry import Method
+from fedhet.schema import Params, RunConfig
+from fedhet.strategies.averaging import weighted_mean
+from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.robust import ROBUST
+from fedhet.training.loop import Phase, outputs_on
+
+
+class FedMDParams(Params):
+    """Hyper-parameters of FedMD."""
+
+    alignment: int = Field(5000, ge=1, description="public images per round; authors: 5000")
+    digest_epochs: int = Field(1, ge=1, description="epochs towards the consensus; authors: 1")
+
+
+@dataclass(frozen=True)
+class Scores(Payload):
+    """Logits (n, C) float32 on the public images of a round (1,) int64; (0, C): none yet."""
+
+    round: Array
+    logits: Array
+
+
+class FedMDStrategy(MethodStrategy[FedMDParams]):
+    """Averages logits."""
+
+    upload_type = Scores
+    public_set = "everybody"
+    aggregations = ROBUST
+
+    @classmethod
+    def ignores(cls, config: RunConfig, params: FedMDParams) -> Mapping[str, str]:
+        """All count the same."""
+        return dict.fromkeys(("weighting", "max-weight"), "every client's logits count the same")
+
+    def initialise(self) -> None:
+        """There is no consensus before anybody has spoken."""
+        self.consensus = Scores(np.array([1]), np.zeros((0, self.classes), dtype=np.float32))
+
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """The consensus of the last round that counted."""
+        return self.consensus
+
+    def audience(self, info: ClientInfo) -> Hashable:
+        """The same for everybody."""
+        return "all"
+
+    def expect(self, info: ClientInfo) -> Payload | None:
+        """Logits on as many images as a round takes."""
+        images = min(self.params.alignment, len(self.public))
+        return replace(self.consensus, logits=np.zeros((images, self.classes), dtype=np.float32))
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """The unweighted mean."""
+        equal = [replace(upload, weight=1 / len(uploads)) for upload in uploads]
+        _, mean = weighted_mean(equal, self.rule)
+        self.consensus = Scores(np.array([round_ + 1]), mean)
+        return {}
+
+    def arrays(self) -> dict[str, Array]:
+        """The consensus."""
+        return {"round": self.consensus.round, "logits": self.consensus.logits}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        self.consensus = Scores(**arrays)
+
+
+class FedMDClient(MethodClient[FedMDParams]):
+    """Digests the consensus, trains on its own images, says what it thinks of the next ones."""
+
+    download_type = Scores
+    shares_model = False
+
+    def receive(self, payload: Payload) -> None:
+        """Keep the consensus."""
+        assert isinstance(payload, Scores)
+        self.aligned = int(payload.round[0])
+        self.consensus = torch.as_tensor(payload.logits).to(self.device)
+
+    def phases(self) -> list[Phase]:
+        """Digest, then revisit the private images."""
+        private = super().phases()
+        if not len(self.consensus):
+            return private
+        images = self.public.sample(self.params.alignment, self.config.seed, self.aligned)
+        groups, epochs = [(self.model, self.config.lr)], self.params.digest_epochs
+        digest = Phase(self.digest, groups, epochs, name="digest", data=images)
+        return [digest, *private]
+
+    def digest(self, inputs: Tensor, places: Tensor) -> Tensor:
+        """Mean absolute error between logits (B, C) and the consensus."""
+        return F.l1_loss(self.model(inputs).float(), self.consensus[places])
+
+    def upload(self) -> Payload:
+        """Logits on the next round's public images."""
+        following = self.round + 1
+        images = self.public.sample(self.params.alignment, self.config.seed, following)
+        logits = outputs_on(self.model, images, self.config)
+        return Scores(np.array([following]), logits.cpu().numpy())
+
+
+METHOD = Method(FedMDStrategy, FedMDClient, "logits on public images are averaged", FedMDParams)

@@ -1,0 +1,34 @@
+"""FLOPs that a client says it spent, against the server's own count."""
+
+import pytest
+
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.flop_claims import FACTOR, Work
+from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.payload import Empty
+
+INFO = ClientInfo("0", ("a",), ("a",), (5,), 5, "cnn-5", "cpu")
+
+
+def test_work_on_others_examples_does_not_grow_with_a_clients_own():
+    work = Work(lambda info, payload: (2.0, 300.0))
+    work.check(INFO, FACTOR * 310, Empty, 1)
+    with pytest.raises(Rejected, match="the server counts 310 for 5 images"):
+        work.check(INFO, FACTOR * 310 + 1, Empty, 1)
+
+
+def test_what_is_sent_later_may_mean_more_work_and_is_counted_once_a_round():
+    """FedMD digests a consensus from round 2 on."""
+    asked = []
+
+    def count(info, payload):
+        asked.append(payload)
+        return 2.0, float(payload)
+
+    work = Work(count)
+    work.check(INFO, 10.0, lambda: 0, 1)
+    work.check(INFO, FACTOR * 310, lambda: 300, 2)
+    for _ in range(3):
+        with pytest.raises(Rejected):
+            work.check(INFO, FACTOR * 400, lambda: 300, 2)
+    assert asked == [0, 300]

@@ -131,8 +131,8 @@ class Bench:
             odd = isinstance(value, float) and not math.isfinite(value)
             if odd and key != "train_loss" and "accuracy" not in key:
                 wrong.append(f"{key} is {value}")
-        honest = sum(r.content["metrics"]["train_flops"] for r in self.replies)
-        if not 0 <= record["train_flops"] <= 30 * honest:
+        told: list[Any] = [reply.content["metrics"]["train_flops"] for reply in self.replies]
+        if not 0 <= record["train_flops"] <= 30 * sum(told):
             wrong.append(f"{record['train_flops']} FLOPs")
         loss = record["train_loss"]
         if not math.isnan(loss) and abs(loss) > FLOAT32:

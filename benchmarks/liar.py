@@ -5,20 +5,23 @@ classes, so that a class has about five owners and trim=0.2 cuts one row at each
 
     python -m benchmarks.liar [--lie norm|grow|within] [--methods ...] [--rounds 6] [--seeds 0]
     python -m benchmarks.liar --rules mean trimmed-mean median --seeds 0 1 2
+    python -m benchmarks.liar --margin [--methods ...] [--rounds 20] [--fraction 1.0]
 
 ``norm`` uploads random numbers of norm 9,999, just below max-update-norm; ``grow`` the honest
 step times 9, 81, 729, ...; ``within`` the honest step times 9, which max-update-ratio lets pass. A
 method's line compares the nine others with the same run in which client 3 never answers, and with
 the one in which it is honest. With ``--rules`` it is FedSSA's rows times 100 under each rule of
-aggregation, max-update-ratio off, and the accuracy of all ten.
+aggregation, max-update-ratio off, and the accuracy of all ten. ``--margin`` has no liar: how near
+the longest honest step comes to being left out, six clients with 7 to 22 images of 2 to 5 classes.
 """
 
 import argparse
 import contextlib
 import csv
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import Error, Message
@@ -28,11 +31,13 @@ from fedhet.config import build_config
 from fedhet.errors import RunFailedError
 from fedhet.protocol.messages import TRAIN, arrays_of, instruction, to_record
 from fedhet.protocol.payload import Array
+from fedhet.protocol.steps import Steps
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS
 from fedhet.testing import Tamper, simulate
 
 LIAR, TIMES, NORM, WITHIN = 3, 100, 9_999.0, 9.0
+original = Steps.odd
 RULES = ["mean", "trimmed-mean", "median"]
 LIES = ["norm", "grow", "within"]
 
@@ -59,7 +64,7 @@ def of_norm(arrays: Sequence[Array], norm: float) -> list[Array]:
     new = [random.normal(size=a.shape) if floating(a) else a for a in arrays]
     squares = [np.square(a).sum() for a in new if floating(a)]
     times = norm / np.sqrt(sum(squares) or 1.0)
-    return [np.float32(times * a) if floating(a) else a for a in new]
+    return [(times * a).astype(np.float32) if floating(a) else a for a in new]
 
 
 def farther(arrays: Sequence[Array], sent: Sequence[Array], times: float) -> list[Array]:
@@ -105,9 +110,11 @@ def measure(how: str, rounds: int, seed: int, **keys: object) -> Found:
     """A run with client 3 as ``how`` says; empty: honest."""
     with tempfile.TemporaryDirectory() as out:
         values = {
-            "dataset": "digits", "clients": 10, "classes-per-client": 5, "models": "cnn-5",
-            "rounds": rounds, "local-epochs": 1, "batch-size": 16, "seed": seed, "out": out,
+            "dataset": "digits", "clients": 10, "models": "cnn-5", "local-epochs": 1,
+            "batch-size": 16, "seed": seed, "out": out,
         } | {key.replace("_", "-"): value for key, value in keys.items()}  # fmt: skip
+        if "partition" not in values:
+            values["classes-per-client"] = 5
         config = build_config(values)
         folder = RunFolder.create(config, "liar")
         completed = False
@@ -160,6 +167,33 @@ def compare_rules(rules: Sequence[str], rounds: int, seeds: Sequence[int]) -> No
         )  # fmt: skip
 
 
+def margins(methods: Sequence[str], rounds: int, fraction: float, seeds: Sequence[int]) -> None:
+    """A line per method and seed: the longest honest step, times the median and of the limit."""
+    for method in methods:
+        for seed in seeds:
+            found: list[tuple[float, float]] = []
+
+            def watched(steps: Steps, lengths: Mapping[str, float]) -> dict[str, str]:
+                given = list(lengths.values())
+                if steps.usual(given):
+                    most = max(given, default=0.0)
+                    found.append((most / steps.usual(given), most / steps.limit(given)))  # noqa: B023
+                return original(steps, lengths)
+
+            with patch.object(Steps, "odd", watched):
+                honest = measure(
+                    "", rounds, seed, method=method, dataset="synthetic:120x5", image_size=16,
+                    clients=6, partition="dirichlet", models="cnn-4,cnn-5", batch_size=4,
+                    fraction=fraction,
+                )  # fmt: skip
+            times, share = (max(column) for column in zip(*found, strict=True))
+            emit(
+                "liar", method=method, rounds=rounds, seed=seed, fraction=fraction,
+                left_out=honest.others_out + honest.liar_out,
+                times_the_median=round(times, 2), of_the_limit=round(share, 3),
+            )  # fmt: skip
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -168,10 +202,15 @@ def main() -> None:
     parser.add_argument("--lie", default="norm", choices=LIES)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--rules", nargs="+", choices=RULES)
+    parser.add_argument("--margin", action="store_true")
+    parser.add_argument("--fraction", type=float, default=1.0, help="of --margin")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     chosen = parser.parse_args()
-    if chosen.rules:
+    if chosen.margin:
+        bounded = [m for m in chosen.methods if m not in ("standalone", "fd")]  # no steps at all
+        margins(bounded, chosen.rounds, chosen.fraction, chosen.seeds)
+    elif chosen.rules:
         compare_rules(chosen.rules, chosen.rounds, chosen.seeds)
     else:
         compare_methods(chosen.methods, chosen.lie, chosen.rounds, chosen.seeds)

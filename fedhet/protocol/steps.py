@@ -46,11 +46,14 @@ class Steps:
         known = sorted(x for x in (*lengths, *self.medians, self.start or 0.0) if x > 0)
         return known[(len(known) - 1) // 2] if known else 0.0
 
+    def limit(self, lengths: Sequence[float]) -> float:
+        """The longest step that counts in a round of these; 0 where nothing is known."""
+        times = self.ratio if self.start else self.ratio * SPREAD
+        return max(times * self.usual(lengths), self.start or 0.0)
+
     def odd(self, lengths: Mapping[str, float]) -> dict[str, str]:
         """Reasons by client, for steps that are too long."""
-        usual = self.usual(list(lengths.values()))
-        times = self.ratio if self.start else self.ratio * SPREAD
-        limit = max(times * usual, self.start or 0.0)
+        usual, limit = self.usual(list(lengths.values())), self.limit(list(lengths.values()))
         if not limit or not self.ratio:
             return {}
         free = "" if self.start else f" x {SPREAD:g} for representations"

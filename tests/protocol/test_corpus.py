@@ -97,7 +97,9 @@ def test_uploads_have_no_effect(bench):
         refused(bench, content)
 
 
-def test_texts_and_numbers_have_no_effect(bench):
+def test_texts_and_numbers_have_no_effect(tmp_path):
+    """Of one method: no other looks at them differently."""
+    bench = Bench(tmp_path, "fedssa")
     for change in TEXTS:
         content = RecordDict(dict(bench.replies[0].content.items()))
         change(content)

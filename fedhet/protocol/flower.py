@@ -40,6 +40,30 @@ ACTIVATION_FAILED = int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
+def packed_app(folder: Path) -> bytes:
+    """The zip that Flower makes of an app's folder, as ``flwr run`` sends it."""
+    from flwr.cli.build import build_fab_from_disk  # why: the command writes it beside the app
+
+    return bytes(build_fab_from_disk(folder))
+
+
+def check_app(folder: Path, project: Mapping[str, Any]) -> tuple[list[str], int]:
+    """What Flower finds wrong with an app and its ``pyproject.toml``, and the bytes that it allows.
+
+    Raises what Flower Hub's own command raises for files that it does not take.
+    """
+    from flwr.cli.app_cmd.publish import (  # why: the Hub's rules, which nothing else says
+        _collect_file_paths,
+        _validate_files,
+    )
+    from flwr.common.config import validate_config  # why: what `flwr run` checks first
+    from flwr.common.constant import FAB_MAX_SIZE  # why: the limit of a bundle
+
+    _validate_files(_collect_file_paths(folder))
+    fits, wrong, odd = validate_config(dict(project), check_module=True, project_dir=folder)
+    return [] if fits else [*wrong, *odd], int(FAB_MAX_SIZE)
+
+
 def is_simulated(grid: Grid | None = None) -> bool:
     """Whether clients are simulated (on Ray, or inline) rather than deployed nodes' own.
 

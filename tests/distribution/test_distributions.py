@@ -11,15 +11,12 @@ from pathlib import Path
 
 import pytest
 from distribution.building import LEFT, ROOT, Built
-from flwr.cli.app_cmd.publish import _collect_file_paths, _validate_files
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.config import validate_config
-from flwr.common.constant import FAB_MAX_SIZE
 from packaging.requirements import Requirement
 
 import fedhet
 from fedhet import layout
 from fedhet.errors import UserError
+from fedhet.protocol.flower import check_app, packed_app
 from fedhet.runtime import bundle
 from fedhet.runtime.warm_server import digest
 
@@ -74,9 +71,7 @@ def test_the_version_is_said_once_in_each_place() -> None:
 
 def members(app: Path) -> dict[str, bytes]:
     """What Flower packs of an app's folder."""
-    packed = build_fab_from_disk(app)
-    assert len(packed) < FAB_MAX_SIZE / 4
-    with zipfile.ZipFile(BytesIO(packed)) as archive:
+    with zipfile.ZipFile(BytesIO(packed_app(app))) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
@@ -85,7 +80,8 @@ def test_a_run_gives_flower_our_sources_and_nothing_else(tmp_path: Path) -> None
     assert set(members(app)) == inside(SOURCES) | {"pyproject.toml", ".info/CONTENT"}
     assert digest(app / "fedhet") == digest()  # a node may use what it has imported beforehand
     made = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-    assert validate_config(made, check_module=True, project_dir=app) == (True, [], [])
+    wrong, limit = check_app(app, made)
+    assert not wrong and len(packed_app(app)) < limit / 4
     ours, theirs = PROJECT["tool"]["flwr"]["app"], made["tool"]["flwr"]["app"]
     assert theirs == {
         "publisher": ours["publisher"], "components": ours["components"], "config": {"config": ""},
@@ -135,7 +131,6 @@ def test_a_checkout_keeps_the_rules_of_flowers_hub(built: Built, tmp_path: Path,
     """Size, number, depth and kinds of files, a publisher, a name; and nothing that is missing."""
     app = tmp_path / "fedhet"
     shutil.copytree(built.tree, app, ignore=LEFT)
-    _validate_files(_collect_file_paths(app))
-    assert validate_config(PROJECT, check_module=True, project_dir=app) == (True, [], [])
+    assert check_app(app, PROJECT)[0] == []
     assert re.fullmatch("[a-z][a-z0-9-]*", PROJECT["tool"]["flwr"]["app"]["publisher"])
     assert 0 < len(PROJECT["project"]["description"]) <= 200

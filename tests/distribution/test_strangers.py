@@ -12,9 +12,9 @@ from zipfile import ZipFile
 
 import pytest
 from distribution.building import LEFT, Built, python
-from flwr.cli.build import build_fab_from_disk
 
 from fedhet.config import load_config
+from fedhet.protocol.flower import packed_app
 from fedhet.runtime.session import find_preset
 from fedhet.testing import simulate
 
@@ -47,7 +47,7 @@ def places(built: Built, installed: Path, tmp_path_factory) -> dict[str, Path]:
     bundle = tmp_path_factory.mktemp("bundle")
     shutil.copytree(built.tree, bundle / "fedhet", ignore=LEFT)
     app = bundle / "unpacked"
-    with ZipFile(BytesIO(build_fab_from_disk(bundle / "fedhet"))) as archive:
+    with ZipFile(BytesIO(packed_app(bundle / "fedhet"))) as archive:
         archive.extractall(app)
     return {"wheel": installed, "checkout": built.tree, "bundle": app}
 

@@ -90,7 +90,7 @@ def test_a_run_gives_flower_our_sources_and_nothing_else(tmp_path: Path) -> None
     assert plain.items() <= made["project"].items()
     needs = [config["project"]["dependencies"] for config in (PROJECT, made)]
     first, second = ({str(Requirement(need)) for need in one} for one in needs)
-    assert first == second
+    assert first == second, "installed before pyproject.toml changed: pip install again"
 
 
 def test_it_is_written_from_files_that_nobody_may_change(tmp_path, monkeypatch) -> None:

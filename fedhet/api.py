@@ -78,11 +78,11 @@ class Run:
     def __str__(self) -> str:
         done = self.summary
         if not done:
-            return f"{self.config['method']}: {len(self.rounds)} rounds finished ({self.path})"
-        accuracy = done["test_accuracy_mean"]
+            return f"{self.config.get('method')}: {len(self.rounds)} rounds finished ({self.path})"
+        accuracy = done.get("test_accuracy_mean")
         shown = "none yet" if accuracy is None else f"{accuracy:.2f} %"
         return (
-            f"{done['method']}: {done['status']}, test accuracy {shown} "
+            f"{done.get('method')}: {done['status']}, test accuracy {shown} "
             f"after {done['rounds']} rounds ({self.path})"
         )
 

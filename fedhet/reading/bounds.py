@@ -19,15 +19,19 @@ LONGEST = 16 * MEBI  # characters of one text
 PLAIN = (str, bool, int, float, type(None))
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """A whole regular file of at most ``limit`` bytes; OSError where there is none."""
+def read_bytes(path: Path, limit: int, most: int = -1) -> bytes:
+    """A whole regular file of at most ``limit`` bytes, or its first ``most``.
+
+    OSError where there is none.
+    """
     # A pipe would be waited for, for ever, and a device has no end.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ReadError(f"'{path}'", "", "no regular file")
-        data = file.read(limit + 1)
-    if len(data) > limit:
+        # By its length first: a file that is long may take no room, and would be read all the same.
+        data = b"" if found.st_size > limit else file.read(most if most >= 0 else limit + 1)
+    if max(found.st_size, len(data)) > limit:
         raise ReadError(f"'{path}'", "", f"longer than the {limit} bytes that are read of it")
     return data
 

@@ -44,7 +44,15 @@ def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, 
 
 
 def read_weights(path: Path) -> bytes:
-    """The bytes of a model's weights, for a digest before :func:`parse_weights`."""
+    """The bytes of a model's weights, for a digest before :func:`parse_weights`.
+
+    Not before its header fits its length: a file that is long may take no room.
+    """
+    size = path.stat().st_size
+    head = read_bytes(path, MOST_WEIGHTS, most=_LENGTH)
+    length = min(int.from_bytes(head, "little"), MOST_JSON)
+    text = read_bytes(path, MOST_WEIGHTS, most=_LENGTH + length)[_LENGTH:]
+    _check_header(head, lambda n: text[:n], size, f"'{path}'")
     return read_bytes(path, MOST_WEIGHTS)
 
 
@@ -64,5 +72,16 @@ def _check_header(head: bytes, read: Any, size: int, source: str) -> None:
     if len(head) < _LENGTH or length > min(size - _LENGTH, MOST_JSON):
         raise ReadError(source, "header", "longer than the file, or not there")
     header = parse_object(read(length), source, "header")
+    ends = [_end(one, source) for name, one in header.items() if name != "__metadata__"]
+    if _LENGTH + length + max(ends, default=0) != size:
+        raise ReadError(source, "", "longer or shorter than its header says")
     if len(header) > MOST_TENSORS:
         raise ReadError(source, "header", f"names more than {MOST_TENSORS} tensors")
+
+
+def _end(described: Any, source: str) -> int:
+    """Where a tensor ends, after the header."""
+    place = described.get("data_offsets") if isinstance(described, dict) else None
+    if not isinstance(place, list) or not place or not isinstance(place[-1], int):
+        raise ReadError(source, "header", "a tensor without a place")
+    return place[-1]

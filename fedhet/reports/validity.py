@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedhet.schema import kebab
 
 LIMIT = 2**63  # no count is as large
+LONGEST = 4096  # characters of a text or value: it stands in headings and drawings
 _CLOSE = 1e-6  # points; packed records keep ten digits
 
 
@@ -106,6 +107,10 @@ def check_types(**records: Any) -> None:
     huge = [k for k, v in records["config"].items() if isinstance(v, int) and abs(v) >= LIMIT]
     if huge:
         raise ValueError(f"config.{huge[0]}: no number of fedhet's")
+    for key, value in records["config"].items():
+        names = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        if any(len(one) > LONGEST for one in (value if names else [json.dumps(value)])):
+            raise ValueError(f"config.{key}: longer than {LONGEST} characters")
     twice = [name for name, n in Counter(one.client for one in found.clients).items() if n > 1]
     if twice:
         raise ValueError(f"clients: '{twice[0]}' is there twice")

@@ -59,6 +59,9 @@ CORPUS: dict[str, tuple[str, bytes]] = {
     ),
     "a depth in rounds.jsonl": ("rounds.jsonl", b'{"a":' * 100_000 + b"\n"),
     "a number of a client": ("clients.csv", b"round,client\n1,2\n"),
+    "no method in summary.json": (
+        "summary.json", b'{"status": "completed", "reason": "", "rounds": 2}',
+    ),
     "environment.json of a text": ("environment.json", b'"x"'),
 }  # fmt: skip
 
@@ -70,7 +73,10 @@ def test_those_that_once_escaped(sandbox: Sandbox, kind: str) -> None:
     assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
 
 
-@pytest.mark.parametrize("name", ["rounds.jsonl", "clients.csv", "checkpoint/server.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    ["rounds.jsonl", "clients.csv", "checkpoint/server.safetensors", "../model/model.safetensors"],
+)
 def test_files_that_are_long_and_take_no_room(sandbox: Sandbox, name: str) -> None:
     """Two gigabytes of them were read into memory, and more made of them."""
     sandbox.attack(0, lambda run: sparse(run / name, (run / name).read_bytes()))

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedhet.clients.base import MethodClient
 from fedhet.errors import HookError
-from fedhet.protocol.payload import Array, ModelArrays, Payload
+from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
 from fedhet.schema import P
 
@@ -37,6 +37,11 @@ def get_parameters(module: nn.Module) -> tuple[Array, ...]:
     return tuple(p.detach().cpu().numpy().copy() for p in module.parameters())
 
 
+def blanks_of(module: nn.Module) -> tuple[Array, ...]:
+    """Stand-ins for a module's parameters as they are sent, float32."""
+    return tuple(blank(p.shape) for p in module.parameters())
+
+
 class AveragingClient(MethodClient[P]):
     """Exchanges all parameters of one module; BatchNorm buffers stay private."""
 
@@ -56,6 +61,10 @@ class AveragingClient(MethodClient[P]):
         with torch_seeded(self.config.seed, "global"):
             module.load_state_dict(make().state_dict())
         return module
+
+    def expect_download(self, came: Payload) -> Payload | None:
+        """The shared module's shapes."""
+        return ModelArrays(blanks_of(self.shared()))
 
     def receive(self, payload: Payload) -> None:
         """Overwrite the shared module."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, cast
 
@@ -10,15 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.errors import HookError
+from fedhet.errors import HookError, RunFailedError, brief
 from fedhet.models import SplitModel, build_model
 from fedhet.node.budget import Budget
-from fedhet.node.modules import Modules, fill, instance, to_bundle
+from fedhet.node.limits import Limits
+from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
 from fedhet.node.public import PublicSet, open_public
 from fedhet.node.site import LocalData, image_set
-from fedhet.node.state import StateStore
+from fedhet.node.state import StateError, StateStore
+from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
+from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.schema import REPRESENTATION, P, RunConfig
 from fedhet.training.augment import crop_flip
@@ -37,6 +40,7 @@ class Setup:
     device: torch.device
     store: StateStore
     simulated: bool = True
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,17 @@ class MethodClient(NumPyClient, Generic[P]):
         """Private tensors that are no module's, as they are in generation 0."""
         return {}
 
+    def expect_download(self, came: Payload) -> Payload | None:
+        """A payload with the shapes and dtypes that what came must have; None: not to be known.
+
+        ``came`` is of ``download_type``, and nobody has looked at it yet: where a payload's length
+        varies, it says how long it is. Raise Refused or ValueError where nothing fits it.
+        """
+        return None
+
+    def check_download(self, payload: Payload) -> None:
+        """Raise Refused if finite values of the right shapes are still not acceptable."""
+
     def receive(self, payload: Payload) -> None:
         """Take in what the server sent (an instance of ``download_type``)."""
 
@@ -152,7 +167,8 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def images(self, part: str) -> ImageSet:
         """This client's ``train``, ``val`` or ``test`` images on its device."""
-        return image_set(self.setup.data, part, self.setup.classes, self.device)
+        with telling(Word.DATA):
+            return image_set(self.setup.data, part, self.setup.classes, self.device)
 
     def seen(self) -> Tensor:
         """Sorted ids (S,) int64 of the classes in the train split, on the CPU."""
@@ -179,7 +195,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.evaluating = bool(config["evaluate"])
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
-        self.restore(source, str(config.get("state", "")))
+        self._go_back_to(source, str(config.get("state", "")))
         self.receive(self._received(parameters))
         if self.config.evaluate_before:
             self.score_received()
@@ -216,7 +232,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self, parameters: list[Array], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Accuracy of the state that the server names, without training."""
-        self.restore(int(config["generation"]), str(config.get("state", "")))
+        self._go_back_to(int(config["generation"]), str(config.get("state", "")))
         for module in self.modules.values():
             module.eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
@@ -265,6 +281,12 @@ class MethodClient(NumPyClient, Generic[P]):
             return data
         return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
 
+    def _go_back_to(self, generation: int, state: str) -> None:
+        """:meth:`restore` on the server's word; Refused for a start that is long left behind."""
+        if generation == 0 and not self.setup.store.keeps_start():
+            raise Refused("generation 0 is not kept: it has trained on since", Word.GENERATION)
+        self.restore(generation, state)
+
     def restore(self, generation: int, state: str = "") -> None:
         """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
 
@@ -279,10 +301,17 @@ class MethodClient(NumPyClient, Generic[P]):
             key, self._initialised, self.device, fresh=generation == 0
         )
         if generation > 0:
-            kept = fill(self.modules, self.setup.store.load(generation, state))
-            self._check_declared(kept)
-            for name, tensor in self.tensors.items():
-                self.tensors[name] = kept[name].to(tensor.device)
+            bundle = self.setup.store.load(generation, state)
+            try:
+                kept = fill(self.modules, bundle)
+                self._check_declared(kept)
+                for name, tensor in self.tensors.items():
+                    self.tensors[name] = kept[name].to(tensor.device).view_as(tensor)
+            except (RuntimeError, KeyError) as error:
+                raise StateError(
+                    f"generation {generation} does not fit the models that this round is for, of "
+                    f"{self.classes} classes: {brief(error)}"
+                ) from error
 
     def _initialised(self) -> Modules:
         with torch_seeded(self.config.seed, "init", self.setup.data.client):
@@ -298,23 +327,35 @@ class MethodClient(NumPyClient, Generic[P]):
             )
 
     def _received(self, arrays: Sequence[Array]) -> Payload:
-        """The arrays as the payload that this client expects; HookError if they are none."""
+        """The arrays as the payload that this client expects, checked; Refused if they are none."""
+        name = type(self).__name__
         try:
-            return self.download_type.from_ndarrays(arrays)
+            payload = self.download_type.from_ndarrays(arrays)
         except ValueError as error:
-            raise HookError(
-                f"{type(self).__name__}: {error}: set `download_type` to the payload that the "
-                "strategy's `download` returns"
+            raise Refused(
+                f"{error}: `download_type` of {name} must be what the strategy's `download` returns"
             ) from error
+        try:
+            check_dtypes(payload)
+            check_forms(payload, self.expect_download(payload))
+            self.setup.limits.check_download_norm(finite_norm(payload.flat))
+            self.check_download(payload)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        return payload
 
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
         """Store modules, tensors and the last accuracies as ``generation``."""
         self._check_declared(self.tensors)
         scores = ((name, float(value)) for name, value in metrics.items() if "accuracy" in name)
+        bundle = to_bundle(self.modules, self.tensors, scores)
+        if lost := not_finite(bundle):
+            raise RunFailedError(
+                f"'{lost}' is not finite after round {generation}: the state before it stays; use "
+                "a smaller lr, or grad-clip"
+            )
         self.setup.store.describe(self.description())
-        self.saved = self.setup.store.save(
-            generation, source, to_bundle(self.modules, self.tensors, scores)
-        )
+        self.saved = self.setup.store.save(generation, source, bundle)
 
     def description(self) -> dict[str, Any]:
         """What it takes to rebuild this client without the run's configuration and its images."""

@@ -2,12 +2,16 @@
 
 from abc import abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedhet.clients.base import MethodClient
-from fedhet.protocol.payload import ClassVectors, Payload
-from fedhet.schema import P
+from fedhet.protocol.downloads import check_ids
+from fedhet.protocol.identity import EXACT
+from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
+from fedhet.protocol.reasons import Refused
+from fedhet.schema import REPRESENTATION, P
 from fedhet.training.loop import class_means
 
 
@@ -20,6 +24,29 @@ class ClassVectorClient(MethodClient[P]):
     @abstractmethod
     def outputs(self, inputs: Tensor) -> Tensor:
         """The vectors (B, w) whose means per class are sent."""
+
+    def sent_classes(self) -> Array:
+        """Ids of the classes whose vectors may come; by default of all."""
+        return np.arange(self.classes)
+
+    def sent_width(self) -> int:
+        """Floats of a vector that comes; by default the representation's d."""
+        return REPRESENTATION
+
+    def expect_download(self, came: Payload) -> Payload | None:
+        """As many vectors as there are ids, of the classes that may come at most."""
+        if not isinstance(came, ClassVectors):
+            return super().expect_download(came)
+        rows = min(came.classes.size, len(self.sent_classes()))
+        ids = blank((rows,), np.int64)
+        return ClassVectors(ids, ids, blank((rows, self.sent_width())))
+
+    def check_download(self, payload: Payload) -> None:
+        """Classes that may come, each once, and a positive number of images or owners of each."""
+        if isinstance(payload, ClassVectors):
+            check_ids(payload.classes, self.sent_classes())
+            if not ((payload.counts > 0) & (payload.counts < EXACT)).all():
+                raise Refused("a class came with a count that is none")
 
     def receive(self, payload: Payload) -> None:
         """``vectors`` (C, w), zero where nothing came, and ``known`` (C,) bool, of this round."""

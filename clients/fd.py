@@ -4,11 +4,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.protocol.reasons import Refused
 from fedhet.strategies.fd import FDParams
 
 
 class FDClient(ClassVectorClient[FDParams]):
     """Sends mean softmax outputs."""
+
+    def sent_classes(self) -> Array:
+        """Its own."""
+        own: Array = self.seen().numpy()
+        return own
+
+    def sent_width(self) -> int:
+        """C probabilities."""
+        return self.classes
+
+    def check_download(self, payload: Payload) -> None:
+        """Also: probabilities, without which the loss has no bound."""
+        super().check_download(payload)
+        assert isinstance(payload, ClassVectors)
+        if ((payload.vectors < 0) | (payload.vectors > 1)).any():
+            raise Refused("a vector holds what is no probability")
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Probabilities (B, C)."""

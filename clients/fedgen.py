@@ -1,11 +1,14 @@
 """FedGen on the client: the header also learns to recognise what the server's generator makes."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import AveragingClient, set_parameters
-from fedhet.protocol.payload import Payload
+from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
+from fedhet.protocol.identity import EXACT
+from fedhet.protocol.payload import Payload, blank
+from fedhet.protocol.reasons import Refused
 from fedhet.rng import torch_seeded
 from fedhet.strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
 from fedhet.training.loop import Phase
@@ -20,12 +23,29 @@ class FedGenClient(AveragingClient[FedGenParams]):
         """The last fully connected layer."""
         return self.model.head
 
+    def expect_download(self, came: Payload) -> Payload | None:
+        """Images per class, the header's shapes and G's."""
+        made = tuple(blank(tensor.shape) for tensor in self._new_generator().floating())
+        return HeaderAndGenerator(
+            blank((self.classes,), np.int64), (*blanks_of(self.shared()), *made)
+        )
+
+    def check_download(self, payload: Payload) -> None:
+        """Labels can be drawn by the images, and no running variance is below 0."""
+        assert isinstance(payload, HeaderAndGenerator)
+        images, names = payload.images, self._new_generator().state_dict()
+        if (images < 0).any() or not 0 < images.astype(np.float64).sum() < EXACT:
+            raise Refused("the images per class are no counts")
+        floating = [name for name, tensor in names.items() if tensor.is_floating_point()]
+        for name, array in zip(floating, payload.tensors[2:], strict=True):
+            if name.endswith("running_var") and (array < 0).any():
+                raise Refused("the generator has a variance below 0")
+
     def receive(self, payload: Payload) -> None:
         """Overwrite the header; G and the federation's labels, which are no private state."""
         assert isinstance(payload, HeaderAndGenerator)
         set_parameters(self.shared(), payload.tensors[:2])
-        with torch_seeded(self.config.seed, "generator"):
-            made = Generator(self.params, self.classes)
+        made = self._new_generator()
         with torch.no_grad():
             for tensor, array in zip(made.floating(), payload.tensors[2:], strict=True):
                 tensor.copy_(torch.as_tensor(array))
@@ -43,3 +63,7 @@ class FedGenClient(AveragingClient[FedGenParams]):
         return F.cross_entropy(self.model(inputs), labels) + F.cross_entropy(
             self.model.head(made), meant
         )
+
+    def _new_generator(self) -> Generator:
+        with torch_seeded(self.config.seed, "generator"):
+            return Generator(self.params, self.classes)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fedhet.clients.averaging import set_parameters
+from fedhet.clients.averaging import blanks_of, set_parameters
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.protocol.payload import ModelArrays, Payload
 from fedhet.strategies.fedgh import FedGHParams
@@ -16,6 +16,10 @@ class FedGHClient(ClassVectorClient[FedGHParams]):
     def outputs(self, inputs: Tensor) -> Tensor:
         """Representations (B, d)."""
         return self.model.features(inputs)
+
+    def expect_download(self, came: Payload) -> Payload | None:
+        """The header's shapes."""
+        return ModelArrays(blanks_of(self.model.head))
 
     def receive(self, payload: Payload) -> None:
         """Overwrite the header."""

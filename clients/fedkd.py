@@ -3,12 +3,13 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import get_parameters, set_parameters
+from fedhet.clients.averaging import blanks_of, get_parameters, set_parameters
 from fedhet.clients.base import MethodClient
 from fedhet.models import SplitModel
 from fedhet.models.small import small_model
-from fedhet.protocol.low_rank import apply, compress
+from fedhet.protocol.low_rank import WHOLE, apply, blanks, compress, update_norm, whole
 from fedhet.protocol.payload import LowRank, Payload
+from fedhet.protocol.reasons import Refused
 from fedhet.schema import REPRESENTATION
 from fedhet.strategies.fedkd import FedKDParams
 from fedhet.training.loop import Phase
@@ -36,6 +37,27 @@ class FedKDClient(MethodClient[FedKDParams]):
         """The shared network."""
         student: SplitModel = self.modules["student"]  # type: ignore[assignment]
         return student
+
+    def expect_download(self, came: Payload) -> Payload | None:
+        """The student; with ``compress-down`` it may be an update, whose shapes its ranks tell."""
+        assert isinstance(came, LowRank)
+        student = blanks_of(self.student)
+        if not self.params.compress_down or (came.ranks == WHOLE).any():
+            return whole(student)
+        return LowRank(came.ranks, tuple(blanks(came.ranks, [blank.shape for blank in student])))
+
+    def check_download(self, payload: Payload) -> None:
+        """The student, or a whole update of a bounded norm: its factors' say nothing."""
+        assert isinstance(payload, LowRank)
+        whole_ones = payload.ranks == WHOLE
+        if (
+            whole_ones.any()
+            and not whole_ones.all()
+            or not (whole_ones.all() or self.params.compress_down)
+        ):
+            raise Refused("the ranks are neither the student's nor an update's")
+        if not whole_ones.all():
+            self.setup.limits.check_download_norm(update_norm(payload))
 
     def receive(self, payload: Payload) -> None:
         """The student itself, or the update of the one received before."""

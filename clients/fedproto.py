@@ -11,3 +11,8 @@ class FedProtoClient(PrototypeClient[FedProtoParams]):
     def lam(self) -> float:
         """Lambda."""
         return self.params.lam
+
+    @property
+    def download_classes(self) -> str:
+        """Whose prototypes come."""
+        return self.params.download_classes

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.errors import RunFailedError
-from fedhet.protocol.payload import HeaderRows, MaskedHeader, Payload
-from fedhet.schema import RunConfig
+from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload, blank
+from fedhet.protocol.reasons import Refused
+from fedhet.schema import REPRESENTATION, RunConfig
 from fedhet.strategies.fedssa import FedSSAParams
 
 
@@ -38,6 +39,30 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     def reveals_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
         """Not with ``hide-classes``."""
         return not params.hide_classes
+
+    def expect_download(self, came: Payload) -> Payload | None:
+        """The rows of the classes that come, or the whole header under a mask."""
+        masked = self.params.hide_classes
+        rows = self.classes if masked else len(self._sent())
+        weight = blank((rows, REPRESENTATION))
+        bias = blank((rows if self.params.header_bias else 0,))
+        ids = blank((rows,), np.int8 if masked else np.int64)
+        return (MaskedHeader if masked else HeaderRows)(ids, weight, bias)
+
+    def check_download(self, payload: Payload) -> None:
+        """Exactly the classes that come, each once; a mask that hides nothing."""
+        if isinstance(payload, HeaderRows) and not np.array_equal(payload.classes, self._sent()):
+            raise Refused(
+                f"rows of classes {payload.classes.tolist()}, not {self._sent().tolist()}"
+            )
+        if isinstance(payload, MaskedHeader) and not (payload.mask == 1).all():
+            raise Refused("the mask hides rows")
+
+    def _sent(self) -> Array:
+        """Ids of the classes whose rows come, ascending."""
+        whole = self.params.download_rows == "whole"
+        ids: Array = np.arange(self.classes) if whole else self.seen().numpy()
+        return ids
 
     def receive(self, payload: Payload) -> None:
         """Eq. 4 on seen rows; with ``download-rows: whole`` unseen rows are overwritten."""

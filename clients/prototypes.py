@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.clients.class_vectors import ClassVectorClient
-from fedhet.protocol.payload import Payload
+from fedhet.protocol.payload import Array, Payload
 from fedhet.schema import REPRESENTATION, P
 
 
@@ -19,6 +19,18 @@ class PrototypeClient(ClassVectorClient[P]):
     @abstractmethod
     def lam(self) -> float:
         """Lambda, weight of the distance to the prototypes."""
+
+    @property
+    @abstractmethod
+    def download_classes(self) -> str:
+        """Whose prototypes come: of its ``seen`` classes, or of ``all``."""
+
+    def sent_classes(self) -> Array:
+        """Those that the configuration says."""
+        if self.download_classes == "all":
+            return super().sent_classes()
+        own: Array = self.seen().numpy()
+        return own
 
     def initial_tensors(self) -> dict[str, Tensor]:
         """No prototype is known."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedhet.clients.averaging import set_parameters
+from fedhet.clients.averaging import blanks_of, set_parameters
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, ModelArrays, Payload
@@ -78,6 +78,10 @@ class FedGHClient(ClassVectorClient[FedGHParams]):
     def outputs(self, inputs: Tensor) -> Tensor:
         """Representations (B, d)."""
         return self.model.features(inputs)
+
+    def expect_download(self, came: Payload) -> Payload | None:
+        """The header's shapes."""
+        return ModelArrays(blanks_of(self.model.head))
 
     def receive(self, payload: Payload) -> None:
         """Overwrite the local header."""

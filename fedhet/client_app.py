@@ -20,19 +20,34 @@ from flwr.clientapp import ClientApp
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import envelope, find_method, from_run_config
-from fedhet.errors import UserError, brief
+from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
 from fedhet.ids import check_id
 from fedhet.models import build_model
-from fedhet.node.limits import Asked, Limits, check_run, check_upload, read_limits
+from fedhet.node.budget import BudgetError
+from fedhet.node.context_state import ContextStore
+from fedhet.node.limits import Asked, LimitError, Limits, check_run, check_upload, read_limits
 from fedhet.node.public import own_copy, public_digest
 from fedhet.node.site import LocalData, assigned_model, choose_device, load_local
-from fedhet.node.state import ContextStore, FileStore, StateLostError, StateStore
+from fedhet.node.state import FileStore, StateError, StateLostError, StateStore
+from fedhet.protocol.downloads import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import Instruction, answer, arrays_of, instruction, message_bytes
+from fedhet.protocol.messages import Instruction, answer, message_bytes
+from fedhet.protocol.reasons import Refused, Word, new_number, telling
 from fedhet.schema import REPRESENTATION, RunConfig
 from fedhet.training.denormals import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
+# What may happen without a mistake in any program, and the word for it: a line says all of it.
+KNOWN: dict[type[Exception], Word] = {
+    StateLostError: Word.STATE_LOST,
+    StateError: Word.STATE,
+    BudgetError: Word.BUDGET,
+    RunFailedError: Word.NOT_FINITE,
+    torch.OutOfMemoryError: Word.MEMORY,
+    MemoryError: Word.MEMORY,
+    UserError: Word.CONFIGURATION,
+    HookError: Word.METHOD,
+}
 app = ClientApp()
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
 
@@ -95,14 +110,33 @@ def _answered(message: Message, handler: Callable[[], Message]) -> Message:
     try:
         with without_denormals():
             return handler()
-    except torch.OutOfMemoryError as error:
-        _show(error)
-        return answer(message, {"error": _out_of_memory()})
     except Exception as error:  # a client's fault must reach the server as one line
+        return _failure(message, error)
+
+
+def _failure(message: Message, error: Exception) -> Message:
+    """The reply to what could not be done: a word and where to look, or, simulated, the text."""
+    known = isinstance(error, (Refused, *KNOWN)) and not isinstance(error, HookError)
+    if not known:
         _show(error)
-        reason = f"{brief(error)[:LONGEST]}{_where(error)}"
-        _say(lambda: f"failed: {reason}")
-        return answer(message, {"error": reason, "state-lost": isinstance(error, StateLostError)})
+    text = brief(error)[:LONGEST] + ("" if known else _where(error))
+    if isinstance(error, torch.OutOfMemoryError):
+        text = _out_of_memory()
+    lost = isinstance(error, StateLostError)
+    if is_simulated():
+        return answer(message, {"error": text, "state-lost": lost})
+    if isinstance(error, LimitError) and error.__cause__ is not None:
+        text = one_line(f"{text} ({error.__cause__})")  # what is wrong with the site's own file
+    number = new_number()
+    print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
+    return answer(message, {"error": word_of(error).value, "log": number, "state-lost": lost})
+
+
+def word_of(error: Exception) -> Word:
+    """What a deployed node says of an error."""
+    if isinstance(error, Refused | UserError) and error.word:
+        return Word(error.word)
+    return next((word for kind, word in KNOWN.items() if isinstance(error, kind)), Word.UNEXPECTED)
 
 
 def _show(error: Exception) -> None:
@@ -121,12 +155,7 @@ def _say(text: Callable[[], str]) -> None:
 
 
 def _where(error: Exception) -> str:
-    """The last line of ours or the user's that an unexpected error came through, as ``(x.py:7)``.
-
-    No path: what lies where on a client's machine is not the server's business.
-    """
-    if isinstance(error, UserError):
-        return ""
+    """The last line of ours or the user's that an error came through, as ``(x.py:7)``."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     last = (own or frames)[-1]
@@ -139,16 +168,20 @@ def query(message: Message, context: Context) -> Message:
 
     def handler() -> Message:
         config, simulated = _config(context), is_simulated()
-        _allowed(config, context.node_config)
-        data = load_local(config, context.node_config, simulated=simulated)
+        _asked(message, config, _allowed(config, context.node_config))
+        with telling(Word.DATA):
+            data = load_local(config, context.node_config, simulated=simulated)
         counts = data.class_counts()
         method = find_method(config.method)
         hidden = not method.client.reveals_classes(config, config.params)
         _check_own_choices(config, context.node_config, data, hidden=hidden)
         public = {}
         if method.strategy.public_set == "everybody":
-            own = own_copy(config, context.node_config, simulated=simulated)
-            public["public"] = public_digest(own)
+            with telling(Word.DATA):
+                own = own_copy(config, context.node_config, simulated=simulated)
+                public["public"] = public_digest(own)
+        with telling(Word.DEVICE):
+            device = choose_device(config, context.node_config)
         return answer(
             message,
             {
@@ -159,7 +192,7 @@ def query(message: Message, context: Context) -> Message:
                 "images": [] if hidden else list(counts.values()),
                 "train-images": sum(counts.values()),
                 "model": assigned_model(config, context.node_config, data),
-                "device": str(choose_device(config, context.node_config)),
+                "device": str(device),
                 **public,
             },
         )
@@ -167,25 +200,32 @@ def query(message: Message, context: Context) -> Message:
     return _answered(message, handler)
 
 
-def _allowed(config: RunConfig, node: Mapping[str, Any], round_: int = 0) -> Limits:
-    """The site's limits; LimitError if this run, or this round of it, breaks one."""
+def _asked(message: Message, config: RunConfig, limits: Limits) -> Instruction:
+    """What a message asks for, once it is small enough and makes sense."""
+    limits.check_download_size(message_bytes(message))
+    return read_instruction(message, config)
+
+
+def _allowed(config: RunConfig, node: Mapping[str, Any]) -> Limits:
+    """The site's limits; LimitError if this run breaks one."""
     limits, method = read_limits(node), find_method(config.method).client
     asked = Asked(method.shares_model, method.reveals_classes(config, config.params))
-    check_run(limits, config, asked, round_)
+    check_run(limits, config, asked)
     return limits
 
 
 def _check_own_choices(
     config: RunConfig, node: Mapping[str, Any], data: LocalData, *, hidden: bool
 ) -> None:
-    """Refuse in the handshake what would fail in every round; UserError with the reason."""
+    """Refuse in the handshake what would fail in every round; raises with the reason."""
     if hidden and node.get("data-dir") and not config.classes:
-        raise UserError(
+        raise Refused(
             "hide-classes needs `classes` in the run's configuration: without it, the names of "
-            "this node's folders would be its class list"
+            "this node's folders would be its class list",
+            Word.CLASSES,
         )
     if node.get("model"):
-        with torch.random.fork_rng(devices=[]):
+        with telling(Word.MODEL), torch.random.fork_rng(devices=[]):
             build_model(
                 str(node["model"]),
                 classes=len(data.dataset.classes),
@@ -194,19 +234,25 @@ def _check_own_choices(
             )
 
 
-def _client(message: Message, context: Context) -> tuple[MethodClient[Any], Instruction, LocalData]:
-    config, simulated, what = _config(context), is_simulated(), instruction(message)
-    data = load_local(config, context.node_config, simulated=simulated)
+def _client(
+    what: Instruction, config: RunConfig, limits: Limits, context: Context
+) -> tuple[MethodClient[Any], LocalData]:
+    simulated = is_simulated()
+    with telling(Word.DATA):
+        data = load_local(config, context.node_config, simulated=simulated)
+    with telling(Word.DEVICE):
+        device = choose_device(config, context.node_config)
     setup = Setup(
         config=own_copy(config, context.node_config, simulated=simulated),
         data=data,
         classes=what.classes,
         model=assigned_model(config, context.node_config, data),
-        device=choose_device(config, context.node_config),
+        device=device,
         store=_store(config, context, what, data.client, simulated=simulated),
         simulated=simulated,
+        limits=limits,
     )
-    return find_method(config.method).client(setup), what, data
+    return find_method(config.method).client(setup), data
 
 
 @app.train()
@@ -215,10 +261,12 @@ def train(message: Message, context: Context) -> Message:
     started = time.monotonic()
 
     def handler() -> Message:
-        limits = _allowed(_config(context), context.node_config, instruction(message).round)
-        client, what, data = _client(message, context)
+        config = _config(context)
+        limits = _allowed(config, context.node_config)
+        what = _asked(message, config, limits)
+        client, data = _client(what, config, limits, context)
         arrays, images, metrics = client.fit(
-            arrays_of(message),
+            read_arrays(message),
             {
                 "round": what.round,
                 "generation": what.generation,
@@ -247,7 +295,9 @@ def evaluate(message: Message, context: Context) -> Message:
     """Accuracy of a client that did not train in this round."""
 
     def handler() -> Message:
-        client, what, data = _client(message, context)
+        config, limits = _config(context), read_limits(context.node_config)
+        what = _asked(message, config, limits)
+        client, data = _client(what, config, limits, context)
         _, images, metrics = client.evaluate(
             [], {"generation": what.generation, "state": what.state}
         )

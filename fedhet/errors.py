@@ -11,6 +11,7 @@ class UserError(Exception):
     """
 
     exit_code = 2
+    word = ""  # what a deployed node tells of it: see fedhet.protocol.reasons
 
 
 class HookError(Exception):

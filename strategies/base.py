@@ -64,7 +64,7 @@ class MethodStrategy(Strategy, Generic[P]):
     upload_type: type[Payload] = Empty
     plans_rounds = False  # whether a round depends on how many there will be
     aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it can do
-    metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics
+    metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics: all
     public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
     rounds: RoundLoop  # who asks, checks and writes down; set before the first round
 

@@ -33,7 +33,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.payload import Array, Payload, rest
+from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
 from fedhet.schema import REPRESENTATION, Params
 from fedhet.strategies.averaging import AveragingStrategy
@@ -67,8 +67,8 @@ class FedGenParams(Params):
 class HeaderAndGenerator(Payload):
     """Images per class (C,) int64; then header weight and bias and G's floating state, float32."""
 
-    images: Array
-    tensors: tuple[Array, ...] = rest()
+    images: Int64
+    tensors: tuple[Float32, ...] = rest()
 
 
 class Generator(nn.Module):

@@ -40,15 +40,13 @@ from fedhet.models.small import small_model
 from fedhet.protocol.checks import Rejected, check_shapes
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.low_rank import (
-    DENSE,
     Shape,
     apply,
+    blanks,
     compress,
     dense,
     energy,
-    entries,
-    floats_per_rank,
-    matrix_shape,
+    update_norm,
     whole,
 )
 from fedhet.protocol.payload import Array, LowRank, Payload
@@ -137,7 +135,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     def step(self, payload: Payload, length: float) -> float | None:
         """The update's own size: its factors' norms say nothing about that of their product."""
         assert isinstance(payload, LowRank)
-        norm, most = math.sqrt(update_square(payload)), self.config.max_update_norm
+        norm, most = update_norm(payload), self.config.max_update_norm
         if not norm <= most:
             raise Rejected(f"norm {norm:.4g} of the update is above max-update-norm={most:g}")
         return norm / math.sqrt(sum(tensor.size for tensor in self.tensors))
@@ -199,30 +197,8 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
 def check_updates(payload: LowRank, shapes: Sequence[Shape]) -> None:
     """Reject what ``compress`` would not have sent for these shapes."""
-    ranks = payload.ranks
-    if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
-        raise Rejected(f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]")
-    expected: list[Shape] = []
-    for i, (rank, shape) in enumerate(zip(ranks.tolist(), shapes, strict=True)):
-        if not (
-            rank == DENSE
-            or (len(shape) > 1 and 0 <= rank * floats_per_rank(shape) < math.prod(shape))
-        ):
-            raise Rejected(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
-        m, n = matrix_shape(shape)
-        expected += [shape] if rank == DENSE else [(m, rank), (rank,), (rank, n)] * (rank > 0)
-    check_shapes(payload.tensors, [np.empty(shape, dtype=np.float32) for shape in expected])
-
-
-def update_square(payload: LowRank) -> float:
-    """Squared norm of all updates together."""
-    return sum(_square(rank, parts) for rank, parts in entries(payload))
-
-
-def _square(rank: int, parts: Sequence[Array]) -> float:
-    """Squared norm of one update: |U S V|^2 = sum((U S)^T (U S) * V V^T), r x r."""
-    if rank <= 0:
-        return float(sum(np.square(part, dtype=np.float64).sum() for part in parts))
-    u, s, v = (part.astype(np.float64) for part in parts)
-    scaled = u * s
-    return max(float(((scaled.T @ scaled) * (v @ v.T)).sum()), 0.0)
+    try:
+        expected = blanks(payload.ranks, shapes)
+    except ValueError as error:
+        raise Rejected(str(error)) from error
+    check_shapes(payload.tensors, expected)

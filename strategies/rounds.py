@@ -31,6 +31,7 @@ from fedhet.protocol.messages import (
     to_record,
 )
 from fedhet.protocol.payload import Empty, Payload
+from fedhet.protocol.reasons import distinct
 from fedhet.records.checkpoint import Checkpoint, save_checkpoint
 from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
@@ -101,10 +102,10 @@ class Rounds:
             if on_round is not None:
                 on_round(record)
             if skipped > self.config.max_skipped_rounds:
-                reasons = sorted({f["reason"] for f in self.ledger.round.failures})
+                reasons = distinct(f["reason"] for f in self.ledger.round.failures)
                 raise RunFailedError(
                     f"{skipped} rounds in a row had fewer than min-replies="
-                    f"{self.config.min_replies} valid replies: {'; '.join(reasons)}"
+                    f"{self.config.min_replies} valid replies: {reasons}"
                 )
 
     def summary(self) -> None:

@@ -118,11 +118,17 @@ def open_state(state: Path, generation: int | None = None, *, trust: bool = Fals
             Personalised(client), description, chosen, accuracies_of(store.load(chosen))
         )
     except StateError as error:
+        if isinstance(error.__cause__, KeyError | RuntimeError):
+            raise _misfit(state, chosen, error.__cause__) from error
         raise UserError(str(error)) from error
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise UserError(
-            f"state '{state}': generation {chosen} does not fit {DESCRIPTION}: {brief(error)}"
-        ) from error
+        raise _misfit(state, chosen, error) from error
+
+
+def _misfit(state: Path, generation: int, error: BaseException) -> UserError:
+    return UserError(
+        f"state '{state}': generation {generation} does not fit {DESCRIPTION}: {brief(error)}"
+    )
 
 
 def _read_description(state: Path) -> dict[str, Any]:

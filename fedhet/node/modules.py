@@ -66,6 +66,12 @@ def to_bundle(
     return bundle
 
 
+def not_finite(bundle: Bundle) -> str:
+    """The name of a tensor that holds NaN or infinity, or nothing."""
+    floating = ((n, t) for n, t in bundle.items() if t.is_floating_point() and t.numel())
+    return next((name for name, t in floating if not torch.isfinite(t).all()), "")
+
+
 def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> dict[str, Tensor]:
     """Put a bundle's weights into the modules, strictly by name; returns its ``tensors/``."""
     parts: dict[str, Bundle] = {}

@@ -1,32 +1,36 @@
-"""Private state of a client: one named-tensor bundle per generation, two backends.
+"""Private state of a client: one named-tensor bundle per generation, kept by a backend.
 
 Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
 what the tensors belong to (file store only), ``privacy`` what uploads have cost.
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
-message changes nothing. Saving r deletes what is newer and keeps r and the one it came from.
+message changes nothing. Saving r keeps r and the one it came from. What is newer than
+that one is undone by the server's word alone: it is set aside, and deleted when a round goes on
+from a later generation, which the server has then accepted. Until then the states of rounds that
+nobody accepted take each other's place.
 
 A state's digest covers whose it is, its generation and its tensors. It lies in the file, and goes
 to the server, which names it when it asks for the generation: damage, another client's state or an
 older one under this name is an error, never another result.
 """
 
+import contextlib
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fedhet.errors import ReadError
 from fedhet.files import private_files, replacing, sync
-from fedhet.reading.structured import parse_object, read_json
+from fedhet.reading.structured import read_json
 from fedhet.reading.tensors import read_tensors
 
 Bundle = dict[str, Tensor]
@@ -52,10 +56,13 @@ class StateStore(Protocol):
         """
 
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
-        """Store ``bundle``; keep only it and ``source``, the generation it came from.
+        """Store ``bundle``; keep it, ``source``, the generation it came from, and what is undone.
 
         Returns its digest; StateError if it cannot be written.
         """
+
+    def keeps_start(self) -> bool:
+        """Whether a round may still start from generation 0, which is never stored."""
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """Say what the generations belong to, for who finds them without the run."""
@@ -77,8 +84,70 @@ def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str
     return found.hexdigest()
 
 
-class FileStore:
-    """``<folder>/<generation>.safetensors``: temporary name, synced, renamed.
+class Generations(ABC):
+    """Which generations both backends keep; where they keep them is theirs to say.
+
+    A generation lies in its place, or aside. It goes aside only when nothing else lies there, so
+    that a server that goes back again and again fills no disk.
+    """
+
+    @abstractmethod
+    def generations(self) -> list[int]:
+        """The generations that are stored, ascending; without those aside."""
+
+    @abstractmethod
+    def _set_aside(self) -> list[int]:
+        """Those aside."""
+
+    @abstractmethod
+    def _digest(self, generation: int) -> str:
+        """Digest of a stored one, empty if it cannot be read."""
+
+    @abstractmethod
+    def _move(self, generation: int, *, aside: bool) -> None:
+        """Put it aside, or from there back into its place."""
+
+    @abstractmethod
+    def _put(self, generation: int, digest: str, bundle: Mapping[str, Tensor]) -> None:
+        """Write it; StateError if that fails."""
+
+    @abstractmethod
+    def _drop(self, generation: int, *, aside: bool) -> None:
+        """Delete it; nothing if it is not there."""
+
+    @property
+    @abstractmethod
+    def owner(self) -> str:
+        """The client whose states these are."""
+
+    _source_aside = -1  # the generation that was loaded from aside
+
+    def keeps_start(self) -> bool:
+        """See :class:`StateStore`: not once a round has started from a stored one."""
+        return len(self.generations()) <= 1
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
+        """See :class:`StateStore`; the good generations stay if the disk is full."""
+        if self._source_aside == source:
+            self._move(source, aside=False)
+        digest = digest_of(self.owner, generation, bundle)
+        before, aside = self.generations(), self._set_aside()
+        accepted = [g for g in aside if g < source]
+        undone = [g for g in before if g > source]
+        if generation in undone and self._digest(generation) == digest:
+            undone.remove(generation)
+        for old in undone if accepted == aside else []:
+            self._move(old, aside=True)
+        self._put(generation, digest, bundle)
+        for old in set(before) - {generation, source}:
+            self._drop(old, aside=False)
+        for old in set(accepted) - set(undone):
+            self._drop(old, aside=True)
+        return digest
+
+
+class FileStore(Generations):
+    """``<folder>/<generation>.safetensors``: temporary name, synced, renamed; ``.aside`` aside.
 
     The folder is the client's, and named like it.
     """
@@ -91,9 +160,25 @@ class FileStore:
         """File of one generation."""
         return self.folder / f"{generation:08d}.safetensors"
 
+    @property
+    def owner(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
     def load(self, generation: int, digest: str = "") -> Bundle:
         """See :class:`StateStore`; the file is memory-mapped."""
-        path = self.path(generation)
+        self._source_aside = -1
+        try:
+            return self._read(self.path(generation), generation, digest)
+        except StateLostError:
+            aside = self._aside(generation)
+            if not digest or not aside.exists():
+                raise
+            found = self._read(aside, generation, digest)
+            self._source_aside = generation
+            return found
+
+    def _read(self, path: Path, generation: int, digest: str) -> Bundle:
         try:
             bundle, said = read_tensors(path, "pt")
         except (OSError, ReadError) as error:
@@ -115,21 +200,43 @@ class FileStore:
         return bundle
 
     def generations(self) -> list[int]:
-        """The generations that are stored, ascending."""
+        """The generations that are stored, ascending; without those aside."""
         return sorted(int(p.stem) for p in self.folder.glob("*.safetensors") if p.stem.isdigit())
 
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
-        """See :class:`StateStore`; the good generations stay if the disk is full."""
-        path, client = self.path(generation), self.folder.name
-        digest = digest_of(client, generation, bundle)
-        said = {"client": client, "generation": str(generation), "digest": digest}
-        what = f"generation {generation}"
-        self._write(path, lambda file: save_file(dict(bundle), file, metadata=said), what)
-        keep = {path, self.path(source)}
-        for old in self.folder.iterdir():
-            if old not in keep and old.suffix in {".safetensors", ".tmp"}:
-                old.unlink(missing_ok=True)
+        """See :class:`StateStore`; what crashes left half written goes as well."""
+        digest = super().save(generation, source, bundle)
+        for left in self.folder.glob("*.tmp"):
+            left.unlink(missing_ok=True)
         return digest
+
+    def _aside(self, generation: int) -> Path:
+        return self.path(generation).with_suffix(".aside")
+
+    def _set_aside(self) -> list[int]:
+        return sorted(int(p.stem) for p in self.folder.glob("*.aside") if p.stem.isdigit())
+
+    def _digest(self, generation: int) -> str:
+        try:
+            return read_tensors(self.path(generation), "pt")[1].get("digest", "")
+        except (OSError, ReadError):
+            return ""
+
+    def _move(self, generation: int, *, aside: bool) -> None:
+        places = self.path(generation), self._aside(generation)
+        # A repeated message may be at work beside the first one, and have moved it already.
+        with contextlib.suppress(FileNotFoundError):
+            places[not aside].replace(places[aside])
+
+    def _put(self, generation: int, digest: str, bundle: Mapping[str, Tensor]) -> None:
+        said = {"client": self.owner, "generation": str(generation), "digest": digest}
+        what = f"generation {generation}"
+        self._write(
+            self.path(generation), lambda file: save_file(dict(bundle), file, metadata=said), what
+        )
+
+    def _drop(self, generation: int, *, aside: bool) -> None:
+        (self._aside if aside else self.path)(generation).unlink(missing_ok=True)
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """``client.json``, with the run's experiment id."""
@@ -178,47 +285,3 @@ class FileStore:
                 f"state '{self.folder}': {what} cannot be written: "
                 f"{getattr(error, 'strerror', None) or error}"
             ) from error
-
-
-class ContextStore:
-    """Generations as records of Flower's ``context.state``: no shared disk, no resume."""
-
-    def __init__(self, records: RecordDict, client: str) -> None:
-        self.records = records
-        self.client = client
-
-    def load(self, generation: int, digest: str = "") -> Bundle:
-        """See :class:`StateStore`."""
-        record = self.records.array_records.get(str(generation))
-        if record is None:
-            raise StateLostError(f"state in context: generation {generation} is not there")
-        bundle = {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
-        if digest and digest != digest_of(self.client, generation, bundle):
-            raise StateLostError(
-                f"state in context: generation {generation} is not the one that the server means"
-            )
-        return bundle
-
-    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
-        """See :class:`StateStore`."""
-        self.records[str(generation)] = ArrayRecord(
-            {name: tensor.contiguous() for name, tensor in bundle.items()}
-        )
-        for name in list(self.records.array_records):
-            if name not in {str(generation), str(source)}:
-                del self.records[name]
-        return digest_of(self.client, generation, bundle)
-
-    def describe(self, description: Mapping[str, Any]) -> None:
-        """Nothing: this state lives and ends with Flower's run."""
-
-    def read_note(self, name: str) -> dict[str, Any] | None:
-        """See :class:`StateStore`."""
-        record = self.records.config_records.get(f"note-{name}")
-        return (
-            None if record is None else parse_object(str(record["json"]), "state in context", name)
-        )
-
-    def write_note(self, name: str, note: Mapping[str, Any]) -> None:
-        """See :class:`StateStore`."""
-        self.records[f"note-{name}"] = ConfigRecord({"json": json.dumps(note)})

@@ -25,6 +25,13 @@ RANGES = {
 }
 
 
+# Names of metrics that the base itself sends; a method's own are those of its `metric_ranges`.
+OURS = re.compile(
+    r"num-examples|seconds|train_flops|epsilon_spent|train_loss(_[A-Za-z0-9_.-]+)?"
+    r"|(test|val)_accuracy(_[A-Za-z0-9_.-]+)?"
+)
+
+
 class Rejected(Exception):
     """A reply that must not be aggregated; the text is the reason, one line."""
 
@@ -59,15 +66,18 @@ def reply_limit(expected: Payload | None) -> int:
 
 
 def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = None) -> None:
-    """Metrics have sane names, are finite and in range; accuracies are percentages.
+    """Metrics have declared names, are finite and in range; accuracies are percentages.
 
-    ``own`` are a method's ranges, by the whole name. Raises Rejected with the reason.
+    ``own`` are a method's ranges, by the whole name: no other names are its own. Raises Rejected
+    with the reason.
     """
     if len(reply.metrics) > MAX_METRICS:
         raise Rejected(f"{len(reply.metrics)} metrics, at most {MAX_METRICS} are allowed")
     for name, value in reply.metrics.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name):
             raise Rejected("a metric has a name that is not allowed")
+        if not OURS.fullmatch(name) and name not in (own or {}):
+            raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
         if "accuracy" in name and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
         low, high = (own or {}).get(name) or _range(name)

@@ -12,6 +12,7 @@ from fedhet.protocol.delivery import Mail
 from fedhet.protocol.identity import Terms, read_declaration
 from fedhet.protocol.keys import Badge, Names, badges
 from fedhet.protocol.messages import QUERY, Instruction, read_reply, request
+from fedhet.protocol.reasons import distinct
 from fedhet.protocol.roster import Roster
 
 log = logging.getLogger("fedhet")
@@ -71,7 +72,7 @@ class Handshake:
                 break
             time.sleep(self._mail.interval)
         if not nodes:
-            reasons = "; ".join(sorted(set(self.roster.refused.values()))) or "no node is online"
+            reasons = distinct(self.roster.refused.values()) or "no node is online"
             if self._all_refuse(expected, settled=True):
                 raise RunFailedError(f"no node can take part in this run: {reasons}")
             raise RunFailedError(f"no client within start-timeout={timeout:g} s: {reasons}")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedhet.errors import RunFailedError
-from fedhet.protocol.payload import Array, LowRank
+from fedhet.protocol.payload import Array, LowRank, blank
 from fedhet.rng import one_thread
 
 ZERO, DENSE, WHOLE = 0, -1, -2
@@ -70,6 +70,41 @@ def apply(payload: LowRank, before: Sequence[Array]) -> tuple[Array, ...]:
         else:
             after.append((old + _dense(rank, parts, old.shape)).astype(np.float32))
     return tuple(after)
+
+
+def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
+    """Stand-ins for the tensors of an update with these ranks, as :func:`compress` would make them.
+
+    Raises ValueError for ranks that it would not give to parameters of these shapes.
+    """
+    if ranks.shape != (len(shapes),) or ranks.dtype != np.int64:
+        raise ValueError(
+            f"ranks are {ranks.dtype}{list(ranks.shape)}, expected int64[{len(shapes)}]"
+        )
+    expected: list[Shape] = []
+    for i, (rank, shape) in enumerate(zip(ranks.tolist(), shapes, strict=True)):
+        if not (
+            rank == DENSE
+            or (len(shape) > 1 and 0 <= rank * floats_per_rank(shape) < math.prod(shape))
+        ):
+            raise ValueError(f"rank {rank} is not allowed for parameter {i} of shape {list(shape)}")
+        m, n = matrix_shape(shape)
+        expected += [shape] if rank == DENSE else [(m, rank), (rank,), (rank, n)] * (rank > 0)
+    return [blank(shape) for shape in expected]
+
+
+def update_norm(payload: LowRank) -> float:
+    """L2 norm of an update: the factors' own norms say nothing about their product's."""
+    return math.sqrt(sum(_square(rank, parts) for rank, parts in entries(payload)))
+
+
+def _square(rank: int, parts: Sequence[Array]) -> float:
+    """Squared norm of one entry: |U S V|^2 = sum((U S)^T (U S) * V V^T), r x r."""
+    if rank <= 0:
+        return float(sum(np.square(part, dtype=np.float64).sum() for part in parts))
+    u, s, v = (part.astype(np.float64) for part in parts)
+    scaled = u * s
+    return max(float(((scaled.T @ scaled) * (v @ v.T)).sum()), 0.0)
 
 
 def dense(payload: LowRank, shapes: Sequence[Shape]) -> list[Array]:

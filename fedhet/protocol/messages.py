@@ -17,10 +17,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from fedhet.errors import brief, one_line
 from fedhet.protocol.payload import Array
+from fedhet.protocol.reasons import told
 
 PACKED = "packed"  # the one array of a payload's record
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
+MAX_TEXT = 4096  # characters of a text in an instruction; a path is the longest
+MAX_ARRAYS = 10_000  # of one payload: each costs its reader some 20 microseconds
+_TYPES: dict[str, type] = {
+    "experiment": str, "round": int, "generation": int, "state": str, "evaluate": bool,
+    "state-dir": str, "classes": list,
+}  # fmt: skip
+_SHOWN = {str: "text of a sane length", int: "whole number", bool: "true or false", list: "list"}
 
 
 @dataclass(frozen=True)
@@ -92,19 +100,25 @@ def request(
 
 
 def instruction(message: Message) -> Instruction:
-    """The instruction of a request."""
-    config = message.content.config_records["config"]
-    classes = config["classes"]
-    assert isinstance(classes, list)
-    return Instruction(
-        experiment=str(config["experiment"]),
-        round=int(config["round"]),  # type: ignore[arg-type]
-        generation=int(config["generation"]),  # type: ignore[arg-type]
-        state=str(config["state"]),
-        evaluate=bool(config["evaluate"]),
-        state_dir=str(config["state-dir"]),
-        classes=tuple(str(name) for name in classes),
-    )
+    """The instruction of a request: all of its keys and no others, each of its type.
+
+    Raises ValueError, in one line; whether the values are plausible is for ``downloads`` to say.
+    """
+    content = message.content
+    if not {"config"} <= set(content) <= {"config", "arrays"}:
+        raise ValueError("an instruction has the record 'config', and 'arrays' at most beside it")
+    config = content.config_records.get("config")
+    if config is None or set(config) != {*_TYPES, "nonce"}:
+        raise ValueError(f"an instruction has the keys {', '.join(_TYPES)}, nonce and no others")
+    for key, kind in _TYPES.items():
+        value = config[key]
+        if type(value) is not kind or (kind is str and len(value) > MAX_TEXT):  # type: ignore[arg-type]
+            raise ValueError(f"{key}: no {_SHOWN[kind]} came")
+    classes: Any = config["classes"]
+    if not all(type(name) is str for name in classes):
+        raise ValueError("classes: no list of texts came")
+    values: dict[str, Any] = {key.replace("-", "_"): config[key] for key in _TYPES}
+    return Instruction(**values | {"classes": tuple(classes)})
 
 
 def arrays_of(message: Message) -> list[Array]:
@@ -124,6 +138,8 @@ def arrays_of(message: Message) -> list[Array]:
     stream, arrays = io.BytesIO(content.data), []
     while stream.tell() < content.size:
         arrays.append(_read(stream))
+        if len(arrays) > MAX_ARRAYS:
+            raise ValueError(f"payload has more than {MAX_ARRAYS} arrays")
     return arrays
 
 
@@ -180,7 +196,7 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
         content = message.content
         info = dict(content.config_records["info"].items())
         if "error" in info:
-            reason = one_line(info["error"]) or "failed without a reason"
+            reason = told(info["error"], info.get("log"))
             lost = info.get("state-lost") is True
             return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
         metrics = {

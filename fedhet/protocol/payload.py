@@ -6,17 +6,40 @@ Class ids, masks and counts travel as integers, so that floats are what the pape
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+# Fields that say what they hold: a client refuses another dtype before it looks at the values.
+Float32 = Annotated[Array, np.dtype(np.float32)]
+Int64 = Annotated[Array, np.dtype(np.int64)]
+Int8 = Annotated[Array, np.dtype(np.int8)]
 
 
 def rest() -> Any:
     """The last field of a payload that holds however many arrays are left, as a tuple."""
     return field(metadata={"rest": True})
+
+
+def blank(shape: Sequence[int], dtype: Any = np.float32) -> Array:
+    """Zeros of any shape in the memory of one: a stand-in where shape and dtype are what counts."""
+    return np.broadcast_to(np.zeros((), dtype=dtype), tuple(shape))
+
+
+def _declared(kind: type["Payload"]) -> list[np.dtype[Any] | None]:
+    """The dtype of every field, None where its annotation names none or cannot be looked up."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # of a class inside a function, say
+        hints = {}
+    found = []
+    for one in fields(kind):
+        hint = hints.get(one.name)
+        marks = get_args(get_args(hint)[0] if hint and "rest" in one.metadata else hint)
+        found.append(next((mark for mark in marks if isinstance(mark, np.dtype)), None))
+    return found
 
 
 @dataclass(frozen=True)
@@ -47,6 +70,16 @@ class Payload:
             return cls(*arrays)
         values: list[Any] = [*arrays[: len(single)], tuple(arrays[len(single) :])]
         return cls(*values)
+
+    def dtypes(self) -> list[np.dtype[Any] | None]:
+        """What its class declares of each of its arrays, in order; None: any dtype."""
+        declared = _declared(type(self))
+        several = len(self.flat) - len(declared) + 1 if self._has_rest() else 1
+        return [*declared[:-1], *declared[-1:] * several]
+
+    @classmethod
+    def _has_rest(cls) -> bool:
+        return any("rest" in one.metadata for one in fields(cls))
 
     def sealed(self) -> Self:
         """The payload after noise: what a reader relies on being zero is zero again."""
@@ -81,18 +114,18 @@ class Empty(Payload):
 class HeaderRows(Payload):
     """Header rows of some classes: ids (S,) int64, weight (S, d), bias (S,) or (0,) float32."""
 
-    classes: Array
-    weight: Array
-    bias: Array
+    classes: Int64
+    weight: Float32
+    bias: Float32
 
 
 @dataclass(frozen=True)
 class MaskedHeader(Payload):
     """A whole header, zero where mask (C,) int8 is 0 (FedSSA section 4.3, Privacy)."""
 
-    mask: Array
-    weight: Array
-    bias: Array
+    mask: Int8
+    weight: Float32
+    bias: Float32
 
     def sealed(self) -> Self:
         """Zero outside the mask."""
@@ -114,16 +147,16 @@ class MaskedHeader(Payload):
 class ModelArrays(Payload):
     """All parameters of a shared model, in the order of ``module.parameters()``."""
 
-    tensors: tuple[Array, ...] = rest()
+    tensors: tuple[Float32, ...] = rest()
 
 
 @dataclass(frozen=True)
 class ClassVectors(Payload):
     """One vector per class: ids (S,) int64, images behind each (S,) int64, vectors (S, w) f32."""
 
-    classes: Array
-    counts: Array
-    vectors: Array
+    classes: Int64
+    counts: Int64
+    vectors: Float32
 
 
 @dataclass(frozen=True)
@@ -134,5 +167,5 @@ class LowRank(Payload):
     update of zeros without a tensor, -1 a dense update, -2 the parameter itself.
     """
 
-    ranks: Array
-    tensors: tuple[Array, ...] = rest()
+    ranks: Int64
+    tensors: tuple[Float32, ...] = rest()

@@ -1,6 +1,7 @@
 """Real processes on loopback, TLS and authentication on: same bytes, intruders, full disks."""
 
 import csv
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -83,11 +84,13 @@ def test_same_bytes_as_the_simulation_beside_intruders_and_clients_that_cannot_s
     intruders = intrude(federation, tmp_path)
     summary = run.result()
     assert {(f["round"], f["client"]) for f in summary["failures"]} == lost
-    for failure in summary["failures"]:
-        assert "StateError: state" in failure["reason"] and "cannot be" in failure["reason"]
+    for failure in summary["failures"]:  # a word goes up; which folder it is stays in the log
+        found = re.fullmatch(r"state \(its log: no. (\d+)\): [^/]*", failure["reason"])
+        assert found, failure
+        said = f"failed (no. {found.group(1)}): StateError: state '"
+        assert federation.nodes[int(failure["client"])].said(said) == 1
     if small_disk is not None:
-        full = [f["reason"] for f in summary["failures"] if f["client"] == "2"]
-        assert "No space left" in full[0]
+        assert federation.nodes[2].said("No space left") == 1
         kept = sorted(path.name for path in small_disk.rglob("*.safetensors"))
         assert kept == ["00000001.safetensors", "00000002.safetensors"]
     assert summary["method"] == "fedrep:METHOD"

@@ -7,8 +7,9 @@ import pytest
 from flwr.app import RecordDict
 
 from fedhet.node.budget import Budget, BudgetError
+from fedhet.node.context_state import ContextStore
 from fedhet.node.privacy import epsilon_spent, sigma
-from fedhet.node.state import ContextStore, FileStore, StateError
+from fedhet.node.state import FileStore, StateError
 from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.runtime.inline import InlineGrid
 from fedhet.testing import simulate, small

@@ -1,13 +1,18 @@
 """What a site allows wins over any run."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from fedhet import client_app
 from fedhet.config import build_config
-from fedhet.node.limits import Limits, read_limits
+from fedhet.node.limits import LimitError, Limits, read_limits
+from fedhet.protocol.low_rank import matrix_shape
+from fedhet.protocol.messages import message_bytes
 from fedhet.registry import METHODS
-from fedhet.testing import simulate, small
+from fedhet.testing import make_client, simulate, small
 
 NOISE = {"dp_clip": 1.0, "dp_epsilon": 50.0, "dp_delta": 1e-3}
 
@@ -74,6 +79,47 @@ def test_an_upload_that_is_too_large_does_not_leave(tmp_path):
     [failure] = rounds[0]["failures"]
     assert failure["client"] == "1" and rounds[0]["replied"] == 2
     assert "limit max-upload-bytes: this site allows 1000, and this upload has" in failure["reason"]
+
+
+def test_a_message_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
+    decoded, original = [], client_app.read_arrays
+
+    def watched(message):
+        decoded.append(message_bytes(message))
+        return original(message)
+
+    monkeypatch.setattr(client_app, "read_arrays", watched)
+    rounds, said = limited(tmp_path, "max-download-bytes: 1000")
+    [(kind, text)] = said
+    assert kind == "train" and "limit max-download-bytes: this site allows 1000, and" in text
+    assert rounds[0]["replied"] == len(decoded) == 2
+
+
+@pytest.mark.parametrize("method", ["fedssa", "fedkd"])
+def test_a_payload_of_a_large_norm_is_not_taken(tmp_path, method):
+    rounds, said = limited(tmp_path, "max-download-norm: 0.5", method=method)
+    [(kind, text)] = said
+    assert kind == "train" and "limit max-download-norm: this site allows 0.5, and it is" in text
+    assert rounds[0]["replied"] == 2
+
+
+def test_an_updates_norm_is_that_of_its_product(tmp_path):
+    """The factors of FedKD's compressed updates may be small where their product is not."""
+    changes = {"method": "fedkd", "compress_down": True, "rounds": 2}
+    client = make_client(small(tmp_path, **changes), 0, tmp_path / "state")
+    limits = Limits(max_download_norm=50.0)
+    client.setup = replace(client.setup, limits=limits)
+    shapes = [p.shape for p in client.student.parameters()]
+    tensors = [np.zeros(shape, np.float32) for shape in shapes]
+    ranks, at = np.full(len(shapes), -1), next(i for i, s in enumerate(shapes) if len(s) > 1)
+    m, n = matrix_shape(shapes[at])
+    ranks[at] = 1
+    factors = [np.ones((m, 1)), np.array([40.0]), np.ones((1, n))]
+    tensors[at : at + 1] = [f.astype(np.float32) for f in factors]
+    with pytest.raises(LimitError, match="max-download-norm"):
+        client._received([ranks, *tensors])
+    tensors[at + 1][:] = 0.5
+    client._received([ranks, *tensors])
 
 
 def test_limits_that_are_made_stricter_hold_from_the_next_round(tmp_path):

@@ -151,24 +151,26 @@ def test_the_handshake_unites_the_classes_of_private_folders(tmp_path):
     assert (tmp_path / "state-1").is_dir()
 
 
-def test_a_class_that_is_not_listed_leaves_out_that_client_only(tmp_path, caplog):
+def test_a_class_that_is_not_listed_leaves_out_that_client_only(tmp_path, caplog, capfd):
     folders = (("cat", "dog"), ("dog",), ("dog", "zebra"))
     header, summary, clients = private(tmp_path, folders, classes=["cat", "dog"])
     assert header == "client,cat,dog" and summary["status"] == "completed"
     assert {client for client, _ in clients} == {"hospital-0", "hospital-1"}
-    assert "'zebra' is not one of the classes" in caplog.text
+    assert "zebra" not in caplog.text and "data (its log: no. " in caplog.text
+    assert "'zebra' is not one of the classes" in capfd.readouterr().err
 
 
-def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_path, caplog):
+def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_path, caplog, capfd):
     own = {0: {"model": "cnn-4"}, 1: {"model": "cnn-7"}, 2: {"device": "cuda:7"}}
     _, _, clients = private(tmp_path, (("a", "b"), ("a", "b"), ("a", "b")), own)
     assert clients == {("hospital-0", "cnn-4")}
-    assert "model 'cnn-7' is unknown" in caplog.text
-    assert "device: 'cuda:7' is not there" in caplog.text
+    assert "model (its log: no. " in caplog.text and "device (its log: no. " in caplog.text
+    said = capfd.readouterr().err
+    assert "model 'cnn-7' is unknown" in said and "device: 'cuda:7' is not there" in said
 
 
 def test_hidden_classes_need_a_list(tmp_path):
-    with pytest.raises(RunFailedError, match="hide-classes needs `classes`"):
+    with pytest.raises(RunFailedError, match="classes: .* the run must name them"):
         private(tmp_path, (("a", "b"), ("b", "c")), hide_classes=True)
     _, summary, _ = private(
         tmp_path / "2", (("a", "b"), ("b", "c")), hide_classes=True, classes=["a", "b", "c"]
@@ -176,7 +178,7 @@ def test_hidden_classes_need_a_list(tmp_path):
     assert summary["failures"] == []
 
 
-def test_a_deployed_client_ignores_paths_of_the_run(tmp_path):
+def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
     """A server does not choose paths on a hospital's disk."""
     config = small(tmp_path, dataset="image-folder", data_path=folder(tmp_path / "server", "ab"))
 
@@ -184,5 +186,6 @@ def test_a_deployed_client_ignores_paths_of_the_run(tmp_path):
         for k, context in grid.contexts.items():
             context.node_config["state-dir"] = str(tmp_path / f"state-{k}")
 
-    with pytest.raises(RunFailedError, match="data-path is empty"):
+    with pytest.raises(RunFailedError, match="this run: data: its data cannot be used: [^;]*$"):
         simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)
+    assert capfd.readouterr().err.count("data-path is empty") == 3

@@ -10,6 +10,7 @@ from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.standalone import StandaloneClient
 from fedhet.config import build_config
 from fedhet.errors import HookError, UserError
+from fedhet.protocol.reasons import Refused
 from fedhet.registry import METHODS, Method
 from fedhet.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
@@ -30,6 +31,10 @@ def own(monkeypatch):
     return register
 
 
+class Counting(StandaloneStrategy):
+    metric_ranges = {"images": (0.0, 1e9)}
+
+
 class HeaderOnly(StandaloneClient):
     def phases(self):
         return [Phase(self.loss, [(self.model.head, self.config.lr)], 1, name="header")]
@@ -39,7 +44,7 @@ class HeaderOnly(StandaloneClient):
 
 
 def test_a_part_of_a_model_is_trained_alone_and_numbers_are_recorded(tmp_path, own):
-    method = own(client=HeaderOnly)
+    method = own(Counting, HeaderOnly)
     client = make_client(small(tmp_path, method=method), 0, tmp_path / "state")
     before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
     client.fit([], {"round": 1, "generation": 0, "evaluate": False})
@@ -100,13 +105,13 @@ class Deaf(AveragingClient):
         (StandaloneStrategy, Idle, r"group 1 \(Linear\).*`phases`"),
         (StandaloneStrategy, Detached, "no gradient.*`phases`"),
         (StandaloneStrategy, Forgetful, "'seen'.*`initial_tensors`"),
-        (LGFedAvgStrategy, Deaf, "set `download_type`"),
+        (LGFedAvgStrategy, Deaf, "`download_type` of Deaf"),
     ],
 )
 def test_a_clients_mistake_names_the_hook(tmp_path, own, strategy, client, text):
     made = make_client(small(tmp_path, method=own(strategy, client)), 0, tmp_path / "state")
     sent = [torch.zeros(4, 500).numpy(), torch.zeros(4).numpy()] * (strategy is LGFedAvgStrategy)
-    with pytest.raises(HookError, match=text):
+    with pytest.raises((HookError, Refused), match=text):
         made.fit(sent, {"round": 1, "generation": 0, "evaluate": False})
 
 

@@ -1,0 +1,121 @@
+"""Why a client takes no part, in words: all that a deployed node tells of its failures.
+
+Up go a word of this list and a number; the node's own log has the rest under that number. What a
+node's disk looks like, how its classes are called and what an exception says is nobody else's
+business. The number is drawn: one that counts would tell how often a site has failed in all.
+
+A simulation is one owner's on one machine: there the whole text goes up.
+"""
+
+import contextlib
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+from fedhet.errors import UserError, one_line
+
+MOST = 999_999  # the largest number of an entry
+
+
+class Word(StrEnum):
+    """What a deployed node says when it fails."""
+
+    INSTRUCTION = "instruction"
+    PAYLOAD = "payload"
+    GENERATION = "generation"
+    STATE = "state"
+    STATE_LOST = "state-lost"
+    NOT_FINITE = "not-finite"
+    BUDGET = "budget"
+    MEMORY = "out-of-memory"
+    CONFIGURATION = "configuration"
+    CLASSES = "classes"
+    DATA = "data"
+    MODEL = "model"
+    DEVICE = "device"
+    METHOD = "method"
+    UNEXPECTED = "unexpected"
+    LIMITS_FILE = "limits-file"
+    MAX_EPOCHS = "limit-max-epochs"
+    MAX_ROUNDS = "limit-max-rounds"
+    METHODS = "limit-methods"
+    SHARED_MODELS = "limit-shared-models"
+    MIN_NOISE = "limit-min-noise"
+    MAX_UPLOAD_BYTES = "limit-max-upload-bytes"
+    CLASS_COUNTS = "limit-class-counts"
+    MAX_DOWNLOAD_BYTES = "limit-max-download-bytes"
+    MAX_DOWNLOAD_NORM = "limit-max-download-norm"
+
+
+MEANING = {
+    Word.INSTRUCTION: "it was sent an instruction that makes no sense",
+    Word.PAYLOAD: "what it was sent is not what the method sends: do server and node run the same "
+    "version of it?",
+    Word.GENERATION: "it was to go back to its start, although it has trained on since",
+    Word.STATE: "its private state cannot be written or read",
+    Word.STATE_LOST: "the private state that the server means is gone or damaged",
+    Word.NOT_FINITE: "training ended in NaN or infinity: a smaller lr, or grad-clip",
+    Word.BUDGET: "its privacy budget does not allow this upload",
+    Word.MEMORY: "it has too little memory: a smaller batch-size, or fewer processes",
+    Word.CONFIGURATION: "the run's configuration cannot work there",
+    Word.CLASSES: "its classes are hidden: the run must name them (classes)",
+    Word.DATA: "its data cannot be used: gone, damaged, or of a class that the run does not have",
+    Word.MODEL: "the model that it is to train cannot be built there",
+    Word.DEVICE: "the device that it is to train on is not there",
+    Word.METHOD: "the method, model or data set that it has does not fit this version of fedhet",
+    Word.UNEXPECTED: "an error that nobody has foreseen",
+    Word.LIMITS_FILE: "its site's file of limits cannot be read, and then nothing is allowed",
+    Word.MAX_EPOCHS: "its site allows fewer epochs a round",
+    Word.MAX_ROUNDS: "its site allows fewer rounds",
+    Word.METHODS: "its site does not allow this method",
+    Word.SHARED_MODELS: "its site allows no method that shares a model",
+    Word.MIN_NOISE: "its site wants more noise (dp-clip, dp-epsilon)",
+    Word.MAX_UPLOAD_BYTES: "its site allows smaller uploads only",
+    Word.CLASS_COUNTS: "its site does not tell images per class",
+    Word.MAX_DOWNLOAD_BYTES: "its site takes smaller messages only",
+    Word.MAX_DOWNLOAD_NORM: "its site takes payloads of a smaller norm only",
+}
+
+
+class Refused(Exception):
+    """What came down is not taken; one line for the node's own log, and the word for the server."""
+
+    def __init__(self, text: str, word: Word = Word.PAYLOAD) -> None:
+        super().__init__(text)
+        self.word = word
+
+
+@contextlib.contextmanager
+def telling(word: Word) -> Iterator[None]:
+    """Within this block a mistake that has no word of its own is told by this one."""
+    try:
+        yield
+    except UserError as error:
+        error.word = error.word or word
+        raise
+
+
+def new_number() -> int:
+    """The number of an entry in a node's log."""
+    return 1 + secrets.randbelow(MOST)
+
+
+def told(error: object, number: object) -> str:
+    """What the server shows of a failure: its word, where to look, and what the word means.
+
+    Without a number it is a simulated client's text, and shown as it is, on one line.
+    """
+    if number is None:
+        return one_line(error) or "failed without a reason"
+    place = number if type(number) is int and 1 <= number <= MOST else "unknown"
+    try:
+        word = Word(str(error))
+    except ValueError:
+        return f"no word that is known (its log: no. {place})"
+    return f"{word} (its log: no. {place}): {MEANING[word]}"
+
+
+def distinct(reasons: Iterable[str]) -> str:
+    """Reasons side by side, each once whatever its number."""
+    return "; ".join(sorted({re.sub(r" \(its log: no\. \w+\)", "", text) for text in reasons}))

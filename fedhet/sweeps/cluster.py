@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedhet.errors import RunFailedError, UserError, one_line
-from fedhet.files import parse_json
+from fedhet.reading.structured import parse_json
 from fedhet.schema import RunConfig
 from fedhet.sweeps import host
 from fedhet.sweeps.grid import Cell
@@ -121,7 +121,7 @@ class Cluster:
         try:
             keeper = self.machines.keeper(machine, 0, 0, threading.Event())
             try:
-                there = parse_json(keeper.call("facts"))
+                there = parse_json(keeper.call("facts"), "its answer")
             finally:
                 with suppress(LostError, RunFailedError):
                     keeper.call("leave")
@@ -135,7 +135,7 @@ class Cluster:
                         f"it has {what} {there[key][:16]}, here is {self._own[key][:16]}: "
                         "install the same there"
                     )
-        except (LostError, RunFailedError, ValueError) as error:
+        except (LostError, RunFailedError) as error:
             self._notes.append(f"machine {machine.name} is left out: {one_line(error)}")
             return ""
         return str(there["cache"])

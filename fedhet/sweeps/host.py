@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import functools
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -140,12 +139,12 @@ class Host:
         return b""
 
     @_answering
-    def start(self, words: str) -> bytes:
-        """Start ``fedhet`` with these words (JSON); once, however often it is said."""
+    def start(self, words: list[str]) -> bytes:
+        """Start ``fedhet`` with these words; once, however often it is said."""
         if self.process is None:
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(
-                    guarded([*PROGRAM, *json.loads(words)]), env=_environment(), cwd=self.folder,
+                    guarded([*PROGRAM, *words]), env=_environment(), cwd=self.folder,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     pass_fds=(self.lock,),
                 )  # fmt: skip

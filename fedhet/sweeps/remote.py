@@ -18,7 +18,9 @@ from typing import Protocol
 import yaml
 
 from fedhet.errors import RunFailedError, UserError, one_line
-from fedhet.files import parse_json, private_files
+from fedhet.files import private_files
+from fedhet.reading.bounds import decoded
+from fedhet.reading.structured import MOST_JSON, parse_object, parse_yaml
 from fedhet.records.run_folder import RunFolder
 from fedhet.schema import RunConfig, kebab
 from fedhet.sweeps.host import GIVEN, RUN
@@ -166,7 +168,7 @@ class RemoteCell:
         self._give(keeper, paths, going_on=going_on)
         run = there / RUN / self.folder.name
         words = command(run, there / GIVEN / PRESET, begun=going_on)
-        keeper.call("start", json.dumps(words))
+        keeper.call("start", words)
         self._begun = True
         due, told = time.monotonic() + FIRST, False
         while not (code := keeper.call("code")):
@@ -210,7 +212,7 @@ class RemoteCell:
     def _bring(self, keeper: Keeper) -> None:
         """Bring home what is new there, as it was at one moment."""
         self._say(keeper.call("said", self._said))
-        answer = keeper.call("tree", self.folder.name, limit=MOST)
+        answer = keeper.call("tree", self.folder.name, limit=MOST_JSON)
         if not answer:
             return
         tree = from_json(answer)
@@ -254,7 +256,6 @@ class RemoteCell:
 
 
 TEXTS = (CONFIG, IDENTITY)
-MOST = 256 << 20  # bytes of a listing
 
 
 def send(keeper: Keeper, root: Path, tree: Tree, place: str) -> None:
@@ -267,12 +268,13 @@ def send(keeper: Keeper, root: Path, tree: Tree, place: str) -> None:
 def _with_paths(name: str, data: bytes, paths: dict[str, str]) -> bytes:
     """A run's configuration with the paths of another machine."""
     changes = {kebab(key): value for key, value in paths.items()}
-    try:
-        if name == CONFIG:
-            flat = yaml.safe_load(data)
-            return yaml.safe_dump(flat | changes, sort_keys=False, allow_unicode=True).encode()
-        identity = parse_json(data)
-        identity["config"] |= changes
-        return (json.dumps(identity, indent=2) + "\n").encode()
-    except (ValueError, TypeError, KeyError, yaml.YAMLError, RecursionError) as error:
-        raise TransferError(f"'{name}' is damaged: {one_line(error)}") from error
+    if name == CONFIG:
+        config = parse_yaml(decoded(data, f"'{name}'"), f"'{name}'")
+    else:
+        identity = parse_object(data, f"'{name}'")
+        config = identity.get("config")
+    if not isinstance(config, dict):
+        raise TransferError(f"'{name}' is damaged: no configuration")
+    if name == CONFIG:
+        return yaml.safe_dump(config | changes, sort_keys=False, allow_unicode=True).encode()
+    return (json.dumps(identity | {"config": config | changes}, indent=2) + "\n").encode()

@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from fedhet.errors import RunFailedError
-from fedhet.files import parse_json, private_files
+from fedhet.files import private_files
+from fedhet.reading.structured import parse_json
 
 PIECE = 4 << 20  # bytes of files in one message
 MOST_FILES = 1_000_000  # of one folder
-MOST_JSON = 256 << 20  # bytes of a listing
 _LONGEST = 1024  # characters of a name
 T = TypeVar("T", dict[str, Any], list[Any])
 
@@ -216,10 +216,7 @@ def _is_digest(text: str) -> bool:
 
 
 def _parsed(data: bytes, kind: type[T]) -> T:
-    try:
-        value = parse_json(data) if len(data) <= MOST_JSON else None
-    except ValueError:
-        value = None
+    value = parse_json(data, "a machine's listing")
     if not isinstance(value, kind):
-        raise TransferError("a machine's listing is damaged or too long")
+        raise TransferError("a machine's listing is damaged")
     return value

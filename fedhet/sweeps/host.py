@@ -89,8 +89,8 @@ class Host:
         """:func:`facts` of the interpreter that would run a cell, as JSON."""
         program = "import json; from fedhet.sweeps.host import facts; print(json.dumps(facts()))"
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, check=False, env=_environment(),
-            stdin=subprocess.DEVNULL, cwd=self.folder,
+            [sys.executable, "-c", program], capture_output=True, check=False, cwd=self.folder,
+            stdin=subprocess.DEVNULL, env=_environment(self.folder),
         )  # fmt: skip
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
@@ -144,7 +144,7 @@ class Host:
         if self.process is None:
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(
-                    guarded([*PROGRAM, *words]), env=_environment(), cwd=self.folder,
+                    guarded([*PROGRAM, *words]), env=_environment(self.folder), cwd=self.folder,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     pass_fds=(self.lock,),
                 )  # fmt: skip
@@ -257,6 +257,7 @@ def _remove_left() -> None:
                 shutil.rmtree(found, ignore_errors=True)
 
 
-def _environment() -> dict[str, str]:
-    """The cell's own: it is one process, and of no cluster."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+def _environment(folder: Path) -> dict[str, str]:
+    """The cell's own: it is one process, and of no cluster; what it made goes with its folder."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return kept | {"XDG_STATE_HOME": str(folder / "register")}

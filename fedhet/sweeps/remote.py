@@ -21,6 +21,7 @@ from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import private_files
 from fedhet.reading.bounds import decoded
 from fedhet.reading.structured import MOST_JSON, parse_object, parse_yaml
+from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.schema import RunConfig, kebab
 from fedhet.sweeps.host import GIVEN, RUN
@@ -168,6 +169,8 @@ class RemoteCell:
         self._give(keeper, paths, going_on=going_on)
         run = there / RUN / self.folder.name
         words = command(run, there / GIVEN / PRESET, begun=going_on)
+        if going_on and self._is_ours():
+            words.append("--trust")  # that machine knows of none of our runs
         keeper.call("start", words)
         self._begun = True
         due, told = time.monotonic() + FIRST, False
@@ -225,8 +228,30 @@ class RemoteCell:
             if name in new:
                 path = self.arriving.folder / name
                 path.write_bytes(_with_paths(name, path.read_bytes(), self._home()))
+        if IDENTITY in new:
+            self._take_for_ours()
         self._put(new, tree)
         self._known = tree
+
+    def _is_ours(self) -> bool:
+        """Whether this user's fedhet made the run that is here."""
+        names = register.named(self.config.flat())
+        return register.trusts(RunFolder(self.folder).experiment, self.folder, names)
+
+    def _take_for_ours(self) -> None:
+        """Remember that this user made the run that arrives.
+
+        TransferError if it names code or services that the cell does not, or has another's id.
+        """
+        run = RunFolder(self.arriving.folder)
+        there, here = parse_object(run.identity.read_bytes())["config"], self.config.flat()
+        for what in (register.named, lambda flat: flat.get("tracker")):
+            if what(there) != what(here):
+                raise TransferError(f"a machine sent a run of other code: {what(there)}"[:300])
+        known = register.find(run.experiment)
+        if known is not None and known.folder != str(self.folder.resolve()):
+            raise TransferError(f"a machine sent the id of the run '{known.folder}'")
+        register.note(run.experiment, self.folder, register.named(here))
 
     def _put(self, new: Tree, tree: Tree) -> None:
         """Give what arrived its place; a kill meanwhile leaves what a run can go on from."""

@@ -22,10 +22,12 @@ def main(words: list[str]) -> None:
         config = yaml.safe_load(Path(words[1]).read_text())
         folder = Path(words[3], words[5])
         (folder / "checkpoint").mkdir(parents=True)
-        identity = {"experiment": "aa", "config": config}
+        config["method"] = os.environ.get("TEST_METHOD", config["method"])
+        identity = {"experiment": os.environ.get("TEST_ID", config["name"]), "config": config}
         put(folder / "checkpoint" / "run.json", json.dumps(identity))
         put(folder / "config.yaml", yaml.safe_dump(config))
     else:
+        assert words[2:] == ["--trust"]  # what comes from whoever made it here
         folder = Path(words[1])
         config = yaml.safe_load((folder / "config.yaml").read_text())
         assert json.loads((folder / "checkpoint" / "run.json").read_text())["config"] == config
@@ -34,7 +36,7 @@ def main(words: list[str]) -> None:
     put(folder / "given.json", json.dumps(paths))
     checkpoint = folder / "checkpoint" / "server.safetensors"
     done = int(checkpoint.read_text()) if checkpoint.exists() else 0
-    states = folder / "state" / "aa" / "0"
+    states = folder / "state" / "0"
     states.mkdir(parents=True, exist_ok=True)
     assert not done or (states / str(done)).exists()  # the state that the checkpoint names
 

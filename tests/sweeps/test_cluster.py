@@ -15,6 +15,7 @@ from written_runs import round_line
 
 from fedhet.cli.app import execute
 from fedhet.errors import RunFailedError, UserError
+from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.sweeps import cluster, host, remote
 from fedhet.sweeps.cluster import Cluster, Machine, fitting, gpu_share
@@ -87,6 +88,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "FIRST", 0.1)
     monkeypatch.setattr(remote, "SHARE", 0.0)
     monkeypatch.setenv("TEST_LINE", round_line(0, 1.0).strip())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "register"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
@@ -128,7 +130,7 @@ def test_cells_come_home_whole_with_our_paths(tmp_path) -> None:
         assert config == identity["config"] == job.cell.config.flat()
         given = json.loads((job.folder / "given.json").read_text())
         assert given["out"].startswith(str(tmp_path / "tmp"))
-        assert sorted(p.name for p in (job.folder / "state" / "aa" / "0").iterdir()) == ["7", "8"]
+        assert sorted(p.name for p in (job.folder / "state" / "0").iterdir()) == ["7", "8"]
         assert "round 8" in (found.folder / f"{job.cell.name}.log").read_text()
         RunFolder(job.folder).lock().release()
     assert left(tmp_path) == [] and not list(found.folder.glob("*.arriving"))
@@ -250,9 +252,9 @@ def test_data_goes_to_a_machine_once_and_not_where_it_is(tmp_path) -> None:
 
 def test_states_that_a_run_deletes_at_its_end_go_here_too(tmp_path) -> None:
     found, seen = make_sweep(tmp_path, Machines(tmp_path, 2), **{"keep-state": False}), set()
-    found.run(100, lambda now: seen.update(p.name for p in (now.out).glob("*/state/aa/0/*")))
+    found.run(100, lambda now: seen.update(p.name for p in (now.out).glob("*/state/0/*")))
     assert seen
-    assert not list(found.out.glob("*/state/aa/0/*"))
+    assert not list(found.out.glob("*/state/0/*"))
 
 
 @pytest.mark.parametrize(
@@ -311,6 +313,22 @@ def test_what_interrupts_a_sweep_ends_its_cells_and_brings_them_home(tmp_path) -
     again = make_sweep(tmp_path, machines, rounds=500)
     assert [job.state for job in again.jobs] == ["pending", "pending"]
     assert rounds_home(again) >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [("TEST_METHOD", "evil:Method", "run of other code"), ("TEST_ID", "other", "id of the run")],
+)
+def test_a_machine_cannot_have_other_code_or_another_run_taken_for_ours(
+    tmp_path, monkeypatch, name, value, says
+) -> None:
+    register.note("other", tmp_path / "elsewhere", [])
+    monkeypatch.setenv(name, value)
+    found = make_sweep(tmp_path, Machines(tmp_path, 1), grid={"seed": [0]})
+    found.run(100, lambda now: None)
+    assert found.jobs[0].state == "failed" and says in found.jobs[0].reason
+    assert not found.jobs[0].folder.exists()
+    assert register.find("other").folder == str(tmp_path / "elsewhere")
 
 
 def test_a_cell_that_is_killed_says_so(tmp_path) -> None:

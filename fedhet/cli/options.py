@@ -31,6 +31,13 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="import the code that it names, whoever made it: it runs as you"),
 ]
+Ray = Annotated[
+    str,
+    typer.Option(
+        help="run the cells on this Ray cluster, HOST:PORT; else RAY_ADDRESS is asked",
+        metavar="ADDRESS",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 

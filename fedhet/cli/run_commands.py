@@ -12,6 +12,7 @@ from fedhet.cli.options import (
     Connection,
     Json,
     Overrides,
+    Ray,
     Register,
     Trust,
     loading,
@@ -116,15 +117,18 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     accept_mixed: Annotated[
         bool, typer.Option("--accept-mixed", help="go on although code or torch has changed")
     ] = False,
+    ray: Ray = "",
     as_json: Json = False,
 ) -> None:
     """Run every combination of a preset's grid; finished cells are skipped, broken ones go on."""
+    if ray and (dry or lines):
+        raise UserError(f"--ray does not go with {'--dry-run' if dry else '--print'}: say one")
     if lines and (dry or as_json):
         raise UserError(f"--print does not go with {'--dry-run' if dry else '--json'}: say one")
     loading(as_json=as_json or lines)
     from fedhet.cli import sweep as work
 
-    options = work.Options(out, profile, part, cell, workers, accept_mixed)
+    options = work.Options(out, profile, part, cell, workers, accept_mixed, ray)
     words = overrides or []
     if lines:
         work.print_commands(preset, words, options)
@@ -150,13 +154,14 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     ] = 0,
     search_seed: Annotated[int, typer.Option(min=0, help="seed of what is drawn")] = 0,
     workers: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")] = 0,
+    ray: Ray = "",
     as_json: Json = False,
 ) -> None:
     """Search keys by validation accuracy, as often for each method; writes the best as a preset."""
     loading(as_json=as_json)
     from fedhet.cli import tune as work
 
-    options = work.Options(out, runs, trials, search_seed, workers)
+    options = work.Options(out, runs, trials, search_seed, workers, ray)
     work.tune(config, words or [], options, as_json=as_json)
 
 

@@ -1,6 +1,8 @@
 """``fedhet sweep``: what it does and what it shows; :mod:`fedhet.sweeps` has the machinery."""
 
+import contextlib
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
 WAITS = "is being run by another process, which is waited for"
+EVERYWHERE = 1_000_000  # cells at a time where machines say how many fit
 REASON = 120  # characters of a cell's reason there; the end of the sweep says it whole
 
 
@@ -46,6 +49,7 @@ class Options:
     cell: str = ""
     workers: int = 0
     accept_mixed: bool = False
+    ray: str = ""
 
 
 def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
@@ -57,10 +61,36 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
             f"{mixed}: results of different code are not compared; take another --out, or say "
             "--accept-mixed"
         )
-    workers = at_a_time(found, options.workers)
-    with interruptible(), Progress(found, quiet=as_json) as progress:
-        found.run(workers, progress.update)
+    run_all(found, options.workers, options.ray, quiet=as_json)
     _report(found, path, as_json=as_json)
+
+
+def run_all(found: Sweep, workers: int, ray: str = "", *, quiet: bool, blind: bool = False) -> None:
+    """Run the cells here, or on the machines of a Ray cluster, and show how it goes.
+
+    ``--ray`` comes before ``RAY_ADDRESS``; ``blind`` as of :class:`Progress`.
+    """
+    address = ray or os.environ.get("RAY_ADDRESS", "")
+    with contextlib.ExitStack() as stack:
+        if address and any(job.due for job in found.jobs):
+            _on_cluster(found, address, stack, quiet=quiet)
+        workers = workers or (EVERYWHERE if address else at_a_time(found, 0))
+        stack.enter_context(interruptible())
+        progress = stack.enter_context(Progress(found, quiet=quiet, blind=blind))
+        found.run(workers, progress.update)
+
+
+def _on_cluster(found: Sweep, address: str, stack: contextlib.ExitStack, *, quiet: bool) -> None:
+    """Have the cells run there; machines are joined before signals get a meaning of ours."""
+    from fedhet.sweeps.cluster import Cluster, fitting  # noqa: PLC0415
+    from fedhet.sweeps.ray_machines import joined  # noqa: PLC0415
+
+    if any(job.cell.config.engine == "ray" for job in found.jobs) and not quiet:
+        print("fedhet: engine: inline, not ray: each cell is one process of the cluster",
+              file=sys.stderr)  # fmt: skip
+    for job in found.jobs:
+        job.cell = fitting(job.cell)
+    found.place = Cluster(stack.enter_context(joined(address)))
 
 
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
@@ -215,6 +245,7 @@ class Progress:
         self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
         self.waiting: set[str] = set()
+        self.noted = 0
         self.live: Live | None = None
         if not quiet and self.console.is_terminal:
             self.live = Live(_table(found, blind=blind), console=self.console, auto_refresh=False)
@@ -232,6 +263,9 @@ class Progress:
 
     def update(self, found: Sweep) -> None:
         """Show how it stands."""
+        for note in [] if self.quiet else found.notes[self.noted :]:
+            self.console.print(f"fedhet: {note}", soft_wrap=True, highlight=False)
+        self.noted = len(found.notes)
         if self.live is not None:
             self.live.update(_table(found, blind=self.blind), refresh=True)
             return

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedhet.cli import display, execute
-from fedhet.cli.sweep import Progress, at_a_time, index_name, placed
+from fedhet.cli.sweep import index_name, placed, run_all
 from fedhet.errors import RunFailedError
 from fedhet.files import write_text
 from fedhet.runtime.session import find_preset
-from fedhet.runtime.signals import interruptible
 from fedhet.sweeps.job import FAILED
-from fedhet.sweeps.sweep import Sweep, Work
+from fedhet.sweeps.place import Work
+from fedhet.sweeps.sweep import Sweep
 from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
 
 
@@ -26,6 +26,7 @@ class Options:
     trials: int = 0
     search_seed: int = 0
     workers: int = 0
+    ray: str = ""
 
 
 def tune(
@@ -38,9 +39,7 @@ def tune(
     runs = options.runs.expanduser().absolute()
     cells = {cell.name: placed(cell, runs) for trial in trials for cell in trial.cells}
     found = Sweep.open(f"tune-{index_name(preset, path)}", runs, list(cells.values()), work)
-    workers = at_a_time(found, options.workers)
-    with interruptible(), Progress(found, quiet=as_json, blind=True) as progress:
-        found.run(workers, progress.update)
+    run_all(found, options.workers, options.ray, quiet=as_json, blind=True)
     if found.counts()[FAILED]:
         raise RunFailedError(
             f"{found.counts()[FAILED]} of {len(found.jobs)} runs failed; the same command "

@@ -149,7 +149,8 @@ class RunFolder:
 
     def lock(self) -> FileLock:
         """Acquire the writer's lock; UserError if another process writes this run."""
-        lock = FileLock(self.path / ".lock", blocking=False)
+        # Of no thread: a sweep releases what it acquired in another one.
+        lock = FileLock(self.path / ".lock", blocking=False, thread_local=False)
         try:
             lock.acquire()
         except Timeout as error:

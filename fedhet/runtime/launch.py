@@ -37,7 +37,7 @@ REMOTE_POLL = 15.0  # seconds between questions to somebody else's SuperLink: on
 REMOTE_END = 1.0  # the same once the run folder says that the run is over
 REMOTE_SILENCES = 8  # questions in a row without an answer before we give up
 TAKE_OVER = 10.0  # seconds that another command may take to notice that its run is dead
-RESTARTS = 2  # further tries on a machine so busy that Ray does not start in time
+RESTARTS = 2  # further tries on a machine so busy that Ray does not start in time; 1 if it dies
 OnRounds = Callable[[Sequence[Mapping[str, Any]]], None]
 
 
@@ -139,9 +139,10 @@ def _follow(launch: Launch, link: SuperLink, on_rounds: OnRounds) -> tuple[str, 
             return status, reason
         if not trouble and not link.started() and time.monotonic() > deadline:
             trouble = f"the simulation did not start in {launch.config.start_timeout:g} s"
-        if SLOW_START in trouble and restarts < RESTARTS:
+        tries = RESTARTS if SLOW_START in trouble else int(link.ray_died()) if trouble else 0
+        if restarts < tries:
             restarts += 1
-            link.submit(launch.envelope(os.getpid()))
+            link.again(launch.envelope(os.getpid()), trouble)
             deadline = time.monotonic() + launch.config.start_timeout
         elif trouble:
             return "failed", trouble

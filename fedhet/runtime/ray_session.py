@@ -3,16 +3,22 @@
 import contextlib
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
 from pathlib import Path
 
+import psutil
 import torch
 
+from fedhet.errors import one_line
 from fedhet.schema import RunConfig
 
+ACTOR = "ray::ClientAppActor"  # what a training process calls itself, with or without its task
+_START = re.compile(r'^  File "[^"]*/ray/_private/(?:node|services)\.py"', re.MULTILINE)
+SAID = 5  # last lines of what a process of Ray wrote
 SESSIONS, PREFIX, OWNER = Path("/tmp"), "fh", "run-folder"
 
 
@@ -55,6 +61,29 @@ def remove_session_folders(folder: Path) -> None:
             ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
             if ours and (found / OWNER).read_text(encoding="utf-8") == str(folder):
                 shutil.rmtree(found, ignore_errors=True)
+
+
+def said_at_start(session: Path) -> str:
+    """The last lines of Ray's own processes in a session's folder; they go with the folder."""
+    found = []
+    for path in sorted(session.glob("ray/session_2*/logs/*")):
+        if path.stem in {"gcs_server", "raylet"} and path.suffix in {".err", ".out"}:
+            with contextlib.suppress(OSError):
+                lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+                found += [f"Ray's {path.name}: {one_line(line)}\n" for line in lines[-SAID:]]
+    return "".join(found)
+
+
+def failed_at_start(text: str) -> bool:
+    """Whether a traceback says that Ray could not start its own processes."""
+    return _START.search(text) is not None
+
+
+def trains(process: psutil.Process) -> bool:
+    """Whether it is a training process: then Ray has started."""
+    with contextlib.suppress(psutil.Error):
+        return any(word.partition(".")[0] == ACTOR for word in process.cmdline()[:1])
+    return False
 
 
 def federation_config(config: RunConfig) -> str:

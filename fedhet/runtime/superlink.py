@@ -27,10 +27,13 @@ from fedhet.reading.structured import parse_object
 from fedhet.runtime import bundle
 from fedhet.runtime.processes import MARKER, Herd, alive, guarded
 from fedhet.runtime.ray_session import (
+    failed_at_start,
     federation_config,
     make_session_folder,
     private_ray,
     remove_session_folders,
+    said_at_start,
+    trains,
 )
 from fedhet.schema import RunConfig
 
@@ -155,6 +158,8 @@ class SuperLink:
         self.herd = Herd(folder)
         self.run_id = ""
         self._vital: set[str] = set()
+        self._lost: set[str] = set()
+        self._trained = False  # whether Ray has started as far as a training process
         self._refreshed = 0.0
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -211,6 +216,7 @@ class SuperLink:
     def submit(self, envelope: str) -> None:
         """Start the run in it; again, if it did not get far."""
         self._vital.clear()
+        self._lost.clear()
         self._log_start = self.log.stat().st_size
         federation = federation_config(self.config)
         self.run_id = submit(CONNECTION, self.home, envelope, federation, self.env)
@@ -226,11 +232,29 @@ class SuperLink:
         present = self._present()
         lost = self._vital - present
         self._vital |= present
+        self._lost = lost or self._lost
         return self._loss(lost) if lost else ""
 
     def started(self) -> bool:
         """Whether the simulation was seen to run."""
         return "flwr-simulation" in self._vital
+
+    def ray_died(self) -> bool:
+        """Whether what ended the run is that processes of Ray's own died while it started."""
+        at_start = failed_at_start(self._failure()) or self._lost & {"gcs_server", "raylet"}
+        return not self._trained and bool(at_start)
+
+    def again(self, envelope: str, why: str) -> None:
+        """Start the run once more; why, and what Ray said, stand in the log."""
+        line = f"fedhet: Ray did not start ({why}); it is tried again\n"
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(line + said_at_start(Path(self.env["RAY_TMPDIR"])))
+        for process in self.herd.living():
+            if _kinds(process) in (["flwr-simulation"], ["gcs_server"], ["raylet"]):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()  # Flower would wait for what is left of Ray
+        self.settle(patience=5.0)
+        self.submit(envelope)
 
     def settle(self, patience: float) -> None:
         """Let the simulation close Ray and report to Flower by itself."""
@@ -246,7 +270,9 @@ class SuperLink:
         clear(self.folder)
 
     def _present(self) -> set[str]:
-        return {kind for process in self.herd.living() for kind in _kinds(process)}
+        living = self.herd.living()
+        self._trained = self._trained or any(map(trains, living))
+        return {kind for process in living for kind in _kinds(process)}
 
     def _loss(self, lost: set[str]) -> str:
         """What the loss of vital processes means; empty if Flower is about to start them again."""
@@ -263,12 +289,15 @@ class SuperLink:
 
     def _cause(self) -> str:
         """The error at the root of a failure, from the log; Flower's details name the last one."""
+        found = re.search(r"^[\w.]*(?:Error|Exception): .+$", self._failure(), re.MULTILINE)
+        return found.group() if found else ""
+
+    def _failure(self) -> str:
+        """What the log says from the failure on; of all since the start if there is none."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             text = log.read().decode(errors="replace")
-        block = text.rpartition("Simulation raised an exception")[2]
-        found = re.search(r"^[\w.]*(?:Error|Exception): .+$", block, re.MULTILINE)
-        return found.group() if found else ""
+        return text.rpartition("Simulation raised an exception")[2]
 
 
 def _kinds(process: psutil.Process) -> list[str]:

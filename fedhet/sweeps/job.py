@@ -1,7 +1,6 @@
 """A cell of a sweep as its folder shows it: what is to be run, continued or begun anew."""
 
 import contextlib
-import multiprocessing.process
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import nobody_replied
 from fedhet.reports.reading import DIVERGENCE, diverged, read_run
 from fedhet.sweeps.grid import Cell, deciding
+from fedhet.sweeps.place import Placed
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
 DIVERGED, FAILED = "diverged", "failed"
@@ -29,7 +29,8 @@ class Job:
     started: float = 0.0
     begun_at: int = 0  # rounds that were there when it was started
     logged: int = 0  # bytes of its log that were
-    process: multiprocessing.process.BaseProcess | None = None
+    process: Placed | None = None
+    losses: int = 0  # times that its place, and not the cell, failed
     rounds: int = 0
     accuracy: float | None = None
     anew: bool = False  # it was broken off, and there is nothing to go on from

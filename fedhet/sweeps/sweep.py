@@ -1,6 +1,6 @@
 """Runs the cells of a sweep side by side, each as a ``fedhet run`` or ``fedhet resume``.
 
-A cell is a process of its own, forked from one that has imported everything: with ``engine:
+A cell is a process of its own, here or on a cluster (:mod:`fedhet.sweeps.place`): with ``engine:
 inline`` one core trains and no barrier is waited for, with ``engine: ray`` a cell has the machine.
 What a cell's folder says decides: a finished one is skipped, also if another sweep ran it, a broken
 one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset>/``: ``sweep.json``
@@ -8,12 +8,10 @@ one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset
 """
 
 import contextlib
-import multiprocessing
 import os
 import re
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,14 +26,12 @@ from fedhet.files import write_json, write_text
 from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime.processes import end_with_maker
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
+from fedhet.sweeps.place import FAREWELL, Here, Order, Place, Work
 
 POLL = 0.2  # seconds between looks at the cells
-FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
-Work = Callable[[list[str]], int]  # runs a command line of fedhet, returns its exit code
-_FORKS = multiprocessing.get_context("forkserver")
+LOSSES = 3  # times that a cell may lose its machine before it is taken for the reason
 
 
 @dataclass
@@ -47,6 +43,8 @@ class Sweep:
     jobs: list[Job]
     work: Work  # what a cell's process does with its command line
     note: str = ""
+    place: Place = field(default_factory=Here)
+    notes: list[str] = field(default_factory=list)  # lines for the user, in their order
     _lock: FileLock | None = field(default=None, repr=False)
 
     @classmethod
@@ -88,12 +86,11 @@ class Sweep:
         Raises UserError if another command runs this sweep, RunFailedError if the disk is full.
         """
         self._prepare()
-        _FORKS.set_forkserver_preload(["fedhet.runtime.session", "fedhet.runtime.inline"])
         try:
             waiting = [job for job in self.jobs if job.due]
             while waiting or self.running():
                 for job in waiting.copy():
-                    if not self._fits(job, workers):
+                    if not self.place.fits(job, self.running(), workers):
                         break
                     job.waits = job.taken()
                     if job.waits:
@@ -101,6 +98,8 @@ class Sweep:
                         continue
                     waiting.remove(job)
                     self._start(job)
+                    if job.state == PENDING:  # another process was quicker
+                        waiting.append(job)
                     tell(self)
                 time.sleep(POLL)
                 for job in self.running():
@@ -108,8 +107,9 @@ class Sweep:
                     assert job.process is not None
                     if not job.process.is_alive():
                         self._end(job)
-                        if job.state == PENDING:  # another process was quicker
+                        if job.state == PENDING:  # that too, or its machine is gone
                             waiting.append(job)
+                self.notes += self.place.notes()
                 tell(self)
         except OSError as error:
             raise RunFailedError(
@@ -167,12 +167,6 @@ class Sweep:
             write_text(self.folder / f"{job.cell.name}.yaml", text)
         write_json(self.folder / "sweep.json", self.index())
 
-    def _fits(self, job: Job, workers: int) -> bool:
-        """Whether there is room: a Ray simulation takes the machine for itself."""
-        running = self.running()
-        alone = any(one.cell.config.engine == "ray" for one in (job, *running))
-        return not running if alone else len(running) < workers
-
     def _start(self, job: Job) -> None:
         job.conclude()  # another sweep may have been at it meanwhile
         if not job.due:
@@ -181,15 +175,12 @@ class Sweep:
             return
         log = self._log(job)
         job.logged = log.stat().st_size if log.exists() else 0
-        process = _FORKS.Process(target=_in_cell, args=(self.work, command(job, self.folder), log))
+        preset = self.folder / f"{job.cell.name}.yaml"
         try:
-            process.start()
-        except EOFError as error:  # for click it would be the end of somebody's input
-            raise RunFailedError(
-                f"sweep '{self.folder}' cannot go on: the process that starts its cells was "
-                "killed; the same command continues it"
-            ) from error
-        job.process = process
+            job.process = self.place.start(job, Order(self.work, preset, log, self.folder))
+        except UserError:  # another process is at its folder
+            job.state = PENDING
+            return
         job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
 
     def _log(self, job: Job) -> Path:
@@ -211,7 +202,7 @@ class Sweep:
     def _end(self, job: Job) -> None:
         earlier = job.reason
         job.conclude()
-        if job.due and job.taken():
+        if job.due and (job.taken() or self._lost(job)):
             job.state, job.process = PENDING, None
             return
         unmoved = job.state == FAILED and (job.reason, job.rounds) == (earlier, job.begun_at)
@@ -219,9 +210,22 @@ class Sweep:
             job.state, job.reason = FAILED, self._last_words(job)
         write_json(self.folder / "sweep.json", self.index())
 
+    def _lost(self, job: Job) -> bool:
+        """Whether its machine, not the cell, failed, so that another one gets it."""
+        why = job.process.lost if job.process is not None else ""
+        if not why:
+            return False
+        job.losses += 1
+        again = job.losses < LOSSES
+        self.notes.append(f"{job.cell.name}: {why}" + ("; it goes on elsewhere" if again else ""))
+        return again
+
     def _last_words(self, job: Job) -> str:
         """Why its process ended, as far as anybody knows."""
-        code = job.process.exitcode if job.process is not None else None
+        assert job.process is not None
+        if job.process.lost:
+            return f"{job.process.lost}, the {job.losses}. machine that it lost"
+        code = job.process.exitcode
         if code is not None and code < 0:
             names = {one.value: one.name for one in signal.Signals}
             guess = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
@@ -241,24 +245,6 @@ class Sweep:
             job.conclude()
         with contextlib.suppress(OSError):  # the next command writes it anew
             write_json(self.folder / "sweep.json", self.index())
-
-
-def command(job: Job, folder: Path) -> list[str]:
-    """What ``fedhet`` is to do to run a cell, or to continue it where its folder has begun."""
-    if (job.folder / "checkpoint" / "run.json").exists():
-        return ["resume", str(job.folder)]
-    preset = str(folder / f"{job.cell.name}.yaml")
-    return ["run", preset, "--out", str(job.folder.parent), "--name", job.folder.name]
-
-
-def _in_cell(work: Work, words: list[str], log: Path) -> None:
-    """What a cell's process does: it writes to its log and ends when the sweep is gone."""
-    end_with_maker(FAREWELL)
-    os.setsid()  # Ctrl-C is for the sweep, which tells its cells
-    with log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
-        for number, stream in enumerate((nothing, file, file)):
-            os.dup2(stream.fileno(), number)
-    sys.exit(work(words))
 
 
 def default_workers(threads: int) -> int:

@@ -16,7 +16,7 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import RunFolder
 from fedhet.reports.reading import diverged
-from fedhet.sweeps import sweep
+from fedhet.sweeps import place, sweep
 from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.sweep import Sweep, shard
 
@@ -98,10 +98,11 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
     leave(tmp_path, cells[0], status="", rounds=1)
     old, new = Sweep.open("s", tmp_path, cells[:2], execute).jobs
     assert old.state == "pending" and old.rounds == 1
-    assert sweep.command(old, tmp_path) == ["resume", str(tmp_path / cells[0].name)]
-    assert sweep.command(new, tmp_path) == [
-        "run", str(tmp_path / f"{cells[1].name}.yaml"), "--out", str(tmp_path), "--name",
-        cells[1].name,
+    assert place.begun(old.folder) and not place.begun(new.folder)
+    preset = tmp_path / "cell.yaml"
+    assert place.command(old.folder, preset, begun=True) == ["resume", str(old.folder)]
+    assert place.command(new.folder, preset, begun=False) == [
+        "run", str(preset), "--out", str(tmp_path), "--name", cells[1].name,
     ]  # fmt: skip
 
 
@@ -363,7 +364,7 @@ def test_a_killed_fork_server_ends_a_sweep_in_one_line(cells, tmp_path, monkeypa
         raise EOFError("unexpected EOF")
 
     found = Sweep.open("s", tmp_path, cells[:1], execute)
-    monkeypatch.setattr(sweep._FORKS.Process, "start", gone)
+    monkeypatch.setattr(place._Forked, "start", gone)
     with pytest.raises(RunFailedError, match="the process that starts its cells was killed; the"):
         found.run(1, lambda now: None)
     assert Sweep.open("s", tmp_path, cells[:1], execute).jobs[0].state == "pending"

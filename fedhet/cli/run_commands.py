@@ -112,6 +112,10 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
     workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
     dry: Annotated[bool, typer.Option("--dry-run", help="list the cells and their time")] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="with --dry-run: time every kind of cell, and keep it"),
+    ] = False,
     lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
     accept_mixed: Annotated[
         bool, typer.Option("--accept-mixed", help="go on although code or torch has changed")
@@ -121,10 +125,12 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     """Run every combination of a preset's grid; finished cells are skipped, broken ones go on."""
     if lines and (dry or as_json):
         raise UserError(f"--print does not go with {'--dry-run' if dry else '--json'}: say one")
+    if calibrate and not dry:
+        raise UserError("--calibrate: only used with --dry-run")
     loading(as_json=as_json or lines)
     from fedhet.cli import sweep as work
 
-    options = work.Options(out, profile, part, cell, workers, accept_mixed)
+    options = work.Options(out, profile, part, cell, workers, accept_mixed, calibrate)
     words = overrides or []
     if lines:
         work.print_commands(preset, words, options)

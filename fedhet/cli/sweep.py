@@ -46,6 +46,7 @@ class Options:
     cell: str = ""
     workers: int = 0
     accept_mixed: bool = False
+    calibrate: bool = False
 
 
 def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
@@ -66,30 +67,32 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
     """List the cells with an estimate of their time and of what they leave on the disk.
 
-    No image is opened, nothing is written.
+    No image is opened, and nothing is written but what this machine is known to take.
     """
-    from fedhet.sweeps.estimate import guess  # noqa: PLC0415  (probes: seconds of work)
+    from fedhet.sweeps.estimate import Estimator  # noqa: PLC0415  (every method's client)
 
-    _, found = open_sweep(preset, overrides, options)
-    todo = [job for job in found.jobs if job.due]
-    with Console(stderr=True).status("timing every kind of cell on a few invented images"):
-        guesses = dict(zip([j.cell.name for j in todo], guess([j.cell for j in todo]), strict=True))
-    if as_json:
-        rows = [
-            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-             "estimated_seconds": one.seconds if one else None,
-             "estimated_state_bytes": round(one.kept) if one and one.seconds is not None else None,
-             "reason": one.reason if one else ""}
-            for job in found.jobs
-            for one in [guesses.get(job.cell.name)]
-        ]  # fmt: skip
-        print(json.dumps({"note": found.note, "cells": rows}, indent=2))
-        return
+    path, found = open_sweep(preset, overrides, options)
+    if not as_json:
+        print(f"{index_name(preset, path)}: {len(found.jobs)} cells in '{found.out}'", flush=True)
+    estimator = Estimator(measure=options.calibrate, tell=_told)
+    guesses: dict[str, Guess] = {}
     for job in found.jobs:
-        time_ = _time(guesses[job.cell.name].seconds) if job.cell.name in guesses else ""
-        print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}")
+        if job.due:
+            guesses[job.cell.name] = estimator.guess(job.cell.config)
+        if not as_json:
+            time_ = _time(guesses[job.cell.name]) if job.cell.name in guesses else ""
+            print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}", flush=True)
+    if as_json:
+        print(json.dumps({"note": found.note, "cells": _rows(found, guesses)}, indent=2))
+        return
+    todo = [job for job in found.jobs if job.due]
     workers = at_a_time(found, options.workers)
     print(f"{len(found.jobs)} cells, {len(todo)} to run{_altogether(todo, guesses, workers)}")
+    if estimator.uncalibrated:
+        print(
+            f"rough (~): {len(estimator.uncalibrated)} kinds of these cells were never timed here; "
+            "their FLOPs and a matrix product say this much; --calibrate times each, once"
+        )
     for reason in dict.fromkeys(one.reason for one in guesses.values() if one.reason):
         print(f"no estimate: {reason}")
     kept = sum(one.kept for one in guesses.values())
@@ -102,6 +105,23 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
         print(found.note)
 
 
+def _told(text: str) -> None:
+    print(f"fedhet: {text}", file=sys.stderr, flush=True)
+
+
+def _rows(found: Sweep, guesses: Mapping[str, "Guess"]) -> list[dict[str, object]]:
+    """The cells of a dry run, for programs."""
+    return [
+        {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
+         "estimated_seconds": one.seconds if one else None,
+         "rough": one.rough if one else None,
+         "estimated_state_bytes": round(one.kept) if one and one.seconds is not None else None,
+         "reason": one.reason if one else ""}
+        for job in found.jobs
+        for one in [guesses.get(job.cell.name)]
+    ]  # fmt: skip
+
+
 def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: int) -> str:
     """How long the rest takes: cells side by side, those with Ray one after the other."""
     left = {"inline": [0.0], "ray": [0.0]}
@@ -112,7 +132,8 @@ def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: in
     total = sum(ray) + max(*inline, sum(inline) / workers)
     unknown = sum(guesses[job.cell.name].seconds is None for job in todo)
     more = f", and {unknown} of which nobody knows" if unknown else ""
-    return f": about {display.duration(total)} with {workers} at a time{more}" if total else ""
+    about = "roughly" if any(one.rough for one in guesses.values()) else "about"
+    return f": {about} {display.duration(total)} with {workers} at a time{more}" if total else ""
 
 
 def _free(out: Path) -> str:
@@ -276,5 +297,7 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
     return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
 
 
-def _time(seconds: float | None) -> str:
-    return "?" if seconds is None else display.duration(seconds)
+def _time(guess: "Guess") -> str:
+    if guess.seconds is None:
+        return "?"
+    return f"{'~' if guess.rough else ''}{display.duration(guess.seconds)}"

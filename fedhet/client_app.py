@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import envelope, find_method, from_run_config
-from fedhet.errors import UserError, brief
+from fedhet.errors import UserError, brief, one_line
 from fedhet.ids import check_id
 from fedhet.models import build_model
 from fedhet.node.limits import Asked, Limits, check_run, check_upload, read_limits
@@ -136,6 +136,9 @@ def _where(error: Exception) -> str:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say who this node is: client id, classes and images, model, device."""
+    if refused := instruction(message).refused:
+        _say(lambda: f"this run does without this node: {one_line(refused)}")
+        return answer(message, {})
 
     def handler() -> Message:
         config, simulated = _config(context), is_simulated()

@@ -86,14 +86,16 @@ def verify(
 def partition(
     config: ConfigName,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="folder of the picture")] = Path(),
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="draw it there: .png, .svg or .pdf")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a configuration deals the images to clients, as a table and a bubble plot."""
+    """Show how a configuration deals the images to clients."""
     loading(as_json=as_json)
     from fedhet.cli import actions
 
-    actions.partition(config, overrides or [], out, as_json=as_json)
+    actions.partition(config, overrides or [], plot, as_json=as_json)
 
 
 def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from rich.text import Text
 from fedhet.cli import display, execute
 from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
+from fedhet.idle_keys import check_cells, small_cohort
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import Interrupted, interruptible
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
-WAITS = "is being run by another process, which is waited for"
+WAITS = "is being run by another process, which is waited for since {}"
 REASON = 120  # characters of a cell's reason there; the end of the sweep says it whole
 
 
@@ -165,6 +167,10 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
     if blocked is not None:
         raise UserError(f"--out: '{blocked}' is not a folder; give another one")
     cells = [placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
+    configs = [cell.config for cell in cells]
+    small = dict.fromkeys(line for config in configs for line in small_cohort(config))
+    for line in (*check_cells(configs, read_overrides(overrides)), *small):
+        _told(f"note: {line}")
     chosen = shard(cells, options.shard)
     if options.cell:
         chosen = [cell for cell in cells if cell.name == options.cell]
@@ -235,10 +241,12 @@ class Progress:
         self.console = Console(stderr=True, markup=False)
         self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
-        self.waiting: set[str] = set()
+        self.waiting: dict[str, str] = {}  # since when, by cell
         self.live: Live | None = None
         if not quiet and self.console.is_terminal:
-            self.live = Live(_table(found, blind=blind), console=self.console, auto_refresh=False)
+            self.live = Live(
+                _table(found, {}, blind=blind), console=self.console, auto_refresh=False
+            )
 
     def __enter__(self) -> "Progress":
         if self.live is not None:
@@ -253,13 +261,15 @@ class Progress:
 
     def update(self, found: Sweep) -> None:
         """Show how it stands."""
+        news = [job.cell.name for job in found.jobs if job.waits]
+        news = [name for name in news if name not in self.waiting]
+        self.waiting |= dict.fromkeys(news, f"{datetime.now():%H:%M:%S}")
         if self.live is not None:
-            self.live.update(_table(found, blind=self.blind), refresh=True)
+            self.live.update(_table(found, self.waiting, blind=self.blind), refresh=True)
             return
         for job in found.jobs:
-            if job.waits and job.cell.name not in self.waiting and not self.quiet:
-                self.waiting.add(job.cell.name)
-                print(f"fedhet: {job.cell.name} {WAITS}", file=sys.stderr, flush=True)
+            if job.cell.name in news and not self.quiet:
+                _told(f"{job.cell.name} {WAITS.format(self.waiting[job.cell.name])}")
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
             if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
@@ -269,7 +279,7 @@ class Progress:
                       file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _table(found: Sweep, *, blind: bool) -> Group:
+def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:
     table = Table(box=None, pad_edge=False)
     for column in ("cell", "state", "round", "accuracy", "what"):
         table.add_column(column, no_wrap=column != "what")
@@ -277,7 +287,7 @@ def _table(found: Sweep, *, blind: bool) -> Group:
     others = [job for job in found.jobs if job.state != RUNNING]
     others.sort(key=lambda job: job.state not in ENDED)
     for job in (*running, *others)[:SHOWN]:
-        table.add_row(*_row(job, blind=blind))
+        table.add_row(*_row(job, waiting.get(job.cell.name, ""), blind=blind))
     counts = ", ".join(f"{count} {state}" for state, count in found.counts().items() if count)
     left = found.seconds_left()
     more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
@@ -285,7 +295,7 @@ def _table(found: Sweep, *, blind: bool) -> Group:
     return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
 
 
-def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
+def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
     rounds = f"{job.rounds}/{job.cell.config.rounds}"
     if job.state == RUNNING and job.rounds > job.begun_at:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
@@ -293,7 +303,7 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
     accuracy = display.percent(None if blind else job.accuracy)
     ended = job.state in ENDED and job.reason
     why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
-    why = f": {WAITS}" if job.waits else why
+    why = f": {WAITS.format(since)}" if job.waits else why
     return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
 
 

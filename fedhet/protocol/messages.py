@@ -34,6 +34,7 @@ class Instruction:
     evaluate: bool = True
     state_dir: str = ""  # used by simulated clients only
     classes: tuple[str, ...] = ()
+    refused: str = ""  # why the run does without this node; nothing is asked then
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,22 @@ def request(
     After ``ttl`` seconds nobody waits for the reply any more, and a node that was away is not
     bothered with the message. Flower makes replies expire together with their message.
     """
-    content = RecordDict(
+    config = ConfigRecord(
         {
-            "config": ConfigRecord(
-                {
-                    "experiment": what.experiment,
-                    "round": what.round,
-                    "generation": what.generation,
-                    "state": what.state,
-                    "evaluate": what.evaluate,
-                    "state-dir": what.state_dir,
-                    "classes": list(what.classes),
-                    # Makes the message's id a secret of its addressee: see fedhet.protocol.keys.
-                    "nonce": secrets.token_hex(16),
-                }
-            )
+            "experiment": what.experiment,
+            "round": what.round,
+            "generation": what.generation,
+            "state": what.state,
+            "evaluate": what.evaluate,
+            "state-dir": what.state_dir,
+            "classes": list(what.classes),
+            # Makes the message's id a secret of its addressee: see fedhet.protocol.keys.
+            "nonce": secrets.token_hex(16),
         }
     )
+    if what.refused:
+        config["refused"] = what.refused
+    content = RecordDict({"config": config})
     if arrays is not None:
         content["arrays"] = arrays
     return Message(content, node, kind, ttl=ttl)
@@ -104,6 +104,7 @@ def instruction(message: Message) -> Instruction:
         evaluate=bool(config["evaluate"]),
         state_dir=str(config["state-dir"]),
         classes=tuple(str(name) for name in classes),
+        refused=str(config.get("refused", "")),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.cli.display import RunProgress
-from fedhet.config import build_config, load_config
+from fedhet.config import build_config, load_noted
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
 from fedhet.ids import check_id
@@ -97,9 +97,11 @@ def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, 
     """
     look_here()
     path = None if config is None else session.find_preset(os.fspath(config))
-    loaded = load_config(path, changes={kebab(key): _plain(value) for key, value in keys.items()})
+    changes = {kebab(key): _plain(value) for key, value in keys.items()}
+    loaded, notes = load_noted(path, changes=changes)
     name = loaded.method.rpartition(":")[2] if path is None else path.stem
-    return Run(_done(partial(session.start, loaded, name, _console(progress=progress))).path)
+    begin = partial(session.start, loaded, name, _console(progress=progress), notes=notes)
+    return Run(_done(begin).path)
 
 
 def resume(

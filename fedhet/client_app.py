@@ -168,7 +168,10 @@ def query(message: Message, context: Context) -> Message:
 
     def handler() -> Message:
         config, simulated = _config(context), is_simulated()
-        _asked(message, config, _allowed(config, context.node_config))
+        what = _asked(message, config, _allowed(config, context.node_config))
+        if what.refused:
+            _say(lambda: f"this run does without this node: {one_line(what.refused)}")
+            return answer(message, {})
         with telling(Word.DATA):
             data = load_local(config, context.node_config, simulated=simulated)
         counts = data.class_counts()

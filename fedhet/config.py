@@ -7,37 +7,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedhet import plugins
-from fedhet.errors import UserError, nearest
+from fedhet import examples, idle_keys, plugins
+from fedhet.errors import UserError
+from fedhet.key_errors import COMMON, check_single, unknown_key, wrong_value
 from fedhet.models import validate_model_name
 from fedhet.reading.structured import parse_object, read_yaml
 from fedhet.registry import METHODS, Method
 from fedhet.schema import KEY_POLICIES, Params, RunConfig, Schema, kebab
-
-_COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 
 # What `fedhet resume` may change: who computes, how long, and when to give up; never what.
 RESUMABLE = (
     "engine", "rounds", "actors", "min-replies", "max-skipped-rounds", "round-timeout",
     "start-timeout", "keep-state", "state-dir", "tracker",
 )  # fmt: skip
-
-_PLAIN = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "int_type": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "a text",
-}
-_EXAMPLES = {
-    "split": "write train:val:test as whole numbers, such as 8:1:1",
-    "device": "write auto, cpu, cuda or cuda:N",
-    "name": "use up to 64 of A-Z a-z 0-9 . _ - and no spaces",
-}
 
 
 def find_method(name: str) -> Method:
@@ -47,8 +29,9 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     if not plugins.is_own("method", name):
         known = [*METHODS, *plugins.installed("method")]
+        where = f"; {told}" if (told := examples.hint(name)) else ""
         raise UserError(
-            f"method: unknown value '{name}'{plugins.hint('method', name, known)}; "
+            f"method: unknown value '{name}'{where or plugins.hint('method', name, known)}; "
             f"allowed: {', '.join(known)} "
             "or your own module:METHOD"
         )
@@ -89,6 +72,20 @@ def load_config(
 
     ``changes`` are overrides that are values already.
     """
+    return load_noted(path, overrides, changes=changes)[0]
+
+
+def load_noted(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    changes: Mapping[str, Any] | None = None,
+    deployed: bool = False,
+) -> tuple[RunConfig, list[str]]:
+    """As :func:`load_config`; with a line for every key that somebody set in vain.
+
+    ``deployed``: the run goes to a network.
+    """
     preset = read_yaml(path) if path else {}
     new = {**read_overrides(overrides), **(changes or {})}
     for values in (preset, new):
@@ -99,31 +96,12 @@ def load_config(
         old = method_keys(find_method(str(preset.get("method", "fedssa"))))
         preset = {key: value for key, value in preset.items() if key not in old}
     config = build_config({**preset, **new})
-    _check_effect(config, preset, new)
-    return config
-
-
-def _check_effect(config: RunConfig, preset: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """UserError for a key that somebody wrote down and that changes nothing.
-
-    A preset's may have lost its effect to an override; a run's own config.yaml has all of them.
-    """
+    # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
     defaults = RunConfig().flat()
-    given = dict(new)
-    if "partition" not in new:
-        given |= {key: value for key, value in preset.items() if value != defaults.get(key)}
-    dirichlet = ("dirichlet", "dirichlet-balanced")
-    needs = {
-        "alpha": dirichlet,
-        "classes-per-client": ("classes-per-client",),
-        "legacy-pfedhn": ("classes-per-client",),
-    }
-    for key, partitions in needs.items():
-        if key in given and config.partition not in partitions:
-            raise UserError(
-                f"{key}: '{given[key]}' changes nothing with partition={config.partition}; it "
-                f"belongs to partition={' or '.join(partitions)}"
-            )
+    written = {key: value for key, value in preset.items() if value != defaults.get(key)}
+    if "partition" in new:
+        written = {key: v for key, v in written.items() if key not in idle_keys.REFUSED}
+    return config, idle_keys.check(config, {**written, **new}, deployed=deployed)
 
 
 def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
@@ -155,18 +133,20 @@ def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunC
 def build_config(values: Mapping[str, Any]) -> RunConfig:
     """Check a flat mapping of keys; raises :class:`UserError` for the first mistake."""
     name = method_name(str(values.get("method", "fedssa")))
+    if isinstance(values.get("method"), str | list):
+        check_single(RunConfig, "method", values["method"])
     method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)
-    taken = sorted(own & _COMMON)
+    taken = sorted(own & COMMON)
     if taken:
         raise UserError(
             f"method '{values.get('method')}': its key '{taken[0]}' is a common key: rename it"
         )
     for key in values:
-        if key not in _COMMON | own:
-            raise UserError(_unknown_key(key, name, own))
+        if key not in COMMON | own:
+            raise UserError(unknown_key(key, name, own))
     params = _validate(method.params, {k: v for k, v in values.items() if k in own})
-    config = _validate(RunConfig, {k: v for k, v in values.items() if k in _COMMON})
+    config = _validate(RunConfig, {k: v for k, v in values.items() if k in COMMON})
     assert isinstance(config, RunConfig) and isinstance(params, Params)
     config = config.model_copy(update={"params": params})
     _check_combinations(config)
@@ -205,44 +185,19 @@ def _check_public(config: RunConfig) -> None:
         )
 
 
-def _unknown_key(key: str, name: str, own: set[str]) -> str:
-    others = [m for m, method in METHODS.items() if key in method_keys(method)]
-    if key == "params":
-        return f"params: a method's own keys stand beside the others, not below it: {sorted(own)}"
-    if others:
-        return f"{key}: only method {' or '.join(others)} has this key, and method is '{name}'"
-    return f"{key}: unknown key{nearest(key, sorted(_COMMON | own))}"
-
-
 def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
     for key, value in values.items():
+        check_single(schema, key, value)
         annotation = schema.model_fields[key.replace("-", "_")].annotation
         if isinstance(value, bool) and annotation in (int, float):
             kind = {"type": "int_type" if annotation is int else "float_type"}
-            raise UserError(_wrong_value(schema, key, str(value).lower(), kind))
+            raise UserError(wrong_value(schema, key, str(value).lower(), kind))
     try:
         return schema.model_validate(dict(values))
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         key = str(error["loc"][0])
-        raise UserError(_wrong_value(schema, key, values.get(key, error["input"]), error)) from None
-
-
-def _wrong_value(schema: type[Schema], key: str, value: Any, error: Mapping[str, Any]) -> str:
-    """One line on a value that does not fit: what is allowed, in words."""
-    meaning = _meaning(schema, key)
-    shown = f"{key}: '{value}' is not allowed"
-    kind = error["type"]
-    if kind in _PLAIN:
-        return f"{shown}: {_PLAIN[kind]} is needed ({meaning})"
-    if key in _EXAMPLES:
-        return f"{shown}: {_EXAMPLES[key]}"
-    reason = error["msg"][0].lower() + error["msg"][1:]
-    return f"{shown}: {reason} ({meaning})"
-
-
-def _meaning(schema: type[Schema], key: str) -> str:
-    return schema.model_fields[key.replace("-", "_")].description or key
+        raise UserError(wrong_value(schema, key, values.get(key, error["input"]), error)) from None
 
 
 def _check_combinations(config: RunConfig) -> None:
@@ -314,7 +269,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     if text:
         loaded = parse_object(text, "run config", "config")
         return build_config(loaded["config"]), dict(loaded["run"])
-    values = {k: v for k, v in run_config.items() if k in _COMMON or v != ""}
+    values = {k: v for k, v in run_config.items() if k in COMMON or v != ""}
     config, defaults = build_config(values), RunConfig().flat()
-    _check_effect(config, {}, {k: v for k, v in values.items() if v != defaults.get(k)})
+    idle_keys.check(config, {k: v for k, v in values.items() if v != defaults.get(k)})
     return config, {}

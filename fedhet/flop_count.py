@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedhet.clients.base import Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import find_method
 from fedhet.data.cache import Dataset
 from fedhet.data.partition import ClientSplit
@@ -33,14 +34,21 @@ def counter(config: RunConfig, classes: Sequence[str]) -> Count:
         if ":" in info.model and info.model not in config.models:
             raise UserError("a module that the run does not name is not imported on a node's word")
         with forgotten():  # the models that only the count needs
-            client = find_method(config.method).client(_setup(config, classes, info))
-            client.round = 1
-            client.restore(0)
-            client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
-            own, others = client.work()
+            own, others = first_round(config, classes, info, payload).work()
             return own / IMAGES, others
 
     return count
+
+
+def first_round(
+    config: RunConfig, classes: Sequence[str], info: ClientInfo, payload: Payload
+) -> MethodClient[Any]:
+    """A client of that model with a few black images, as it is before it trains in round 1."""
+    client: MethodClient[Any] = find_method(config.method).client(_setup(config, classes, info))
+    client.round = 1
+    client.restore(0)
+    client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
+    return client
 
 
 def _setup(config: RunConfig, classes: Sequence[str], info: ClientInfo) -> Setup:

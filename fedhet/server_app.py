@@ -112,7 +112,8 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     if simulated:
         claim_states(folder, config)
     handshake = Handshake(grid, experiment, roster, terms(config), Names(config.client_keys))
-    handshake.wait(len(roster.ids) or config.clients, config.start_timeout)
+    expected = len(roster.ids) or config.clients
+    handshake.wait(expected, config.start_timeout, folder.wait_for)
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedhet.cli import display, execute
 from fedhet.cli.display import RunProgress, percent, show_table
 from fedhet.cli.sweep import Progress as SweepProgress
-from fedhet.config import load_config
+from fedhet.config import load_config, load_noted
 from fedhet.data.source import Indices
 from fedhet.errors import RunFailedError, UserError
 from fedhet.node.site import load_partition
@@ -28,6 +28,7 @@ DEMO = (
     "dataset=digits", "clients=10", "classes-per-client=4", "rounds=14", "local-epochs=1",
     "batch-size=16", "engine=inline",
 )  # fmt: skip
+PICTURES = (".png", ".svg", ".pdf")
 WIDEST = 20  # classes that a table can show side by side
 
 
@@ -41,8 +42,8 @@ def run(
 ) -> None:
     """``fedhet run``."""
     path = find_preset(config_name)
-    config = load_config(path, overrides)
-    folder = session.start(config, path.stem, console(quiet=as_json), connection)
+    config, notes = load_noted(path, overrides, deployed=connection is not None)
+    folder = session.start(config, path.stem, console(quiet=as_json), connection, notes=notes)
     _print_result(folder, as_json=as_json)
 
 
@@ -150,10 +151,15 @@ def _demo_row(folder: RunFolder) -> list[str]:
     ]
 
 
-def partition(config_name: str, overrides: Sequence[str], out: Path, *, as_json: bool) -> None:
-    """``fedhet partition``: who holds what, as a table and as a bubble plot."""
-    from fedhet.data.plot import bubble_plot  # noqa: PLC0415  (matplotlib: a second at import)
-
+def partition(
+    config_name: str, overrides: Sequence[str], plot: Path | None, *, as_json: bool
+) -> None:
+    """``fedhet partition``: who holds what, as a table and, if asked for, as a bubble plot."""
+    picture = plot.expanduser().absolute() if plot else None
+    if picture and picture.suffix not in PICTURES:
+        raise UserError(
+            f"--plot: '{plot}' is not allowed: its name ends in {' or '.join(PICTURES)}"
+        )
     config = preflight.absolute_paths(load_config(find_preset(config_name), overrides))
     session.announce(config, console(quiet=as_json))
     config = preflight.resolve_clients(config)
@@ -161,19 +167,26 @@ def partition(config_name: str, overrides: Sequence[str], out: Path, *, as_json:
     warnings = [*dataset.warnings, *made.warnings]
     _warn(warnings)
     counts = made.counts(dataset.labels, len(dataset.classes))
-    picture = out.expanduser().absolute() / "partition.png"
-    try:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        bubble_plot(counts, dataset.classes, picture)
-    except OSError as error:
-        raise UserError(f"'{picture}' cannot be written: {error.strerror}") from error
+    if picture:
+        _draw(counts, dataset.classes, picture)
     if as_json:
         rows = dict(zip(made.ids, counts.tolist(), strict=True))
         document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
-        print(json.dumps(document | {"picture": str(picture)}))
+        print(json.dumps(document | {"picture": str(picture) if picture else None}))
         return
     _partition_table(counts, dataset.classes, made.ids)
-    print(picture)
+    if picture:
+        print(picture)
+
+
+def _draw(counts: Indices, classes: Sequence[str], picture: Path) -> None:
+    from fedhet.data.plot import bubble_plot  # noqa: PLC0415  (matplotlib: a second at import)
+
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        bubble_plot(counts, classes, picture)
+    except OSError as error:
+        raise UserError(f"--plot: '{picture}' cannot be written: {error.strerror}") from error
 
 
 def _partition_table(counts: Indices, classes: Sequence[str], ids: Sequence[str]) -> None:

@@ -23,19 +23,24 @@ def runs(
 
 
 def keys(
-    method: Annotated[
-        str | None, typer.Argument(metavar="METHOD", help="add this method's own keys")
+    word: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="METHOD|WORD", help="add this method's own keys; or all that speak of the word"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the keys of a configuration with defaults, ranges and meaning."""
+    """List the keys of a configuration with defaults, ranges and meaning, or search them."""
     from fedhet.cli import listings
 
-    listings.keys(method, as_json=as_json)
+    listings.keys(word, as_json=as_json)
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one method, in full")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="one method in full, or module:METHOD")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods and the keys that only they have; one with what it does and sends."""
@@ -45,13 +50,16 @@ def methods(
 
 
 def models(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="those alone; or module:factory")
+    ] = None,
     classes: Annotated[int, typer.Option(min=1, help="number of classes")] = 10,
     as_json: Json = False,
 ) -> None:
-    """List the models with parameters, size and cost."""
+    """List the models with parameters, size and cost; your own too, if you name them."""
     from fedhet.cli import listings
 
-    listings.models(classes, as_json=as_json)
+    listings.models(names or [], classes, as_json=as_json)
 
 
 def new(

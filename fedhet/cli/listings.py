@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 from fedhet import plugins
 from fedhet.cli.display import percent, show_table
 from fedhet.config import find_method, method_name
-from fedhet.errors import RunFailedError, UserError
-from fedhet.models import MODEL_NAMES, model_table
+from fedhet.errors import RunFailedError, UserError, nearest
+from fedhet.models import MODEL_NAMES, model_table, validate_model_name
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig, Schema, kebab
@@ -22,8 +22,13 @@ _SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
 _SHOWN = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
-def keys(method: str | None, *, as_json: bool) -> None:
-    """``fedhet keys``: everything that a configuration may say."""
+def keys(word: str | None, *, as_json: bool) -> None:
+    """``fedhet keys``: everything that a configuration may say, or what speaks of ``word``."""
+    known = [*METHODS, *plugins.installed("method")]
+    method = word if word and (method_name(word) in known or ":" in word) else None
+    if word is not None and method is None:
+        _search(word, as_json=as_json)
+        return
     table = schema_keys(RunConfig)
     if method is not None:
         table |= schema_keys(find_method(method).params)
@@ -34,6 +39,29 @@ def keys(method: str | None, *, as_json: bool) -> None:
         print(_key_line(key, what))
     if method is None:
         print("and each method's own: fedhet methods, fedhet keys METHOD")
+
+
+def _search(word: str, *, as_json: bool) -> None:
+    """Keys of every run and of every method that have the word in their name or meaning.
+
+    UserError if none has.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, type[Schema]] = {"": RunConfig}
+    schemas |= {name: find_method(name).params for name in METHODS}
+    for owner, schema in schemas.items():
+        for key, what in schema_keys(schema).items():
+            if word.lower() in f"{key} {what['meaning']} {what['allowed']}".lower():
+                shown = f"method={owner}: {key}" if owner else key
+                table[shown] = what | {"key": key, "method": owner or None}
+    if not table:
+        words = [*schema_keys(RunConfig), *METHODS]
+        raise UserError(f"keys: no key speaks of '{word}'{nearest(word, words)}")
+    if as_json:
+        print(json.dumps(list(table.values()), indent=2))
+        return
+    for shown, what in table.items():
+        print(_key_line(shown, what))
 
 
 def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
@@ -94,7 +122,13 @@ def methods(name: str | None, *, as_json: bool) -> None:
         for key, what in row["keys"].items():
             print(f"    {_key_line(key, what)}")
         if "text" in row:
-            print(f"\n{row['text']}\n\nfedhet run {row['name']}  (all other keys: fedhet keys)")
+            print(f"\n{row['text']}\n")
+            print(f"fedhet run {_preset(row['name'])}  (all other keys: fedhet keys)")
+
+
+def _preset(name: str) -> str:
+    """What runs a method: only ours have a preset."""
+    return name if name in METHODS else f"quickstart method={name}"
 
 
 def _method_row(name: str, method: Method) -> dict[str, Any]:
@@ -109,9 +143,11 @@ def _listed(name: str) -> dict[str, Any]:
         return {"name": name, "about": str(error), "keys": {}}
 
 
-def models(classes: int, *, as_json: bool) -> None:
-    """``fedhet models``: sizes and costs."""
-    table = model_table(MODEL_NAMES, classes)
+def models(names: Sequence[str], classes: int, *, as_json: bool) -> None:
+    """``fedhet models``: sizes and costs, of all of ours or of those named."""
+    for name in names:
+        validate_model_name(name)
+    table = model_table(names or MODEL_NAMES, classes)
     if as_json:
         print(json.dumps(table, indent=2))
         return

@@ -15,7 +15,7 @@ def export(
     state: Annotated[
         Path,
         typer.Argument(
-            metavar="STATE",
+            metavar="STATE|RUN",
             help="a client's folder of states: in a run folder state/<experiment>/<client> "
             "(runs/NAME/state/...), at a node <its --state>/<experiment>/<client>",
         ),
@@ -24,6 +24,9 @@ def export(
     generation: Annotated[
         int | None, typer.Option(help="round whose state is taken; the newest if left out")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="STATE is a run folder: every client's, in OUT/<client>")
+    ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
     images: Annotated[
         list[Path] | None,
@@ -31,13 +34,23 @@ def export(
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a client's personalised model; the last line printed is its folder."""
+    """Write a client's personalised model, or all of a run's; the last line is the folder."""
     loading()
     from fedhet.export.save import export as write
+    from fedhet.export.save import export_all
 
     if images and not onnx:
         raise UserError("--images: only used with --onnx")
+    if every and generation is not None:
+        raise UserError("--generation does not go with --all, which takes each client's newest")
     wanted = (images or []) if onnx else None
+    if every:
+        made, left_out = export_all(state, out, images=wanted, trust=trust)
+        for client, reason in left_out.items():
+            print(f"fedhet: left out: client {client}: {reason}", file=sys.stderr)
+        print(f"{len(made)} of {len(made) + len(left_out)} clients")
+        print(out.expanduser().absolute())
+        return
     print(write(state, out, generation=generation, images=wanted, trust=trust))
 
 

@@ -87,14 +87,16 @@ def verify(
 def partition(
     config: ConfigName,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="folder of the picture")] = Path(),
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="draw it there: .png, .svg or .pdf")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a configuration deals the images to clients, as a table and a bubble plot."""
+    """Show how a configuration deals the images to clients."""
     loading(as_json=as_json)
     from fedhet.cli import actions
 
-    actions.partition(config, overrides or [], out, as_json=as_json)
+    actions.partition(config, overrides or [], plot, as_json=as_json)
 
 
 def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
@@ -113,6 +115,10 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
     workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
     dry: Annotated[bool, typer.Option("--dry-run", help="list the cells and their time")] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="with --dry-run: time every kind of cell, and keep it"),
+    ] = False,
     lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
     accept_mixed: Annotated[
         bool, typer.Option("--accept-mixed", help="go on although code or torch has changed")
@@ -125,10 +131,12 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
         raise UserError(f"--ray does not go with {'--dry-run' if dry else '--print'}: say one")
     if lines and (dry or as_json):
         raise UserError(f"--print does not go with {'--dry-run' if dry else '--json'}: say one")
+    if calibrate and not dry:
+        raise UserError("--calibrate: only used with --dry-run")
     loading(as_json=as_json or lines)
     from fedhet.cli import sweep as work
 
-    options = work.Options(out, profile, part, cell, workers, accept_mixed, ray)
+    options = work.Options(out, profile, part, cell, workers, accept_mixed, ray, calibrate)
     words = overrides or []
     if lines:
         work.print_commands(preset, words, options)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from rich.text import Text
 from fedhet.cli import display, execute
 from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
+from fedhet.idle_keys import check_cells, small_cohort
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import Interrupted, interruptible
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
-WAITS = "is being run by another process, which is waited for"
+WAITS = "is being run by another process, which is waited for since {}"
 EVERYWHERE = 1_000_000  # cells at a time where machines say how many fit
 REASON = 120  # characters of a cell's reason there; the end of the sweep says it whole
 
@@ -50,6 +52,7 @@ class Options:
     workers: int = 0
     accept_mixed: bool = False
     ray: str = ""
+    calibrate: bool = False
 
 
 def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
@@ -96,30 +99,32 @@ def _on_cluster(found: Sweep, address: str, stack: contextlib.ExitStack, *, quie
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
     """List the cells with an estimate of their time and of what they leave on the disk.
 
-    No image is opened, nothing is written.
+    No image is opened, and nothing is written but what this machine is known to take.
     """
-    from fedhet.sweeps.estimate import guess  # noqa: PLC0415  (probes: seconds of work)
+    from fedhet.sweeps.estimate import Estimator  # noqa: PLC0415  (every method's client)
 
-    _, found = open_sweep(preset, overrides, options)
-    todo = [job for job in found.jobs if job.due]
-    with Console(stderr=True).status("timing every kind of cell on a few invented images"):
-        guesses = dict(zip([j.cell.name for j in todo], guess([j.cell for j in todo]), strict=True))
-    if as_json:
-        rows = [
-            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-             "estimated_seconds": one.seconds if one else None,
-             "estimated_state_bytes": round(one.kept) if one and one.seconds is not None else None,
-             "reason": one.reason if one else ""}
-            for job in found.jobs
-            for one in [guesses.get(job.cell.name)]
-        ]  # fmt: skip
-        print(json.dumps({"note": found.note, "cells": rows}, indent=2))
-        return
+    path, found = open_sweep(preset, overrides, options)
+    if not as_json:
+        print(f"{index_name(preset, path)}: {len(found.jobs)} cells in '{found.out}'", flush=True)
+    estimator = Estimator(measure=options.calibrate, tell=_told)
+    guesses: dict[str, Guess] = {}
     for job in found.jobs:
-        time_ = _time(guesses[job.cell.name].seconds) if job.cell.name in guesses else ""
-        print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}")
+        if job.due:
+            guesses[job.cell.name] = estimator.guess(job.cell.config)
+        if not as_json:
+            time_ = _time(guesses[job.cell.name]) if job.cell.name in guesses else ""
+            print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}", flush=True)
+    if as_json:
+        print(json.dumps({"note": found.note, "cells": _rows(found, guesses)}, indent=2))
+        return
+    todo = [job for job in found.jobs if job.due]
     workers = at_a_time(found, options.workers)
     print(f"{len(found.jobs)} cells, {len(todo)} to run{_altogether(todo, guesses, workers)}")
+    if estimator.uncalibrated:
+        print(
+            f"rough (~): {len(estimator.uncalibrated)} kinds of these cells were never timed here; "
+            "their FLOPs and a matrix product say this much; --calibrate times each, once"
+        )
     for reason in dict.fromkeys(one.reason for one in guesses.values() if one.reason):
         print(f"no estimate: {reason}")
     kept = sum(one.kept for one in guesses.values())
@@ -132,6 +137,23 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
         print(found.note)
 
 
+def _told(text: str) -> None:
+    print(f"fedhet: {text}", file=sys.stderr, flush=True)
+
+
+def _rows(found: Sweep, guesses: Mapping[str, "Guess"]) -> list[dict[str, object]]:
+    """The cells of a dry run, for programs."""
+    return [
+        {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
+         "estimated_seconds": one.seconds if one else None,
+         "rough": one.rough if one else None,
+         "estimated_state_bytes": round(one.kept) if one and one.seconds is not None else None,
+         "reason": one.reason if one else ""}
+        for job in found.jobs
+        for one in [guesses.get(job.cell.name)]
+    ]  # fmt: skip
+
+
 def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: int) -> str:
     """How long the rest takes: cells side by side, those with Ray one after the other."""
     left = {"inline": [0.0], "ray": [0.0]}
@@ -142,7 +164,8 @@ def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: in
     total = sum(ray) + max(*inline, sum(inline) / workers)
     unknown = sum(guesses[job.cell.name].seconds is None for job in todo)
     more = f", and {unknown} of which nobody knows" if unknown else ""
-    return f": about {display.duration(total)} with {workers} at a time{more}" if total else ""
+    about = "roughly" if any(one.rough for one in guesses.values()) else "about"
+    return f": {about} {display.duration(total)} with {workers} at a time{more}" if total else ""
 
 
 def _free(out: Path) -> str:
@@ -174,6 +197,10 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
     if blocked is not None:
         raise UserError(f"--out: '{blocked}' is not a folder; give another one")
     cells = [placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
+    configs = [cell.config for cell in cells]
+    small = dict.fromkeys(line for config in configs for line in small_cohort(config))
+    for line in (*check_cells(configs, read_overrides(overrides)), *small):
+        _told(f"note: {line}")
     chosen = shard(cells, options.shard)
     if options.cell:
         chosen = [cell for cell in cells if cell.name == options.cell]
@@ -244,11 +271,13 @@ class Progress:
         self.console = Console(stderr=True, markup=False)
         self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
-        self.waiting: set[str] = set()
+        self.waiting: dict[str, str] = {}  # since when, by cell
         self.noted = 0
         self.live: Live | None = None
         if not quiet and self.console.is_terminal:
-            self.live = Live(_table(found, blind=blind), console=self.console, auto_refresh=False)
+            self.live = Live(
+                _table(found, {}, blind=blind), console=self.console, auto_refresh=False
+            )
 
     def __enter__(self) -> "Progress":
         if self.live is not None:
@@ -266,13 +295,15 @@ class Progress:
         for note in [] if self.quiet else found.notes[self.noted :]:
             self.console.print(f"fedhet: {note}", soft_wrap=True, highlight=False)
         self.noted = len(found.notes)
+        news = [job.cell.name for job in found.jobs if job.waits]
+        news = [name for name in news if name not in self.waiting]
+        self.waiting |= dict.fromkeys(news, f"{datetime.now():%H:%M:%S}")
         if self.live is not None:
-            self.live.update(_table(found, blind=self.blind), refresh=True)
+            self.live.update(_table(found, self.waiting, blind=self.blind), refresh=True)
             return
         for job in found.jobs:
-            if job.waits and job.cell.name not in self.waiting and not self.quiet:
-                self.waiting.add(job.cell.name)
-                print(f"fedhet: {job.cell.name} {WAITS}", file=sys.stderr, flush=True)
+            if job.cell.name in news and not self.quiet:
+                _told(f"{job.cell.name} {WAITS.format(self.waiting[job.cell.name])}")
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
             if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
@@ -282,7 +313,7 @@ class Progress:
                       file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _table(found: Sweep, *, blind: bool) -> Group:
+def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:
     table = Table(box=None, pad_edge=False)
     for column in ("cell", "state", "round", "accuracy", "what"):
         table.add_column(column, no_wrap=column != "what")
@@ -290,7 +321,7 @@ def _table(found: Sweep, *, blind: bool) -> Group:
     others = [job for job in found.jobs if job.state != RUNNING]
     others.sort(key=lambda job: job.state not in ENDED)
     for job in (*running, *others)[:SHOWN]:
-        table.add_row(*_row(job, blind=blind))
+        table.add_row(*_row(job, waiting.get(job.cell.name, ""), blind=blind))
     counts = ", ".join(f"{count} {state}" for state, count in found.counts().items() if count)
     left = found.seconds_left()
     more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
@@ -298,7 +329,7 @@ def _table(found: Sweep, *, blind: bool) -> Group:
     return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
 
 
-def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
+def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
     rounds = f"{job.rounds}/{job.cell.config.rounds}"
     if job.state == RUNNING and job.rounds > job.begun_at:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
@@ -306,9 +337,11 @@ def _row(job: Job, *, blind: bool) -> tuple[str, ...]:
     accuracy = display.percent(None if blind else job.accuracy)
     ended = job.state in ENDED and job.reason
     why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
-    why = f": {WAITS}" if job.waits else why
+    why = f": {WAITS.format(since)}" if job.waits else why
     return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
 
 
-def _time(seconds: float | None) -> str:
-    return "?" if seconds is None else display.duration(seconds)
+def _time(guess: "Guess") -> str:
+    if guess.seconds is None:
+        return "?"
+    return f"{'~' if guess.rough else ''}{display.duration(guess.seconds)}"

@@ -22,7 +22,7 @@ _DPI = 150
 
 
 def bubble_plot(counts: Indices, classes: Sequence[str], path: Path) -> None:
-    """Draw ``counts`` (N, C) int64, images per client and class, into a PNG file.
+    """Draw ``counts`` (N, C) int64, images per client and class, into a file .png, .svg or .pdf.
 
     Clients are columns, classes are rows; many clients of few classes are wrapped into up to
     four panels. No global state of matplotlib is touched.
@@ -41,7 +41,7 @@ def bubble_plot(counts: Indices, classes: Sequence[str], path: Path) -> None:
     FigureCanvasAgg(figure)
     draw_bubbles(figure, counts, classes, cell, _TEXT, _GRID)
     try:
-        figure.savefig(path, format="png", facecolor="white")
+        figure.savefig(path, format=path.suffix[1:], facecolor="white")
     except OSError as error:
         raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error
 

@@ -14,15 +14,17 @@ import yaml
 
 import fedhet
 from fedhet import plugins
+from fedhet.config import build_config
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, model_key, rebuild, write_weights
 from fedhet.files import appearing
-from fedhet.ids import is_id
+from fedhet.ids import client_order, is_id
 from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 from fedhet.reading.structured import read_json
 from fedhet.records import register
+from fedhet.records.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,44 @@ def export(
     except OSError as error:
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
     return out
+
+
+def export_all(
+    run: Path, out: Path, *, images: Sequence[Path] | None = None, trust: bool = False
+) -> tuple[list[Path], dict[str, str]]:
+    """:func:`export` the newest state of every client of a run to ``out/<client>``.
+
+    Returns the folders made, and the reason for every client that was left out. UserError if there
+    is no state at all, or if anything is at ``out``.
+    """
+    out = out.expanduser().absolute()
+    if out.exists():
+        raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
+    states = _states_of(run.expanduser().absolute())
+    made, left_out = [], {}
+    for state in states:
+        try:
+            made.append(export(state, out / state.name, images=images, trust=trust))
+        except UserError as error:
+            left_out[state.name] = str(error)
+    if not made:
+        raise UserError(f"no client of '{run}' has a model: {next(iter(left_out.values()))}")
+    return made, left_out
+
+
+def _states_of(run: Path) -> list[Path]:
+    """The state folders of a run's clients here, in client order."""
+    folder = RunFolder(run)
+    if not folder.identity.exists():
+        raise UserError(f"'{run}' is not a run folder: --all exports the clients of one")
+    there = folder.state_dir(build_config(folder.started_config())) / folder.experiment
+    found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
+    if not found:
+        raise UserError(
+            f"'{there}' has no client's state: keep-state=false deleted them, or they are on other "
+            "machines"
+        )
+    return sorted(found, key=lambda path: client_order(path.name))
 
 
 def open_state(state: Path, generation: int | None = None, *, trust: bool = False) -> Exported:

@@ -47,6 +47,8 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
 
 def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
     """A round of this run, and a generation that it may start from, named by its digest."""
+    if what.refused and kind != "query":
+        raise ValueError(f"a refusal came with a message of kind '{kind}'")
     if kind not in {TRAIN, "evaluate"}:
         if what.round or what.generation or what.state:
             raise ValueError(f"round {what.round} and generation {what.generation} in a query")

@@ -3,6 +3,8 @@
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import datetime
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -23,7 +25,30 @@ QUERY_TRIES = 3
 # Flower's SuperLink drops replies while its database is busy ("database is locked"): who has not
 # answered after so many seconds is asked again, then after twice as many, and so on.
 REMIND_AFTER = 60.0
+PATIENT = 5.0  # seconds of waiting that nobody needs to be told of
 SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
+
+
+class _Waiting:
+    """Says who is waited for, and since when, once that has lasted a while, and when it changes."""
+
+    def __init__(self, tell: Callable[[str], None], timeout: float) -> None:
+        self.tell, self.timeout = tell, timeout
+        self.begun, self.since = time.monotonic(), f"{datetime.now():%H:%M:%S}"
+        self.told = ""
+
+    def say(self, known: int, expected: int, refused: Iterable[str]) -> None:
+        """How many clients are known, of how many (0: nobody said)."""
+        if time.monotonic() - self.begun < min(PATIENT, self.timeout / 2):
+            return
+        of = f"{expected - known} of {expected} clients" if expected else "clients"
+        reasons = "; ".join(sorted(set(refused)))
+        text = f"waiting for {of} since {self.since}, until start-timeout={self.timeout:g} s"
+        text += f" (refused: {reasons})" if reasons else ""
+        if text != self.told:
+            self.told = text
+            log.info("%s", text)
+            self.tell(text)
 
 
 class Handshake:
@@ -48,14 +73,24 @@ class Handshake:
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
         self._reminded: Counter[int] = Counter()
+        self._told: set[int] = set()  # nodes that know why they are refused
 
-    def wait(self, clients: int, timeout: float) -> None:
+    def wait(
+        self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         """Query nodes until ``clients`` are known, or the time is up.
 
+        ``tell`` is called with what is waited for, whenever that changes, and with "" at the end.
         With ``clients = 0`` the nodes say how many partitions there are; if they do not, the
         federation counts as complete once no new node has come for a while.
         Raises RunFailedError if nobody came.
         """
+        try:
+            self._wait(clients, timeout, _Waiting(tell, timeout))
+        finally:
+            tell("")
+
+    def _wait(self, clients: int, timeout: float, waiting: "_Waiting") -> None:
         deadline = time.monotonic() + timeout
         last_news = time.monotonic()
         while True:
@@ -70,6 +105,7 @@ class Handshake:
                 break
             if (nodes and not expected and settled) or time.monotonic() > deadline:
                 break
+            waiting.say(len(nodes), expected, self.roster.refused.values())
             time.sleep(self._mail.interval)
         if not nodes:
             reasons = distinct(self.roster.refused.values()) or "no node is online"
@@ -101,6 +137,7 @@ class Handshake:
             roster.refused.clear()  # what a vanished node held may be free now: ask again
             self._tries.clear()
             self._reminded.clear()
+            self._told.clear()
         self._online = now
         roster.nodes = {client: node for client, node in roster.nodes.items() if node in online}
         self._asked = {node: since for node, since in self._asked.items() if node in online}
@@ -116,7 +153,20 @@ class Handshake:
             if not self._asked or time.monotonic() > max(self._asked.values()) + patience:
                 break
             mail.pause()
+        self._tell_refused()
         return new
+
+    def _tell_refused(self) -> None:
+        """Tell nodes on a network, once, why the run does without them; no answer is waited for."""
+        refused = self.roster.refused
+        new = [node for node in refused if node in self._online and node not in self._told]
+        self._told.update(new)
+        if new and not self._mail.simulated:
+            whys = [Instruction(self.experiment, refused=refused[node]) for node in new]
+            # A list: Flower goes through them twice.
+            self.grid.push_messages(
+                [request(QUERY, *pair, QUERY_TTL) for pair in zip(new, whys, strict=True)]
+            )
 
     def _silent(self) -> list[int]:
         """Nodes that are to be asked once more."""
@@ -137,6 +187,7 @@ class Handshake:
             return []  # the node restarted, or the message expired: it is asked again
         try:
             if reply.error:
+                self._told.add(node)  # it says so itself
                 raise ValueError(reply.error)
             declared = read_declaration(reply, self.terms)
             client = declared.info.client

@@ -42,6 +42,7 @@ class Instruction:
     evaluate: bool = True
     state_dir: str = ""  # used by simulated clients only
     classes: tuple[str, ...] = ()
+    refused: str = ""  # why the run does without this node; nothing is asked then
 
 
 @dataclass(frozen=True)
@@ -77,23 +78,22 @@ def request(
     After ``ttl`` seconds nobody waits for the reply any more, and a node that was away is not
     bothered with the message. Flower makes replies expire together with their message.
     """
-    content = RecordDict(
+    config = ConfigRecord(
         {
-            "config": ConfigRecord(
-                {
-                    "experiment": what.experiment,
-                    "round": what.round,
-                    "generation": what.generation,
-                    "state": what.state,
-                    "evaluate": what.evaluate,
-                    "state-dir": what.state_dir,
-                    "classes": list(what.classes),
-                    # Makes the message's id a secret of its addressee: see fedhet.protocol.keys.
-                    "nonce": secrets.token_hex(16),
-                }
-            )
+            "experiment": what.experiment,
+            "round": what.round,
+            "generation": what.generation,
+            "state": what.state,
+            "evaluate": what.evaluate,
+            "state-dir": what.state_dir,
+            "classes": list(what.classes),
+            # Makes the message's id a secret of its addressee: see fedhet.protocol.keys.
+            "nonce": secrets.token_hex(16),
         }
     )
+    if what.refused:
+        config["refused"] = what.refused
+    content = RecordDict({"config": config})
     if arrays is not None:
         content["arrays"] = arrays
     return Message(content, node, kind, ttl=ttl)
@@ -108,7 +108,7 @@ def instruction(message: Message) -> Instruction:
     if not {"config"} <= set(content) <= {"config", "arrays"}:
         raise ValueError("an instruction has the record 'config', and 'arrays' at most beside it")
     config = content.config_records.get("config")
-    if config is None or set(config) != {*_TYPES, "nonce"}:
+    if config is None or set(config) - {"refused"} != {*_TYPES, "nonce"}:
         raise ValueError(f"an instruction has the keys {', '.join(_TYPES)}, nonce and no others")
     for key, kind in _TYPES.items():
         value = config[key]
@@ -117,8 +117,11 @@ def instruction(message: Message) -> Instruction:
     classes: Any = config["classes"]
     if not all(type(name) is str for name in classes):
         raise ValueError("classes: no list of texts came")
+    refused = config.get("refused", "")
+    if type(refused) is not str or len(refused) > MAX_TEXT:
+        raise ValueError(f"refused: no {_SHOWN[str]} came")
     values: dict[str, Any] = {key.replace("-", "_"): config[key] for key in _TYPES}
-    return Instruction(**values | {"classes": tuple(classes)})
+    return Instruction(**values | {"classes": tuple(classes), "refused": refused})
 
 
 def arrays_of(message: Message) -> list[Array]:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet.errors import UserError, VerifyError
+from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.files import csv_text, finite, private_files, write_json, write_text
 from fedhet.reading.bounds import read_bytes
 from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yaml, shaped
@@ -173,6 +173,25 @@ class RunFolder:
         """Where simulated clients keep their states."""
         root = Path(config.state_dir).expanduser() if config.state_dir else self.path / "state"
         return root.resolve()
+
+    def wait_for(self, what: str) -> None:
+        """Let others see what the server waits for; empty: for nothing any more."""
+        with contextlib.suppress(OSError):  # a note: on a full disk there is none
+            if what:
+                write_text(self._waiting, f"{what}\n")
+            else:
+                self._waiting.unlink(missing_ok=True)
+
+    def waits_for(self) -> str:
+        """What the server waits for, as far as it says; empty if for nothing."""
+        try:
+            return one_line(self._waiting.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return ""
+
+    @property
+    def _waiting(self) -> Path:
+        return self.path / "waiting.txt"
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""

@@ -1,12 +1,19 @@
 """The figures of a run: out of its rounds, and over its clients."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedhet.schema import RunConfig
+
+# How a client is left out whose numbers left the range in which there is anything to learn.
+DIVERGENCE = re.compile(
+    r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-(norm|ratio)"
+    r"|'train_loss' is \S+, not within"
+)
 
 
 def summarise(
@@ -60,6 +67,12 @@ def summarise(
 def nobody_replied(record: Mapping[str, Any]) -> bool:
     """Whether a round's line says that no reply counted."""
     return not record.get("replied", 1)
+
+
+def diverged(line: Mapping[str, Any]) -> bool:
+    """Whether a line of ``rounds.jsonl`` has no valid reply, and one whose numbers overflowed."""
+    reasons = (failure["reason"] for failure in line["failures"])
+    return line["replied"] == 0 and any(map(DIVERGENCE.search, reasons))
 
 
 def spread(accuracies: Sequence[float]) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Finds finished runs: in run folders, in sweeps, and among packed records of either."""
 
 import contextlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedhet.ids import client_order
 from fedhet.reading.structured import read_json, read_jsonl, read_yaml
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import diverged
 from fedhet.records.tables import read_evaluations, read_partition
 from fedhet.reports.runs import (
     FORMAT,
@@ -29,11 +29,6 @@ DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given
 _DIGITS = 10  # significant ones that are kept: far beyond what is shown, half the size
 _MACHINE = ("out", "name", "state-dir")  # keys of the configuration that a record leaves out
 _FILES = ("data-path", "partition-file", "public-path")  # of these it keeps the last part
-# How a client is left out whose numbers left the range in which there is anything to learn.
-DIVERGENCE = re.compile(
-    r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-(norm|ratio)"
-    r"|'train_loss' is \S+, not within"
-)
 # What a file can do to its reader that is not what fedhet wrote.
 _DAMAGE = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
@@ -172,12 +167,6 @@ def _read_folder(path: Path) -> Run | LeftOut:
         return LeftOut(path.name, "failed: it diverged, in the last round no reply counted", config)
     check_whole(summary, rounds, [score.test for score in run.clients])
     return run if run.evaluated else LeftOut(path.name, "no round was evaluated", config)
-
-
-def diverged(line: Mapping[str, Any]) -> bool:
-    """Whether a line of ``rounds.jsonl`` has no valid reply, and one whose numbers overflowed."""
-    reasons = (failure["reason"] for failure in line["failures"])
-    return line["replied"] == 0 and any(map(DIVERGENCE.search, reasons))
 
 
 def _kept(name: str, value: Any) -> bool:

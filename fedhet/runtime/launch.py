@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +151,26 @@ def _follow(launch: Launch, link: SuperLink, on_rounds: OnRounds) -> tuple[str, 
 
 
 class Reader:
-    """Hands on ``rounds.jsonl`` whenever it has grown."""
+    """Hands on ``rounds.jsonl`` whenever it has grown, and what the server waits for."""
 
-    def __init__(self, folder: RunFolder, on_rounds: OnRounds) -> None:
+    def __init__(
+        self, folder: RunFolder, on_rounds: OnRounds, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.folder = folder
         self.on_rounds = on_rounds
+        self.tell = tell
         self.size = -1
+        self.told = ""
+
+    def say(self, text: str) -> None:
+        """Tell something that is not what was told last."""
+        if text and text != self.told:
+            self.told = text
+            self.tell(text)
 
     def read(self) -> None:
         """Look once."""
+        self.say(self.folder.waits_for())
         size = self.folder.rounds.stat().st_size if self.folder.rounds.exists() else 0
         if size != self.size:
             self.size = size
@@ -184,9 +196,12 @@ def raise_unless_completed(launch: Launch, where: str, cause: BaseException | No
         raise RunFailedError(f"run {why} ({where})") from cause
 
 
-def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
+def submit_remote(
+    launch: Launch, connection: str, on_rounds: OnRounds, tell: Callable[[str], None]
+) -> None:
     """Run it on somebody else's SuperLink and wait for it; RunFailedError if it did not complete.
 
+    ``tell`` is called with what is waited for, and since when.
     Rounds are reported where the run folder is on this machine, too. An interruption stops the
     run. UserError if the run could not even be submitted.
     """
@@ -194,7 +209,8 @@ def submit_remote(launch: Launch, connection: str, on_rounds: OnRounds) -> None:
     env = environment()
     run_id = _submit_remote(launch, connection, env)
     try:
-        status, details = _await(launch, connection, run_id, Reader(launch.folder, on_rounds))
+        reader = Reader(launch.folder, on_rounds, tell)
+        status, details = _await(launch, connection, run_id, reader)
     except Interrupted as interrupt:
         with undisturbed():
             with contextlib.suppress(RunFailedError):
@@ -255,7 +271,7 @@ def _restored_on_error(*paths: Path) -> Iterator[None]:
 
 def _await(launch: Launch, connection: str, run_id: str, reader: Reader) -> tuple[str, str]:
     """Follow a submitted run; a SuperLink that is away for a while is asked again."""
-    env, asked, silent = environment(), time.monotonic(), 0
+    env, asked, silent, away = environment(), time.monotonic(), 0, ""
     while True:
         reader.read()
         pause = REMOTE_END if launch.status()[0] and not silent else REMOTE_POLL
@@ -266,6 +282,8 @@ def _await(launch: Launch, connection: str, run_id: str, reader: Reader) -> tupl
             except RunFailedError:
                 status, details = "", ""
                 silent += 1
+                away = away if silent > 1 else f"{datetime.now():%H:%M:%S}"
+                reader.say(f"waiting for '{connection}', which has not answered since {away}")
                 if silent > REMOTE_SILENCES:
                     raise
             asked = time.monotonic()

@@ -7,6 +7,7 @@ names it to ``fedhet run``, ``resume`` and ``status``.
 
 import json
 import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedhet.reading.structured import read_json, read_toml
 from fedhet.runtime.certs import Credentials
 
 CONNECTION = "fedhet-server"
+DEFAULTS = ("supergrid", "local")  # connections of a configuration that Flower makes
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,13 @@ def connect(superlink: str) -> str:
     if not (path / "ca.crt").is_file():
         known = _connections()
         if known is not None and superlink not in known:
+            address = re.fullmatch(r"(\w+://)?[\w.\[\]:-]+:\d{1,5}", superlink)
+            if address:
+                raise UserError(
+                    f"superlink: '{superlink}' is an address: give the folder of `fedhet certs` "
+                    f"there, or the NAME of a connection: [superlink.NAME] in '{_config()}', with "
+                    f'address = "{superlink}" and root-certificates'
+                )
             raise UserError(
                 f"superlink: '{superlink}' is neither a folder of `fedhet certs` (no ca.crt is "
                 f"there) nor a connection in Flower's config.toml ({', '.join(known) or 'none'})"
@@ -123,11 +132,20 @@ def connect(superlink: str) -> str:
     return CONNECTION
 
 
+def _config() -> Path:
+    """Flower's own configuration."""
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
+
+
 def _connections() -> list[str] | None:
-    """Names in Flower's own configuration; None where there is none that can be read."""
-    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+    """Names in Flower's own configuration; None where it cannot be read.
+
+    Where there is none, Flower makes one at its first command: those that it has then.
+    """
     try:
-        content = read_toml(home / "config.toml")
+        content = read_toml(_config())
+    except FileNotFoundError:
+        return list(DEFAULTS)
     except (OSError, ValueError):
         return None
     return [name for name, value in content.get("superlink", {}).items() if isinstance(value, dict)]

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedhet import layout, plugins
+from fedhet import examples, idle_keys, layout, plugins
 from fedhet.config import build_config, method_name, read_overrides, resumed_config
 from fedhet.data.sources import TORCHVISION
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.records import register, verification
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import adopt_states, check_owner
-from fedhet.records.summary import nobody_replied
+from fedhet.records.summary import DIVERGENCE, nobody_replied
 from fedhet.records.verification import Verification
 from fedhet.runtime import preflight
 from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over
+from fedhet.runtime.server_folder import connect
 from fedhet.runtime.signals import Interrupted, interruptible
 from fedhet.schema import RunConfig
 
@@ -54,6 +55,8 @@ def find_preset(name: str) -> Path:
     }
     name = method_name(name)  # FedSSA is fedssa here as well
     if name not in shipped:
+        if where := examples.hint(name):
+            raise UserError(f"config '{name}': no preset; {where}")
         raise UserError(
             f"config '{name}': no such file and no preset{nearest(name, list(shipped))}; "
             f"presets: {', '.join(shipped)}"
@@ -62,10 +65,16 @@ def find_preset(name: str) -> Path:
 
 
 def start(
-    config: RunConfig, default_name: str, console: Console, connection: str | None = None
+    config: RunConfig,
+    default_name: str,
+    console: Console,
+    connection: str | None = None,
+    *,
+    notes: Sequence[str] = (),
 ) -> RunFolder:
     """Check, make the run folder and run to the end; one that could not start leaves no folder.
 
+    ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
     Raises UserError for what the user can mend, RunFailedError for a run that did not complete.
     """
     config = preflight.absolute_paths(config)
@@ -77,6 +86,8 @@ def start(
         warnings = [*dataset.warnings, *partition.warnings]
     with interruptible():
         folder = RunFolder.create(config, default_name)
+        for line in (*notes, *idle_keys.small_cohort(config)):
+            console.say(f"note: {line}")
         for line in warnings:
             console.say(f"warning: {line}")
         try:
@@ -128,6 +139,8 @@ def _resume(  # noqa: PLR0913, PLR0917
     if connection is None:
         config = preflight.resolve_clients(config)
         preflight.check_simulation(config)
+    for line in idle_keys.check(config, changes, deployed=connection is not None):
+        console.say(f"note: {line}")
     with interruptible():
         launch = Launch(config, folder, resume=True, python_path=python_path)
         _run(launch, console, connection, accept_lost=accept_lost)
@@ -198,6 +211,7 @@ def check(config: RunConfig, console: Console, connection: str | None) -> tuple[
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
     preflight.check_installation(inline=inline)
     if connection is not None:  # the nodes bring their own data, models and devices
+        connect(connection)
         return ()
     announce(config, console)
     return tuple(preflight.python_path(config))
@@ -263,16 +277,25 @@ def _run(
                 launch.write_config()
                 engine(config)(launch, progress.update)
             else:
-                submit_remote(launch, connection, progress.update)
+                submit_remote(launch, connection, progress.update, progress.note)
     except (UserError, VerifyError):  # the same command would end here again
         raise
     except BaseException as error:
         if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():
             with contextlib.suppress(OSError):
-                console.say(f"continue it with: fedhet resume {launch.folder.path}")
+                console.say(_how_to_go_on(launch))
         raise
     finally:
         lock.release()
+
+
+def _how_to_go_on(launch: Launch) -> str:
+    """What to do about a run that ended early: a diverged one would diverge again."""
+    status, reason = launch.status()
+    if status == "failed" and DIVERGENCE.search(reason):
+        lr = f"{launch.config.lr:g}"
+        return f"it diverged, and would again: start another run with a smaller lr (it was {lr})"
+    return f"continue it with: fedhet resume {launch.folder.path}"
 
 
 def _beginning(launch: Launch, connection: str | None) -> str:

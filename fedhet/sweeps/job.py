@@ -8,8 +8,8 @@ from fedhet.config import RESUMABLE
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import nobody_replied
-from fedhet.reports.reading import DIVERGENCE, diverged, read_run
+from fedhet.records.summary import DIVERGENCE, diverged, nobody_replied
+from fedhet.reports.reading import read_run
 from fedhet.sweeps.grid import Cell, deciding
 from fedhet.sweeps.place import Placed
 

@@ -18,7 +18,7 @@ import yaml
 from fedhet.config import find_method, method_keys, method_name
 from fedhet.errors import UserError
 from fedhet.reading.structured import read_jsonl, read_yaml
-from fedhet.reports.reading import diverged
+from fedhet.records.summary import diverged
 from fedhet.rng import generator
 from fedhet.schema import RunConfig, kebab
 from fedhet.sweeps.grid import SWEEP_KEYS, Cell, resolve

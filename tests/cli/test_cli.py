@@ -133,7 +133,8 @@ def test_a_wrong_run_is_one_line_and_leaves_nothing(capsys, here, words, parts):
         (["resume", "none"], ["none' is not a run folder"]),
         (["runs", "none"], ["none' is not a folder"]),
         (["methods", "FedSAA"], ["did you mean 'fedssa'"]),
-        (["keys", "nothing"], ["'nothing'", "allowed: standalone"]),
+        (["keys", "roundz"], ["no key speaks of 'roundz'", "did you mean 'rounds'"]),
+        (["partition", "quickstart", "--plot", "x.gif"], ["--plot", "'x.gif'", ".png"]),
         (["models", "--classes", "0"], ["--classes", "0"]),
         (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
     ],
@@ -374,13 +375,20 @@ def test_methods_and_models_for_people_and_programs(capsys):
     assert "2,621,558" in capsys.readouterr().out
 
 
-def test_partition_as_a_table_and_a_picture(capsys, here):
-    assert execute(["partition", "quickstart", "clients=3", "--out", "pictures"]) == 0
+def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):
+    assert execute(["partition", "quickstart", "clients=3"]) == 0
+    assert list(here.iterdir()) == []
+    capsys.readouterr()
+    words = ["partition", "quickstart", "clients=3", "--plot"]
+    assert execute([*words, "pictures/deal.png"]) == 0
     output = capsys.readouterr()
     assert "4 classes have no owner" in output.err
-    assert output.out.splitlines()[-1] == str(here / "pictures" / "partition.png")
-    with Image.open(here / "pictures" / "partition.png") as picture:
+    assert output.out.splitlines()[-1] == str(here / "pictures" / "deal.png")
+    with Image.open(here / "pictures" / "deal.png") as picture:
         assert picture.format == "PNG"
+    assert execute([*words, "deal.svg"]) == 0
+    assert "<svg" in (here / "deal.svg").read_text()
+    capsys.readouterr()
     assert execute(["partition", "quickstart", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [sum(n > 0 for n in row) for row in shown["clients"].values()] == [2] * 10

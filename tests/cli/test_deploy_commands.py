@@ -83,7 +83,7 @@ def test_a_unit_runs_the_command_it_is_for(capsys, what):
 
 def test_a_folder_of_certificates_stands_for_its_server(tls, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", "/elsewhere")
-    assert connect("some-connection") == "some-connection"
+    assert connect("supergrid") == "supergrid"  # Flower makes a file with it
     ServerFolder(tls).prepare(4711)
     assert connect("tls") == CONNECTION
     assert ServerFolder(tls).control() == "127.0.0.1:4711"
@@ -186,7 +186,11 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
 
 def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    assert connect("anything") == "anything"  # without a file, Flower has its own defaults
+    assert connect("local") == "local"  # without a file, Flower has its own defaults
+    with pytest.raises(UserError, match=r"'127.0.0.1:9093' is an address: .* \[superlink.NAME\]"):
+        connect("127.0.0.1:9093")
+    with pytest.raises(UserError, match=r"'nte' is neither a folder .* \(supergrid, local\)"):
+        connect("nte")
     (tmp_path / "config.toml").write_text('[superlink.net]\naddress = "127.0.0.1:1"\n')
     assert connect("net") == "net"
     with pytest.raises(UserError, match=r"'nte' is neither a folder .* config.toml \(net\)"):
@@ -214,7 +218,7 @@ def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypa
     more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
     entries = sorted(folder.path.rglob("*"))
     with pytest.raises(seen):
-        launch.submit_remote(more, "net", lambda _: None)
+        launch.submit_remote(more, "local", lambda _: None, lambda _: None)
     assert [(path.read_bytes(), path.stat().st_mode) for path in kept] == before
     assert sorted(folder.path.rglob("*")) == entries
 
@@ -232,6 +236,6 @@ def test_a_resumption_that_finds_the_disk_full_changes_nothing(tmp_path, monkeyp
     monkeypatch.setattr(launch, "write_run_config", full)
     more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
     with pytest.raises(UserError, match=r"'.*ended' cannot be written: No space left"):
-        launch.submit_remote(more, "net", lambda _: None)
+        launch.submit_remote(more, "local", lambda _: None, lambda _: None)
     after = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     assert after == before

@@ -10,13 +10,28 @@ from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.node.site import load_partition
 from fedhet.schema import RunConfig
-from fedhet.sweeps import estimate
-from fedhet.sweeps.estimate import Cost, Guess, Probed, extent, guess
+from fedhet.sweeps import probe
+from fedhet.sweeps.cost import Cost
+from fedhet.sweeps.estimate import Estimator, Guess, extent
 from fedhet.sweeps.grid import read_cells
+from fedhet.sweeps.probe import Probed
 
 
 def config(**keys):
     return RunConfig(method="standalone", **keys)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Nothing was ever timed on this machine."""
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def guess(cells):
+    """By tiny federations."""
+    estimator = Estimator(measure=True)
+    return [estimator.guess(cell.config) for cell in cells]
 
 
 def write(path, **keys):
@@ -55,16 +70,16 @@ def test_costs_scale_with_what_a_round_trains_and_evaluates(everybody, rounds, e
 def test_exact_costs_give_exact_seconds(tmp_path, monkeypatch, classes, batch) -> None:
     true = Cost(client=0.3, image=0.002, epoch=0.01, held=0.001)
 
-    def exact(probe):
-        dataset, made = load_partition(probe, probe.clients)
+    def exact(config):
+        dataset, made = load_partition(config, config.clients)
         trained = int(sum(len(split.train) for split in made.clients))
         held = len(dataset.labels) - trained
-        plain = probe.clients * true.client + trained * (
-            true.image + true.epoch * probe.local_epochs
+        plain = config.clients * true.client + trained * (
+            true.image + true.epoch * config.local_epochs
         )
         return Probed(plain, plain + held * true.held, trained, held)
 
-    monkeypatch.setattr(estimate, "_rounds", exact)
+    monkeypatch.setattr(probe, "_rounds", exact)
     grid = {"seed": [0], "local-epochs": [10]}
     keys = {"dataset": f"synthetic:{60 * classes}x{classes}", "batch-size": batch}
     path = write(tmp_path / "p.yaml", grid=grid, partition="dirichlet", **keys)
@@ -90,6 +105,13 @@ def test_a_dry_run_tells_what_the_cells_keep(
     words = ["sweep", str(path), f"--out={out}"]
     assert execute([*words, "--dry-run", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["cells"]
+    assert execute([*words, "--dry-run", "--json", "--calibrate"]) == 0
+    (timed,) = json.loads(capsys.readouterr().out)["cells"]
+    sizes = [one["estimated_state_bytes"] for one in (told, timed)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01) and (told["rough"], timed["rough"]) == (
+        1,
+        0,
+    )
     assert execute([*words, "--dry-run"]) == 0
     assert f"are free in '{tmp_path}'" in capsys.readouterr().out.splitlines()[-1]
     assert execute(words) == 0
@@ -132,8 +154,8 @@ def test_cells_that_differ_in_seeds_are_timed_once_and_unknown_ones_say_why(tmp_
 
 def test_a_probe_tells_nobody_and_has_limits_of_its_own(tmp_path, monkeypatch) -> None:
     seen = []
-    monkeypatch.setattr(estimate, "run", lambda launch, tell: seen.append(launch.config))
-    monkeypatch.setattr(estimate, "read_jsonl", lambda path: [])
+    monkeypatch.setattr(probe, "run", lambda launch, tell: seen.append(launch.config))
+    monkeypatch.setattr(probe, "read_jsonl", lambda path: [])
     keys = {"tracker": "tensorboard", "max-images": 60, "lr": 1000, "out": str(tmp_path / "out")}
     cells = read_cells(write(tmp_path / "p.yaml", grid={"seed": [0]}, **keys), [])
     with pytest.raises(ValueError, match="unpack"):  # a probe that leaves no rounds
@@ -151,18 +173,21 @@ def broken(tmp_path, monkeypatch) -> str:
     return "luckless:make"
 
 
-def test_what_fails_is_tried_once_and_said_once(tmp_path, monkeypatch, capsys, broken) -> None:
-    tried, measure = [], estimate._measure
-    monkeypatch.setattr(estimate, "_measure", lambda probe: tried.append(1) or measure(probe))
-    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+@pytest.mark.parametrize("measured", [True, False])
+def test_what_fails_is_tried_once_and_said_once(
+    tmp_path, monkeypatch, capsys, broken, cache, measured
+) -> None:
+    tried, cost = [], Estimator._cost
+    monkeypatch.setattr(Estimator, "_cost", lambda *all_: tried.append(1) or cost(*all_))
     path = write(tmp_path / "p.yaml", models=[broken], grid={"seed": [0, 1, 2]})
-    guesses = guess(read_cells(path, []))
+    estimator = Estimator(measure=measured)
+    guesses = [estimator.guess(cell.config) for cell in read_cells(path, [])]
     assert len(tried) == 1
     assert {one.seconds for one in guesses} == {None}
     (reason,) = {one.reason for one in guesses}
     assert "out of luck" in reason and "log:" not in reason
     assert capsys.readouterr() == ("", "")
-    assert not (tmp_path / "cache").exists()
+    assert [path.name for path in cache.iterdir()] == ["calibration"]  # no invented images
 
 
 def test_a_probe_in_which_one_client_fails_is_no_estimate(tmp_path, broken) -> None:
@@ -186,14 +211,14 @@ def test_a_dry_run_counts_what_the_sweep_would_run(tmp_path, monkeypatch, capsys
         (folder / "summary.json").write_text(json.dumps(ending))
         (folder / "checkpoint").mkdir()
         (folder / "checkpoint" / "run.json").write_text("{}")
-    monkeypatch.setattr(estimate, "guess", lambda cells: [Guess(3600.0) for _ in cells])
+    monkeypatch.setattr(Estimator, "guess", lambda self, config: Guess(3600.0))
     words = ["sweep", str(path), f"--out={out}", "--dry-run"]
     assert execute([*words, "--workers=2"]) == 0
     assert "4 cells, 4 to run: about 1:30:00 with 2 at a time" in capsys.readouterr().out
     assert execute([*words, "--workers=9"]) == 0  # no sooner than its longest cell
     assert "about 1:00:00 with 9 at a time" in capsys.readouterr().out
     assert not (out / "sweeps").exists()
-    monkeypatch.setattr(estimate, "guess", lambda cells: [Guess(None, "why") for _ in cells])
+    monkeypatch.setattr(Estimator, "guess", lambda self, config: Guess(None, "why"))
     assert execute(words) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-2:] == ["4 cells, 4 to run", "no estimate: why"]

@@ -15,7 +15,7 @@ from fedhet.cli.sweep import Progress
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import RunFolder
-from fedhet.reports.reading import diverged
+from fedhet.records.summary import diverged
 from fedhet.sweeps import place, sweep
 from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.sweep import Sweep, shard

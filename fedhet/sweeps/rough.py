@@ -1,0 +1,136 @@
+"""What a kind of cell may cost where it was never timed: FLOPs, and how fast this machine is.
+
+The method's own losses are counted on two black images per model, as a server counts them, and a
+matrix product of one second says how fast the arithmetic is. To that comes what moves the memory
+of a model: a step of the optimiser, and a state that is read and written.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedhet.config import find_method
+from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.flop_count import BATCH, IMAGES, first_round
+from fedhet.models.flops import FlopCounter
+from fedhet.node.modules import forgotten, to_bundle
+from fedhet.node.site import choose_device
+from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.roster import Roster
+from fedhet.schema import RunConfig
+from fedhet.sweeps.calibration import Calibration
+from fedhet.sweeps.cost import Cost
+from fedhet.training.loop import autocast
+
+Counts = list[tuple[float, float, float, float, float]]
+SECONDS = 1.0  # of matrix products
+SIDE = 1024  # of their matrices
+# As measured on one core of an EPYC (family 26), CNN-1, 3 and 5 with batches of 16 and of 64:
+SHARE = 0.9  # of a matrix product's speed that forward and backward reach
+STEP = 2.5e9  # bytes of its model that a step of the optimiser does in a second
+CLIENT = 0.02  # seconds of a client's round beside its images, and
+BYTES = 3e8  # bytes of its state that are read and written in a second
+
+
+class Rough:
+    """Costs by arithmetic, with the speeds that a calibration remembers."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self._counted: dict[RunConfig, Counts] = {}
+
+    def cost(self, probe: RunConfig, classes: int) -> Cost:
+        """In the mean over the models. RunFailedError if a model or the method cannot work."""
+        device = choose_device(probe, {})
+        what = f"{device.type}, {probe.precision}, {probe.threads} threads"
+        try:
+            with _arithmetic(probe):
+                product_ = self.calibration.product(what, lambda: product(probe, device))
+                counts = self._count(probe, classes)
+        except (UserError, RunFailedError):
+            raise
+        except Exception as error:  # a method or a model of somebody else may fail in any way
+            raise RunFailedError(f"its FLOPs cannot be counted: {brief(error)}") from error
+        means = [sum(one) / len(counts) for one in zip(*counts, strict=True)]
+        image, epoch, held, state, others = means
+        speed, step = SHARE * product_, state / STEP / probe.batch_size
+        client = CLIENT + state / BYTES + others / speed
+        return Cost(client, image / speed, epoch / speed + step, held / speed, state)
+
+    def _count(self, probe: RunConfig, classes: int) -> Counts:
+        """One count for probes that differ in nothing but the number of their classes.
+
+        Those decide the last layer: a hundredth of the work, and of the state.
+        """
+        kind = probe.model_copy(update={"dataset": "", "max_classes": 1})
+        if kind not in self._counted:
+            self._counted[kind] = _counts(probe, tuple(map(str, range(classes))))
+        return self._counted[kind]
+
+
+@contextmanager
+def _arithmetic(config: RunConfig) -> Iterator[None]:
+    """Torch as a training process of that configuration sets it."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def product(config: RunConfig, device: torch.device) -> float:
+    """FLOP/s of a matrix product."""
+    with torch.inference_mode(), autocast(config, device):
+        matrix = torch.full((SIDE, SIDE), 1 / SIDE, device=device)
+        _finish(matrix @ matrix)  # the first one makes ready
+        # Of a processor the time it worked for us, whoever else is on the machine.
+        clock = time.perf_counter if device.type != "cpu" else time.process_time
+        done, started, begun = 0, clock(), time.perf_counter()
+        while time.perf_counter() - begun < SECONDS:
+            _finish(matrix @ matrix)
+            done += 1
+        worked = (clock() - started) / (config.threads if device.type == "cpu" else 1)
+        return 2.0 * SIDE**3 * done / worked
+
+
+def _finish(result: torch.Tensor) -> None:
+    """Wait for the device."""
+    result[0, 0].item()
+
+
+def _counts(probe: RunConfig, classes: tuple[str, ...]) -> Counts:
+    """Per model: FLOPs of an image's round, its epoch, its evaluation; the state's bytes; the rest.
+
+    The rest are FLOPs of a round that no image of the client's own has a part in.
+    """
+    each = (2,) * len(classes)
+    roster, ids = Roster(), tuple(range(len(classes)))
+    roster.classes = classes
+    for k, model in enumerate(probe.models):
+        roster.infos[str(k)] = ClientInfo(
+            str(k), classes, classes, each, sum(each), model, "cpu", ids
+        )
+        roster.generations[str(k)] = 0
+    strategy = find_method(probe.method).strategy(probe, roster)
+    strategy.initialise()
+    found = []
+    for info in roster.infos.values():
+        with forgotten():
+            client = first_round(probe, classes, info, strategy.download(info, 1))
+            once, others = client.work()
+            client.config = probe.model_copy(update={"local_epochs": 2, "batch_size": BATCH})
+            twice, _ = client.work()
+            counter = FlopCounter()
+            with torch.no_grad(), counter:
+                client.predict(client.images("train").batch(torch.arange(BATCH))[0])
+            kept = to_bundle(client.modules, client.tensors, ())
+            state = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+            epoch = (twice - once) / IMAGES
+            image = once / IMAGES - epoch
+            found.append((image, epoch, counter.total / BATCH, float(state), others))
+    return found

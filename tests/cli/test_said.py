@@ -1,0 +1,273 @@
+"""What is said to somebody who sets a key in vain, names a thing wrongly, or has to wait."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedhet
+from fedhet import examples, layout
+from fedhet.cli.app import execute
+from fedhet.config import load_noted
+from fedhet.errors import RunFailedError
+from fedhet.idle_keys import idle
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime import launch, session
+from fedhet.schema import RunConfig, kebab
+from fedhet.testing import simulate, small
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TINY = ("run", "quickstart", "engine=inline", "models=cnn-5", "rounds=1", "local-epochs=1")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mistake(capsys, *words) -> str:
+    assert execute(list(words)) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    return output.err.strip().splitlines()[-1]
+
+
+# --- keys that change nothing ---------------------------------------------------------------------
+
+
+def notes(*words, deployed=False, path=None):
+    return load_noted(path, words, deployed=deployed)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "why"),
+    [
+        (["data-path=/x"], "data-path=/x", "dataset=digits is read from no files"),
+        (["dataset=synthetic:90x3", "data-path=/x"], "data-path", "synthetic:90x3"),
+        (["engine=inline", "actors=3"], "actors=3", "engine=inline"),
+        (["engine=inline", "round-timeout=5"], "round-timeout=5", "waits for nobody"),
+        (["engine=inline", "start-timeout=5"], "start-timeout=5", "waits for nobody"),
+        (["partition=file", "partition-file=a.csv", "split=6:2:2"], "split", "partition-file says"),
+        (["partition=file", "partition-file=a.csv", "dataset=cifar10", "partition-seed=3"],
+         "partition-seed=3", "who owns what"),
+        (["models=cnn-5", "model-assignment=random"], "model-assignment", "one model"),
+        (["evaluate-all=no"], "evaluate-all=no", "fraction=1"),
+        (["state-backend=context", "keep-state=no"], "keep-state", "state-backend=context"),
+        (["state-backend=context", "state-dir=s"], "state-dir=s", "state-backend=context"),
+        (["client-keys=off"], "client-keys=off", "--superlink"),
+    ],
+)  # fmt: skip
+def test_a_key_that_changes_nothing_is_named_with_the_reason(words, key, why):
+    (line,) = notes(*words)
+    assert line.startswith(key) and why in line
+
+
+@pytest.mark.parametrize("word", ["data-path=/x", "actors=2", "state-dir=/s", "keep-state=no"])
+def test_on_a_network_the_nodes_have_their_own(word):
+    data = () if word.startswith("data") else ("dataset=cifar10",)
+    (line,) = notes(*data, word, deployed=True)
+    assert line.startswith(word) and "every node has its own" in line
+    assert notes("client-keys=off", "evaluate-all=no", deployed=True) == []
+
+
+def test_what_has_an_effect_is_not_named():
+    assert notes("dataset=cifar10", "data-path=/x", "actors=2", "round-timeout=9") == []
+    assert notes("fraction=0.5", "evaluate-all=no", "partition-seed=1", "split=6:2:2") == []
+    assert notes("partition=dirichlet", "alpha=1", "models=cnn-1,cnn-5", "state-dir=s") == []
+    keys = {kebab(name) for name in RunConfig.model_fields}
+    assert idle(RunConfig()).keys() | idle(RunConfig(), deployed=True).keys() <= keys
+
+
+@pytest.mark.parametrize(
+    "path", sorted(layout.folder("configs").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_no_preset_is_told_off(path):
+    assert notes(path=path) == notes("engine=inline", path=path) == []
+
+
+def test_a_file_is_told_too_unless_it_says_the_default(tmp_path):
+    (tmp_path / "c.yaml").write_text("engine: inline\nactors: 2\nround-timeout: 3600\n")
+    assert [line.partition("=")[0] for line in notes(path=tmp_path / "c.yaml")] == ["actors"]
+
+
+def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
+    words = [*TINY, "data-path=/x", "fraction=0.01", "clients=4"]
+    assert "'x' is not allowed" in mistake(capsys, *words, "lr=x")
+    assert execute([*words, "--name", "r"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "note:" in line]
+    assert said == [
+        "fedhet: note: data-path=/x changes nothing: dataset=digits is read from no files",
+        "fedhet: note: fraction=0.01 of 4 clients is 0.04: one of 4 is trained in each round",
+    ]
+    assert execute(["resume", "runs/r", "rounds=2", "actors=3"]) == 0
+    assert "note: actors=3 changes nothing" in capsys.readouterr().err
+    fedhet.run("quickstart", engine="inline", models=["cnn-5"], rounds=1, clients=2, actors=2)
+    assert "note: actors=2 changes nothing" in capsys.readouterr().err
+
+
+def test_a_sweep_names_what_changes_nothing_in_any_cell(capsys, here):
+    grid = {"partition": ["dirichlet", "classes-per-client"], "fraction": [0.01]}
+    (here / "p.yaml").write_text(yaml.safe_dump({"clients": 4, "grid": grid}))
+    words = ["sweep", "p.yaml", "--print", "actors=2", "alpha=1", "data-path=/x"]
+    assert execute(words) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split()[2].partition("=")[0] for line in said] == [
+        "actors",
+        "data-path",
+        "fraction",
+    ]
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("seed=1,2,3", ["'1,2,3'", "`grid: {seed: [1, 2, 3]}`", "`fedhet sweep`"]),
+        ("method=fedssa,fedavg", ["`grid: {method: [fedssa, fedavg]}`"]),
+        ("mu0=0.1,0.2", ["`grid: {mu0: [0.1, 0.2]}`"]),
+        ("dataset=digits,cifar10", ["one value is needed"]),
+        ("d=256", ["width d is 500", "d1 is fedmrl's"]),
+        ("lr_=1", ["did you mean 'lr'", "lr-extractor is pfedes's"]),
+        ("lr_extractor=1", ["lr_extractor: only method pfedes has this key"]),
+        ("server-epoch=3", ["server-epochs is fedgh's and fedtgp's and fedgen's"]),
+        ("N=3", ["did you mean 'clients' (N)?"]),
+        ("local_epochs=3", ["did you mean 'local-epochs'?"]),
+        ("grid=3", ["`fedhet sweep` runs them"]),
+        ("method=fedrep", ["an example", "method=fedrep:METHOD"]),
+    ],
+)
+def test_a_key_or_a_value_is_told_whose_it_is(capsys, here, word, parts):
+    line = mistake(capsys, "run", "quickstart", word)
+    assert all(part in line for part in parts), line
+    assert not list(here.iterdir())
+
+
+def test_lists_where_one_value_is_needed_name_the_sweep_in_files_too(capsys, here):
+    (here / "c.yaml").write_text("seed: [0, 1]\n")
+    assert "`grid: {seed: [0, 1]}`" in mistake(capsys, "run", "c.yaml")
+    assert notes("models=cnn-1,cnn-5", "classes=1,2,3,4") == []  # these take several
+    assert notes("dataset=cifar10", "data-path=/a,b") == []
+
+
+def test_an_example_says_where_it_is_and_how_it_is_run(capsys, here, monkeypatch):
+    line = mistake(capsys, "run", "fedrep")
+    assert f"in '{EXAMPLES}'" in line and "pfedes" not in line
+    assert "fedhet run quickstart method=fedrep:METHOD models=cnn-5" in line
+    monkeypatch.setattr(layout, "HERE", here / "site-packages" / "fedhet")  # as from a wheel
+    assert "with examples/fedrep.py of fedhet's source beside" in mistake(capsys, "run", "fedrep")
+
+
+@pytest.mark.parametrize("name", examples.KEYS)
+def test_what_an_example_is_run_with_is_in_it(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    key, _, what = examples.KEYS[name].split()[0].partition("=")
+    assert what.partition(":")[0] == name
+    assert notes(*examples.KEYS[name].split()) == []
+    assert (
+        callable(getattr(importlib.import_module(name), what.partition(":")[2])) or key == "method"
+    )
+
+
+def test_models_and_methods_of_ones_own_are_shown(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    assert execute(["models", "tiny_net:make", "cnn-5", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in table] == ["tiny_net:make", "cnn-5"] and table[0]["parameters"]
+    assert execute(["methods", "fedgh:METHOD"]) == 0
+    shown = capsys.readouterr().out
+    assert "server-lr=" in shown and "fedhet run quickstart method=fedgh:METHOD" in shown
+    assert execute(["keys", "fedgh:METHOD"]) == 0
+    assert "server-lr=" in capsys.readouterr().out
+    assert "did you mean 'cnn-5'" in mistake(capsys, "models", "cnn5")
+
+
+def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):
+    assert execute(["keys", "Dirichlet"]) == 0
+    found = [line.partition("=")[0] for line in capsys.readouterr().out.splitlines()]
+    assert found == ["partition", "alpha"]
+    assert execute(["keys", "server-epochs", "--json"]) == 0
+    owners = {row["method"] for row in json.loads(capsys.readouterr().out)}
+    assert owners == {"fedgh", "fedtgp", "fedgen"}
+    assert execute(["keys", "fedmrl"]) == 0  # a method is no word
+    assert "rounds=100" in capsys.readouterr().out
+
+
+# --- runs that ended, and models of all of a run's clients ----------------------------------------
+
+
+def test_a_diverged_run_is_not_told_to_resume(capsys, here):
+    assert execute([*TINY, "clients=2", "lr=1e30", "method=standalone", "rounds=3"]) == 3
+    said = capsys.readouterr().err
+    assert "fedhet resume" not in said
+    assert (
+        "it diverged, and would again: start another run with a smaller lr (it was 1e+30)" in said
+    )
+
+
+def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here):
+    config = small(here, fraction=0.67, rounds=1, evaluate_all=False)
+    folder, _ = simulate(config)
+    state = next(folder.path.glob("state/*"))
+    first, *rest = sorted(path.name for path in state.iterdir())
+    (state / "9").mkdir()
+    (state / "9" / "client.json").write_text("{}")
+    for file in (state / first).glob("*.json"):
+        (state / "9" / file.name).write_text(file.read_text())
+    assert execute(["export", str(folder.path), "--all", "--out", "models"]) == 0
+    output = capsys.readouterr()
+    assert output.out.splitlines() == ["2 of 3 clients", str(here / "models")]
+    assert "left out: client 9: " in output.err and "has not trained" in output.err
+    assert sorted(path.name for path in (here / "models").iterdir()) == sorted([first, *rest])
+    assert (here / "models" / first / "card.yaml").is_file()
+    assert "already exists" in mistake(
+        capsys, "export", str(folder.path), "--all", "--out", "models"
+    )
+    assert "not a run folder" in mistake(capsys, "export", str(state), "--all", "--out", "m")
+    both = ("--all", "--generation", "1", "--out", "m")
+    assert "--generation does not go" in mistake(capsys, "export", str(folder.path), *both)
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def test_a_superlink_that_is_away_is_waited_for_aloud(monkeypatch, here):
+    answers = [
+        RunFailedError("no"),
+        RunFailedError("no"),
+        ("running", ""),
+        ("finished:completed", ""),
+    ]
+    monkeypatch.setattr(launch, "REMOTE_POLL", 0.0)
+    monkeypatch.setattr(launch, "POLL", 0.0)
+
+    def status(*_):
+        now = answers.pop(0)
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+    monkeypatch.setattr(launch, "run_status", status)
+    monkeypatch.setattr(launch, "_submit_remote", lambda *_: "1")
+    folder = RunFolder.create(small(here), "r")
+    said = []
+    launch.submit_remote(launch.Launch(small(here), folder), "local", lambda _: None, said.append)
+    (line,) = said
+    assert line.startswith("waiting for 'local', which has not answered since ")
+
+
+def test_what_the_server_waits_for_is_shown_where_the_run_was_asked_for(here):
+    folder, said = RunFolder.create(small(here), "r"), []
+    reader = launch.Reader(folder, lambda _: None, said.append)
+    folder.wait_for("2 of 3 clients since 10:00:00")
+    reader.read()
+    reader.read()
+    folder.wait_for("")
+    reader.read()
+    assert said == ["2 of 3 clients since 10:00:00"]
+    assert not list(folder.path.glob("waiting*"))
+    assert session.find_preset("quickstart").is_file()

@@ -1,0 +1,96 @@
+"""What nodes and users are told: why a node is refused, and who is waited for."""
+
+import pytest
+
+from fedhet.config import envelope
+from fedhet.errors import RunFailedError
+from fedhet.protocol import handshake
+from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.identity import Terms
+from fedhet.protocol.messages import instruction
+from fedhet.protocol.roster import Roster
+from fedhet.runtime.inline import InlineGrid
+from fedhet.testing import LocalGrid, small
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """Three nodes of a network, of which the third claims the first one's name."""
+    monkeypatch.setenv("FEDHET_NODE", "1")
+
+    def tamper(node, message, reply):
+        if node == 2:
+            reply.content["info"]["client"] = "0"
+        return reply
+
+    config = small(tmp_path)
+    made = LocalGrid(envelope(config, {}), 3, tamper)
+    made.simulated = False
+    monkeypatch.delattr(InlineGrid, "pull_interval")
+    return made
+
+
+def told(grid):
+    """Reasons that were sent to nodes."""
+    sent = [(m.metadata.dst_node_id, instruction(m).refused) for m in grid.sent]
+    return [(node, why) for node, why in sent if why]
+
+
+def test_a_node_is_told_once_why_a_run_does_without_it(grid, capsys):
+    shake = Handshake(grid, "x", Roster())
+    for _ in range(3):
+        shake.query(patience=60)
+    ((node, reason),) = told(grid)
+    assert node == 102 and "client id '0' is already taken by another node" in reason
+    grid.pull_messages(list(grid.waiting))  # the node gets it; nobody waits for an answer
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
+    assert said == [f"fedhet: this run does without this node: {reason}"]
+
+
+def test_a_node_that_knows_its_own_fault_is_not_told_it_again(grid, monkeypatch):
+    monkeypatch.setattr(
+        "fedhet.client_app.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))
+    )
+    roster = Roster()
+    Handshake(grid, "x", roster).query(patience=60)
+    assert len(roster.refused) == 3 and told(grid) == []
+
+
+def test_who_is_left_out_after_the_handshake_is_told_too(grid):
+    roster = Roster()
+    shake = Handshake(grid, "x", roster, Terms())
+    shake.query(patience=60)
+    roster.refuse(101, "it brings too many classes")
+    shake.query(patience=60)
+    assert (101, "it brings too many classes") in told(grid)
+
+
+def test_a_simulation_tells_nobody(grid, monkeypatch):
+    monkeypatch.setattr(LocalGrid, "pull_interval", 0.0, raising=False)
+    Handshake(grid, "x", Roster()).query(patience=60)
+    assert told(grid) == []
+
+
+def test_missing_nodes_are_waited_for_aloud(grid, monkeypatch):
+    monkeypatch.setattr(handshake, "PATIENT", 0.0)
+    said = []
+    grid.online = {100}
+    Handshake(grid, "x", Roster()).wait(3, 0.5, said.append)
+    assert said[0].startswith("waiting for 2 of 3 clients since ")
+    assert "until start-timeout=0.5 s" in said[0] and said[-1] == ""
+    said.clear()
+    grid.online = {100, 102}
+    Handshake(grid, "x", Roster()).wait(3, 0.5, said.append)
+    assert "(refused: client id '0' is already taken" in said[0]
+    said.clear()
+    grid.online = set()
+    with pytest.raises(RunFailedError, match="no client within start-timeout"):
+        Handshake(grid, "x", Roster()).wait(0, 0.3, said.append)
+    assert said[0].startswith("waiting for clients since ")
+    assert len(said) == 2
+
+
+def test_nobody_is_told_of_a_short_wait(grid):
+    said = []
+    Handshake(grid, "x", Roster()).wait(2, 60, said.append)
+    assert said == [""]

@@ -135,12 +135,12 @@ def test_a_strategys_mistake_names_the_hook(tmp_path, own, strategy, text):
 class Growing(LGFedAvgStrategy):
     """Has state that `arrays` does not have."""
 
-    steps = 0
+    grown = 0
 
     def aggregate(self, uploads, round_):
-        self.steps += 1
+        self.grown += 1
         super().aggregate(uploads, round_)
-        self.tensors = tuple(tensor * (1 + self.steps) for tensor in self.tensors)
+        self.tensors = tuple(tensor * (1 + self.grown) for tensor in self.tensors)
         return {}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.hostile_folders import Base, Sandbox, put, sparse
 
-FEW = range(12)
+FEW = range(8)
 SHARE = 50  # folders of one slow test
 
 

@@ -11,6 +11,7 @@ from fedhet.cli import display, execute
 from fedhet.cli.display import RunProgress, percent, show_table
 from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config import load_config
+from fedhet.data.inputs import noun
 from fedhet.data.source import Indices
 from fedhet.errors import RunFailedError, UserError
 from fedhet.node.site import load_partition
@@ -164,7 +165,7 @@ def partition(config_name: str, overrides: Sequence[str], out: Path, *, as_json:
     picture = out.expanduser().absolute() / "partition.png"
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        bubble_plot(counts, dataset.classes, picture)
+        bubble_plot(counts, dataset.classes, picture, noun(config.dataset))
     except OSError as error:
         raise UserError(f"'{picture}' cannot be written: {error.strerror}") from error
     if as_json:
@@ -172,22 +173,24 @@ def partition(config_name: str, overrides: Sequence[str], out: Path, *, as_json:
         document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
         print(json.dumps(document | {"picture": str(picture)}))
         return
-    _partition_table(counts, dataset.classes, made.ids)
+    _partition_table(counts, dataset.classes, made.ids, noun(config.dataset))
     print(picture)
 
 
-def _partition_table(counts: Indices, classes: Sequence[str], ids: Sequence[str]) -> None:
+def _partition_table(
+    counts: Indices, classes: Sequence[str], ids: Sequence[str], what: str
+) -> None:
     """Client x class; with many classes only those that each client holds."""
     if len(classes) <= WIDEST:
         rows = [
             (client, *(int(n) or "" for n in row), int(row.sum()))
             for client, row in zip(ids, counts, strict=True)
         ]
-        show_table("images per client and class", ("client", *classes, "all"), rows)
+        show_table(f"{what} per client and class", ("client", *classes, "all"), rows)
         return
     held = [[f"{name}: {n}" for name, n in zip(classes, row, strict=True) if n] for row in counts]
     rows = [
         (client, ", ".join(own), int(row.sum()))
         for client, own, row in zip(ids, held, counts, strict=True)
     ]
-    show_table("images per client and class", ("client", "images of each class", "all"), rows)
+    show_table(f"{what} per client and class", ("client", f"{what} of each class", "all"), rows)

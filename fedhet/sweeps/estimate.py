@@ -1,9 +1,9 @@
-"""How long a sweep may take here and what it keeps, from tiny federations on invented images.
+"""How long a sweep may take here and what it keeps, from tiny federations on invented examples.
 
-No image is opened: every kind of cell (method, its parameters, models, batch size, arithmetic) runs
-three tiny federations inline, which differ in epochs and in images. What of a round's time belongs
-to a client, to an image, to an image's epoch and to evaluation is then scaled by the cell's own
-numbers.
+No image is opened, and a file of other examples once, for their shape: every kind of cell (method,
+its parameters, models, batch size, arithmetic) runs three tiny federations inline, which differ in
+epochs and in images. What of a round's time belongs to a client, to an image, to an image's epoch
+and to evaluation is then scaled by the cell's own numbers.
 """
 
 import contextlib
@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedhet.data.cache import Dataset, open_dataset
 from fedhet.data.folder import ImageFolder
+from fedhet.data.inputs import DATASETS, SYNTHETIC
 from fedhet.data.partition_file import count_clients
-from fedhet.data.sources import Synthetic, find_source
+from fedhet.data.sources import find_source
+from fedhet.data.synthetic import Synthetic, SyntheticKind, invented
 from fedhet.errors import RunFailedError, UserError
-from fedhet.node.site import DEFAULT_CLIENTS
+from fedhet.node.site import DEFAULT_CLIENTS, load_partition, reading_of
 from fedhet.reading.structured import read_jsonl
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
@@ -41,8 +44,9 @@ BATCHES = 2  # of training images per probed client
 GENERATIONS = 2  # of a client's state that stay: the last, and the one before it if there was one
 # What of a configuration says how long a step takes; all else is the probe's own.
 KEPT = (
-    "method", "params", "image_size", "batch_size", "optimizer", "weight_decay", "grad_clip",
-    "augment", "precision", "threads", "device", "evaluate_before", "aggregation",
+    "method", "params", "image_size", "small_model", "representation", "batch_size", "optimizer",
+    "weight_decay", "grad_clip", "augment", "precision", "threads", "device", "evaluate_before",
+    "aggregation",
 )  # fmt: skip
 
 
@@ -109,6 +113,18 @@ class Probed:
     states: int = 0
 
 
+def opened(config: RunConfig) -> Dataset | None:
+    """Data whose shape only its file tells, through the cache; None for images and invented."""
+    if config.dataset not in DATASETS:
+        return None
+    return open_dataset(
+        config.dataset,
+        data_path=config.data_path,
+        classes=config.classes,
+        reading=reading_of(config),
+    )
+
+
 def extent(config: RunConfig) -> tuple[int, int]:
     """Images and classes of a cell's data set, by its name or the names of its files.
 
@@ -123,10 +139,13 @@ def extent(config: RunConfig) -> tuple[int, int]:
 def _whole(config: RunConfig) -> tuple[int, int]:
     if config.dataset in EXTENTS:
         return EXTENTS[config.dataset]
+    data = opened(config)
+    if data is not None:
+        return len(data.labels), len(data.classes)
     source = find_source(
         config.dataset, data_path=config.data_path, seed=config.seed, downloads=Path()
     )
-    if not isinstance(source, ImageFolder | Synthetic):
+    if not isinstance(source, ImageFolder | Synthetic | SyntheticKind):
         raise UserError(f"dataset '{config.dataset}': nothing but its own code counts its images")
     images, classes = source.extent()
     if classes < 2 or images < classes:
@@ -152,6 +171,8 @@ class Estimator:
             clients = config.clients or DEFAULT_CLIENTS
             if config.partition == "file" and not config.clients:
                 clients = count_clients(config.partition_file)
+            if config.partition == "natural" and not config.clients:
+                clients = len(load_partition(config, 0)[1].ids)
             probe = _probe(config, classes)
             kind = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))
             cost = _once(self._costs, kind, lambda: _measure(probe))
@@ -188,7 +209,7 @@ def _probe(config: RunConfig, classes: int) -> RunConfig:
     kept = {key: getattr(config, key) for key in KEPT}
     return RunConfig().model_copy(
         update=kept | {
-            "dataset": f"synthetic:{images}x{classes}", "clients": len(models), "models": models,
+            "dataset": _invented(config, images, classes), "clients": len(models), "models": models,
             "partition": "dirichlet", "alpha": 1e6, "rounds": 3, "local_epochs": 1,
             "evaluate_every": 3, "engine": "inline",
             "max_classes": max(classes, RunConfig().max_classes),
@@ -196,10 +217,23 @@ def _probe(config: RunConfig, classes: int) -> RunConfig:
     )  # fmt: skip
 
 
+def _invented(config: RunConfig, examples: int, classes: int) -> str:
+    """The invented data set of the same kind and shape of examples."""
+    data = opened(config)
+    if data is not None:
+        return invented(data.inputs, examples, classes)
+    name, _, shape = config.dataset.partition(":")
+    if name in SYNTHETIC:
+        shape = shape.partition(":")[2]
+        return f"{name}:{examples}x{classes}" + (f":{shape}" if shape else "")
+    return f"synthetic:{examples}x{classes}"
+
+
 def _measure(probe: RunConfig) -> Cost:
     """Costs from the probe, from it with two epochs, and from it with twice the images."""
-    _, images, classes = probe.dataset.replace("x", ":").split(":")
-    larger = {"dataset": f"synthetic:{2 * int(images)}x{classes}"}
+    name, size, *shape = probe.dataset.split(":")
+    images, classes = size.split("x")
+    larger = {"dataset": ":".join([name, f"{2 * int(images)}x{classes}", *shape])}
     once = _rounds(probe)
     twice = _rounds(probe.model_copy(update={"local_epochs": 2}))
     double = _rounds(probe.model_copy(update=larger))
@@ -232,7 +266,7 @@ def _rounds(config: RunConfig) -> Probed:
             raise RunFailedError(f"a client failed on invented images: {failure['reason']}")
         _, plain, evaluated = (float(record["seconds"]) for record in records)
         trained = sum(map(sum, read_partition(made.partition).counts.values()))
-        images = int(config.dataset.replace("x", ":").split(":")[1])
+        images = int(config.dataset.split(":")[1].split("x")[0])
         states = sum(p.stat().st_size for p in states_of(made, config).rglob("*") if p.is_file())
         return Probed(plain, evaluated, trained, images - trained, states)
 

@@ -63,7 +63,7 @@ def load(config: RunConfig, chosen: list[int]) -> list[Client]:
     for k in chosen:
         parts = {
             name: (
-                torch.from_numpy(dataset.images[getattr(partition.clients[k], name)].copy()),
+                torch.from_numpy(dataset.examples[getattr(partition.clients[k], name)].copy()),
                 torch.from_numpy(dataset.labels[getattr(partition.clients[k], name)].copy()),
             )
             for name in ("train", "val", "test")

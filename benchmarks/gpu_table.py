@@ -21,7 +21,7 @@ from benchmarks.common import emit, median
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import build_config
 from fedhet.models import build_model
-from fedhet.node.site import LocalData, assigned_model, image_set, load_local
+from fedhet.node.site import LocalData, assigned_model, examples_of, load_local
 from fedhet.node.state import FileStore
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster
@@ -97,12 +97,12 @@ def bare_round(config: RunConfig, device: torch.device, data: list[LocalData]) -
     """Seconds of the same SGD steps in plain PyTorch, eager, without evaluation."""
     clients = []
     for k, one in enumerate(data):
-        images = image_set(one, "train", one.dataset.classes, device)
+        images = examples_of(one, "train", one.dataset.classes, device)
         model = build_model(config.models[k % len(config.models)], classes=len(one.dataset.classes))
         clients.append((model.to(device).to(memory_format=torch.channels_last), images))
     started = time.perf_counter()
     for network, images in clients:
-        bare_train(network, images.images, images.labels, config)
+        bare_train(network, images.examples, images.labels, config)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - started

@@ -71,7 +71,9 @@ class Bench:
         handshake = Handshake(self.grid, "x", self.roster)
         self.rounds = Rounds(self.strategy, handshake, RunFolder.create(config, "fuzz"))
         self.strategy.rounds = self.rounds
-        self.rounds.acceptance.work = Work(counter(config, self.roster.classes))
+        self.rounds.acceptance.work = Work(
+            counter(config, self.roster.classes, self.strategy.inputs)
+        )
         self.rounds.ledger.begin(1)
         self.messages = self.rounds.train_messages(1)
         self.replies = list(self.grid.pull_messages(self.grid.push_messages(self.messages)))

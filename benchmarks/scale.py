@@ -22,6 +22,7 @@ from flwr.app import Message
 
 from benchmarks.common import emit, median
 from fedhet.config import build_config
+from fedhet.data.inputs import Inputs
 from fedhet.protocol.flower import be_one_process, posted, simulator_sweep
 from fedhet.protocol.messages import QUERY, answer, instruction
 from fedhet.protocol.roster import Roster
@@ -66,6 +67,7 @@ class Echo:
             info = {
                 "client": client, "clients": self.clients, "classes": CLASSES, "seen": CLASSES,
                 "images": [10] * 10, "train-images": 100, "model": "cnn-5", "device": "cpu",
+                "inputs": Inputs.image(32).text(),
             }  # fmt: skip
             return answer(message, info)
         numbers = {"num-examples": 100.0, "test_accuracy": 50.0, "val_accuracy": 50.0,

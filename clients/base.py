@@ -10,23 +10,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedhet.data.inputs import IMAGE, Inputs
+from fedhet.data.preparation import FITTED, Preparation, normalise, preparation
 from fedhet.errors import HookError, RunFailedError, brief
 from fedhet.models import SplitModel, build_model
 from fedhet.node.budget import Budget
 from fedhet.node.limits import Limits
 from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
 from fedhet.node.public import PublicSet, open_public
-from fedhet.node.site import LocalData, image_set
+from fedhet.node.site import LocalData, examples_of
 from fedhet.node.state import StateError, StateStore
 from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
-from fedhet.schema import REPRESENTATION, P, RunConfig
-from fedhet.training.augment import crop_flip
+from fedhet.schema import P, RunConfig
+from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.flop_cost import phase_flops
-from fedhet.training.loop import Fixed, ImageSet, Phase, correct, set_trainable, train
+from fedhet.training.loop import Examples, Fixed, Phase, correct, set_trainable, train
+
+PREPARATION = "preparation"  # the module, beside a method's own, that was fitted to own examples
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class MethodClient(NumPyClient, Generic[P]):
         self.params = cast("P", setup.config.params)
         self.device = setup.device
         self.classes = len(setup.classes)
+        self.inputs: Inputs = setup.data.dataset.inputs
+        self.d = setup.config.representation
         self.round = 0
         self.saved = ""  # digest of the state after this round
         self.evaluating = False  # whether this round's reply carries accuracies
@@ -121,7 +127,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return [Phase(self.loss, groups, epochs, generators=self._generators)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Scalar to minimise for inputs (B, 3, s, s) and labels (B,); cross-entropy by default."""
+        """Scalar to minimise for inputs (B, ...) and labels (B,); cross-entropy by default.
+
+        Inputs are as ``self.inputs`` says: (B, 3, s, s) for images.
+        """
         return F.cross_entropy(self.model(inputs), labels)
 
     def upload(self) -> Payload:
@@ -161,14 +170,17 @@ class MethodClient(NumPyClient, Generic[P]):
         return build_model(
             self.setup.model,
             classes=self.classes,
-            d=REPRESENTATION,
-            image_size=self.config.image_size,
+            d=self.d,
+            inputs=self.inputs,
         )
 
-    def images(self, part: str) -> ImageSet:
-        """This client's ``train``, ``val`` or ``test`` images on its device."""
+    def examples(self, part: str) -> Examples:
+        """This client's ``train``, ``val`` or ``test`` examples on its device."""
+        prepare = self.modules.get(PREPARATION, normalise)
+        if self.inputs.kind not in (IMAGE, *FITTED):
+            prepare = preparation(self.inputs)
         with telling(Word.DATA):
-            return image_set(self.setup.data, part, self.setup.classes, self.device)
+            return examples_of(self.setup.data, part, self.setup.classes, self.device, prepare)
 
     def seen(self) -> Tensor:
         """Sorted ids (S,) int64 of the classes in the train split, on the CPU."""
@@ -199,7 +211,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.receive(self._received(parameters))
         if self.config.evaluate_before:
             self.score_received()
-        data = self.images("train")
+        data = self.examples("train")
         drawn = self._augmented(data)
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
@@ -267,7 +279,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """Test and validation accuracy of every prediction, in percent; empty splits left out."""
         found: dict[str, float] = {}
         for part in ("test", "val"):
-            data = self.images(part)
+            data = self.examples(part)
             if not len(data):
                 continue
             for name, hits in correct(self.predict, data, self.config).items():
@@ -275,10 +287,13 @@ class MethodClient(NumPyClient, Generic[P]):
                 found[key] = 100.0 * hits / len(data)
         return found
 
-    def _augmented(self, data: ImageSet) -> ImageSet:
-        """The images as training draws them."""
+    def _augmented(self, data: Examples) -> Examples:
+        """The examples as training draws them."""
         if self.config.augment == "none":
             return data
+        if self.config.augment == "jitter-scale":
+            draws = self.torch_generator("augment")
+            return replace(data, perturb=partial(jitter_scale, generator=draws))
         return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
 
     def _go_back_to(self, generation: int, state: str) -> None:
@@ -293,14 +308,16 @@ class MethodClient(NumPyClient, Generic[P]):
         ``state`` is the digest that the server names; StateLostError if there is no such state.
         """
         key = (
-            type(self), self.setup.model, self.classes, self.config.image_size,
-            self.config.params, self.config.models, str(self.device),
+            type(self), self.setup.model, self.classes, self.inputs, self.d,
+            self.config.params, self.config.models, self.config.small_model, str(self.device),
         )  # fmt: skip
         self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
         self.modules, self._fixed = instance(
             key, self._initialised, self.device, fresh=generation == 0
         )
-        if generation > 0:
+        if generation == 0:
+            self._fit_preparation()
+        else:
             bundle = self.setup.store.load(generation, state)
             try:
                 kept = fill(self.modules, bundle)
@@ -315,7 +332,16 @@ class MethodClient(NumPyClient, Generic[P]):
 
     def _initialised(self) -> Modules:
         with torch_seeded(self.config.seed, "init", self.setup.data.client):
-            return self.build()
+            built = self.build()
+        if self.inputs.kind in FITTED:
+            built[PREPARATION] = preparation(self.inputs)
+        return built
+
+    def _fit_preparation(self) -> None:
+        """On the own train split, once: what a model was trained behind stays with it."""
+        module = self.modules.get(PREPARATION)
+        if module is not None and len(self.setup.data.split.train):
+            cast("Preparation", module).fit(self.examples("train").examples)
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
         """HookError for a tensor that a later round would not find."""
@@ -358,13 +384,20 @@ class MethodClient(NumPyClient, Generic[P]):
         self.saved = self.setup.store.save(generation, source, bundle)
 
     def description(self) -> dict[str, Any]:
-        """What it takes to rebuild this client without the run's configuration and its images."""
+        """What it takes to rebuild this client without the run's configuration and its examples."""
         keys = {"method", "image_size", "models", "precision", "threads"}
+        if self.inputs.kind != IMAGE:
+            keys.remove("image_size")
+        for key in ("small_model", "representation"):
+            if getattr(self.config, key) != RunConfig.model_fields[key].default:
+                keys.add(key)
+        about = {} if self.inputs.kind == IMAGE else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,
             "architecture": self.setup.model,
             "classes": list(self.setup.classes),
             **self.config.model_dump(mode="json", include=keys),
+            **about,
             "hyper-parameters": self.config.params.model_dump(mode="json"),
         }
 
@@ -373,13 +406,16 @@ class MethodClient(NumPyClient, Generic[P]):
 
         Those on the client's own examples, and those on others (``Phase.data``).
         """
-        data, own, others = self.images("train"), 0.0, 0.0
+        data, own, others = self.examples("train"), 0.0, 0.0
         for number, phase in enumerate(self.phases()):
             set_trainable(list(self.modules.values()), phase, self._fixed)
             flops = self._flops(number, phase, data)
             own, others = (own + flops, others) if phase.data is None else (own, others + flops)
         return own, others
 
-    def _flops(self, number: int, phase: Phase, data: ImageSet) -> float:
-        kind = (type(self), self.setup.model, self.classes, number)
+    def _flops(self, number: int, phase: Phase, data: Examples) -> float:
+        kind = (
+            type(self), self.setup.model, self.classes, self.inputs, self.d,
+            self.config.small_model, number,
+        )  # fmt: skip
         return phase_flops(kind, phase, data, self.config, self.modules, self._generators)

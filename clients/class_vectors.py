@@ -11,7 +11,7 @@ from fedhet.protocol.downloads import check_ids
 from fedhet.protocol.identity import EXACT
 from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
 from fedhet.protocol.reasons import Refused
-from fedhet.schema import REPRESENTATION, P
+from fedhet.schema import P
 from fedhet.training.loop import class_means
 
 
@@ -31,7 +31,7 @@ class ClassVectorClient(MethodClient[P]):
 
     def sent_width(self) -> int:
         """Floats of a vector that comes; by default the representation's d."""
-        return REPRESENTATION
+        return self.d
 
     def expect_download(self, came: Payload) -> Payload | None:
         """As many vectors as there are ids, of the classes that may come at most."""
@@ -61,7 +61,7 @@ class ClassVectorClient(MethodClient[P]):
     def upload(self) -> Payload:
         """Means over the training images of every seen class, with their numbers of images."""
         self.means, counts = class_means(
-            self.outputs, self.images("train"), self.config, self.classes
+            self.outputs, self.examples("train"), self.config, self.classes
         )
         seen, rows, images = self.seen().numpy(), self.means.cpu().numpy(), counts.cpu().numpy()
         return ClassVectors(seen, images[seen], rows[seen])

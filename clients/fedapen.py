@@ -67,7 +67,9 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         """w_k, theta and lambda."""
         return {
             "model": self.local_model(),
-            "small": self.as_sent_first(lambda: small_model(self.config, "", self.classes)),
+            "small": self.as_sent_first(
+                lambda: small_model(self.config, self.inputs, "", self.classes)
+            ),
             "ensemble": Ensemble(),
         }
 
@@ -87,7 +89,7 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         Where the share is too small (see :func:`hold_out`) lambda stays 0.5 and all images train.
         Accuracies before training are those of the received theta with the new lambda, always.
         """
-        labels = self.images("train").labels
+        labels = self.examples("train").labels
         rng = generator(self.config.seed, "holdout", self.setup.data.client)
         held = hold_out(labels.cpu().numpy(), self.params.holdout, rng)
         lr = self.config.lr

@@ -13,7 +13,9 @@ class FedAvgClient(AveragingClient[FedAvgParams]):
     def build(self) -> dict[str, nn.Module]:
         """The common model, as the server's is before round 1."""
         common = self.params.common_model
-        make = self.as_sent_first(lambda: small_model(self.config, common, self.classes))
+        make = self.as_sent_first(
+            lambda: small_model(self.config, self.inputs, common, self.classes)
+        )
         return {"model": make}
 
     def shared(self) -> nn.Module:

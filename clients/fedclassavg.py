@@ -48,7 +48,7 @@ class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The sum of the three terms."""
-        features = self.model.features(two_views(inputs, self.draws))
+        features = self.model.features(two_views(inputs, self.draws, self.inputs.kind))
         first = self.model.head(features[: len(labels)])
         twice = torch.cat([labels, labels])
         if self.params.legacy:

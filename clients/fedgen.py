@@ -66,4 +66,4 @@ class FedGenClient(AveragingClient[FedGenParams]):
 
     def _new_generator(self) -> Generator:
         with torch_seeded(self.config.seed, "generator"):
-            return Generator(self.params, self.classes)
+            return Generator(self.params, self.classes, self.d)

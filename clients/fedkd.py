@@ -10,7 +10,6 @@ from fedhet.models.small import small_model
 from fedhet.protocol.low_rank import WHOLE, apply, blanks, compress, update_norm, whole
 from fedhet.protocol.payload import LowRank, Payload
 from fedhet.protocol.reasons import Refused
-from fedhet.schema import REPRESENTATION
 from fedhet.strategies.fedkd import FedKDParams
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
@@ -28,7 +27,7 @@ class FedKDClient(MethodClient[FedKDParams]):
         modules = {
             "model": self.local_model(),
             "student": self._new_student(),
-            "projector": nn.Linear(REPRESENTATION, REPRESENTATION, bias=False),
+            "projector": nn.Linear(self.d, self.d, bias=False),
         }
         return modules | ({"received": self._new_student()} if self.params.compress_down else {})
 
@@ -89,4 +88,4 @@ class FedKDClient(MethodClient[FedKDParams]):
         return compress([after - before for after, before in pairs], share)
 
     def _new_student(self) -> SplitModel:
-        return small_model(self.config, self.params.student, self.classes)
+        return small_model(self.config, self.inputs, self.params.student, self.classes)

@@ -20,12 +20,12 @@ from fedhet.strategies.fedmrl import FedMRLParams, global_model
 from fedhet.training.loop import Phase
 
 
-def make_projector(kind: str, d1: int) -> nn.Module:
+def make_projector(kind: str, d1: int, d2: int = REPRESENTATION) -> nn.Module:
     """P_k: (B, d1 + d2) -> (B, d2), with bias and without a last activation."""
-    first = nn.Linear(d1 + REPRESENTATION, REPRESENTATION)
+    first = nn.Linear(d1 + d2, d2)
     if kind == "linear":
         return first
-    return nn.Sequential(first, nn.ReLU(), nn.Linear(REPRESENTATION, REPRESENTATION))
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(d2, d2))
 
 
 class FedMRLClient(AveragingClient[FedMRLParams]):
@@ -36,9 +36,9 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         return {
             "model": self.local_model(),
             "small": self.as_sent_first(
-                lambda: global_model(self.config, self.params, self.classes)
+                lambda: global_model(self.config, self.inputs, self.params, self.classes)
             ),
-            "projector": make_projector(self.params.projector, self.params.d1),
+            "projector": make_projector(self.params.projector, self.params.d1, self.d),
         }
 
     @property

@@ -14,7 +14,7 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.errors import RunFailedError
 from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload, blank
 from fedhet.protocol.reasons import Refused
-from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.schema import RunConfig
 from fedhet.strategies.fedssa import FedSSAParams
 
 
@@ -44,7 +44,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         """The rows of the classes that come, or the whole header under a mask."""
         masked = self.params.hide_classes
         rows = self.classes if masked else len(self._sent())
-        weight = blank((rows, REPRESENTATION))
+        weight = blank((rows, self.d))
         bias = blank((rows if self.params.header_bias else 0,))
         ids = blank((rows,), np.int8 if masked else np.int64)
         return (MaskedHeader if masked else HeaderRows)(ids, weight, bias)

@@ -20,7 +20,10 @@ class FMLClient(AveragingClient[FMLParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """The local model and the meme model."""
-        return {"model": self.local_model(), "meme": small_model(self.config, "", self.classes)}
+        return {
+            "model": self.local_model(),
+            "meme": small_model(self.config, self.inputs, "", self.classes),
+        }
 
     def shared(self) -> nn.Module:
         """The meme model crosses the wire."""

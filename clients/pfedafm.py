@@ -22,9 +22,9 @@ from fedhet.training.loop import Phase
 class Mixture(nn.Module):
     """Alpha (d,), and the mixture of two representations (B, d) by it."""
 
-    def __init__(self) -> None:
+    def __init__(self, d: int = REPRESENTATION) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.ones(REPRESENTATION))
+        self.alpha = nn.Parameter(torch.ones(d))
 
     def forward(self, own: Tensor, shared: Tensor) -> Tensor:
         """The mixture alpha R_F + (1 - alpha) R_g."""
@@ -43,8 +43,10 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
         """F_k, g and alpha."""
         return {
             "model": self.local_model(),
-            "extractor": self.as_sent_first(lambda: small_extractor(self.config, "", self.classes)),
-            "mixture": Mixture(),
+            "extractor": self.as_sent_first(
+                lambda: small_extractor(self.config, self.inputs, "", self.classes)
+            ),
+            "mixture": Mixture(self.d),
         }
 
     @property

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
+from fedhet.data.inputs import IMAGE
 from fedhet.models.base import still_statistics
 from fedhet.strategies.pfedes import PFedESParams, extractor
 from fedhet.training.loop import Phase
@@ -21,7 +22,7 @@ class PFedESClient(AveragingClient[PFedESParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """F_k and G."""
-        return {"model": self.local_model(), "extractor": extractor(self.params)}
+        return {"model": self.local_model(), "extractor": extractor(self.params, self.inputs)}
 
     def shared(self) -> nn.Module:
         """G crosses the wire."""
@@ -47,4 +48,8 @@ class PFedESClient(AveragingClient[PFedESParams]):
 
     def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Eq. 8, for G."""
-        return F.cross_entropy(self.model(self.shared()(inputs)), labels)
+        if self.inputs.kind == IMAGE:
+            return F.cross_entropy(self.model(self.shared()(inputs)), labels)
+        # cuDNN's recurrent layers have no backward in evaluation mode, which F_k is in here.
+        with torch.backends.cudnn.flags(enabled=False):
+            return F.cross_entropy(self.model(self.shared()(inputs)), labels)

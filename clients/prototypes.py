@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.protocol.payload import Array, Payload
-from fedhet.schema import REPRESENTATION, P
+from fedhet.schema import P
 
 
 class PrototypeClient(ClassVectorClient[P]):
@@ -35,7 +35,7 @@ class PrototypeClient(ClassVectorClient[P]):
     def initial_tensors(self) -> dict[str, Tensor]:
         """No prototype is known."""
         return {
-            "prototypes": torch.zeros(self.classes, REPRESENTATION),
+            "prototypes": torch.zeros(self.classes, self.d),
             "known": torch.zeros(self.classes, dtype=torch.bool),
         }
 

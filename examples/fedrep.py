@@ -25,8 +25,7 @@ class FedRepStrategy(AveragingStrategy):
     def shared_module(self) -> nn.Module:
         """An extractor, freshly drawn."""
         (name,) = self.config.models
-        size = self.config.image_size
-        return extractor(build_model(name, classes=self.classes, image_size=size))
+        return extractor(build_model(name, classes=self.classes, d=self.d, inputs=self.inputs))
 
 
 class FedRepClient(AveragingClient):

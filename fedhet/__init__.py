@@ -10,10 +10,11 @@ from fedhet.layout import HERE, folder
 
 if TYPE_CHECKING:
     from fedhet.api import Run, load_run, resume, run
+    from fedhet.data.own import Data
     from fedhet.errors import RunFailedError, UserError
 
 __version__ = "0.1.0"
-__all__ = ["Run", "RunFailedError", "UserError", "load_run", "resume", "run"]
+__all__ = ["Data", "Run", "RunFailedError", "UserError", "load_run", "resume", "run"]
 
 if folder("strategies").parent != HERE:  # not installed from a wheel
     __path__.append(str(folder("strategies").parent))
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
     """The Python face, imported when it is used: torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'fedhet' has no attribute '{name}'")
+    if name == "Data":
+        from fedhet.data.own import Data  # noqa: PLC0415
+
+        return Data
     from fedhet import api, errors  # noqa: PLC0415
 
     return getattr(errors if name.endswith("Error") else api, name)

@@ -33,7 +33,7 @@ from fedhet.protocol.downloads import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import Instruction, answer, message_bytes
 from fedhet.protocol.reasons import Refused, Word, new_number, telling
-from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.schema import RunConfig
 from fedhet.training.denormals import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
@@ -197,6 +197,7 @@ def query(message: Message, context: Context) -> Message:
                 "model": assigned_model(config, context.node_config, data),
                 "device": str(device),
                 **public,
+                "inputs": data.dataset.inputs.text(),
             },
         )
 
@@ -227,13 +228,17 @@ def _check_own_choices(
             "this node's folders would be its class list",
             Word.CLASSES,
         )
+    kind = data.dataset.inputs.kind
+    refuses = find_method(config.method).strategy.refuses
+    if kind in refuses:
+        raise UserError(f"method: '{config.method}' does not work with {kind}: {refuses[kind]}")
     if node.get("model"):
         with telling(Word.MODEL), torch.random.fork_rng(devices=[]):
             build_model(
                 str(node["model"]),
                 classes=len(data.dataset.classes),
-                d=REPRESENTATION,
-                image_size=config.image_size,
+                d=config.representation,
+                inputs=data.dataset.inputs,
             )
 
 

@@ -8,9 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedhet import examples, idle_keys, plugins
+from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, kind_of
 from fedhet.errors import UserError
 from fedhet.key_errors import COMMON, check_single, unknown_key, wrong_value
-from fedhet.models import validate_model_name
+from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
+from fedhet.models.small import small_name
 from fedhet.reading.structured import parse_object, read_yaml
 from fedhet.registry import METHODS, Method
 from fedhet.schema import KEY_POLICIES, Params, RunConfig, Schema, kebab
@@ -148,8 +150,24 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     params = _validate(method.params, {k: v for k, v in values.items() if k in own})
     config = _validate(RunConfig, {k: v for k, v in values.items() if k in COMMON})
     assert isinstance(config, RunConfig) and isinstance(params, Params)
-    config = config.model_copy(update={"params": params})
+    kind = kind_of(config.dataset)
+    group = DEFAULT_GROUP[kind or IMAGE]
+    models = config.models if "models" in values else (group,)
+    config = config.model_copy(update={"params": params, "models": expand(models)})
     _check_combinations(config)
+    _check_data_keys(config, values)
+    if method.strategy.shares_small_model:
+        small_name(config, kind or IMAGE, method.strategy.own_small(params))
+    elif config.small_model:
+        raise UserError(
+            f"small-model: '{config.small_model}' changes nothing with method={config.method}, "
+            "which shares no model"
+        )
+    if kind in method.strategy.refuses:
+        raise UserError(
+            f"method: '{config.method}' is not allowed with dataset={config.dataset}: "
+            f"{method.strategy.refuses[kind]}"
+        )
     if config.aggregation not in method.strategy.aggregations:
         raise UserError(
             f"aggregation: '{config.aggregation}' is not allowed with method={config.method}: its "
@@ -203,7 +221,7 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
 def _check_combinations(config: RunConfig) -> None:
     """Settings that are fine alone and impossible together."""
     for model in config.models:
-        validate_model_name(model)
+        validate_model_name(model, kind_of(config.dataset))
     if config.partition == "file" and not config.partition_file:
         raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
     if config.partition_file and config.partition != "file":
@@ -242,6 +260,41 @@ def _check_combinations(config: RunConfig) -> None:
         )
     if config.clients:
         check_replies(config)
+
+
+def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
+    """Keys that say how a file is read belong to its kind of data set, and some are needed."""
+    belongs = {
+        "target": ("table", "texts"), "labels": tuple(DATASETS), "site": tuple(DATASETS),
+        "categories": ("table",), "ignore": ("table",), "text": ("texts",), "length": ("texts",),
+        "vocabulary": ("texts",), "scale": ("signals",),
+    }  # fmt: skip
+    for key, datasets in belongs.items():
+        name = key.replace("-", "_")
+        given = getattr(config, name) != RunConfig.model_fields[name].default
+        if given and config.dataset not in datasets:
+            raise UserError(
+                f"{key}: '{values[key]}' changes nothing with dataset={config.dataset}; it belongs "
+                f"to dataset={' or '.join(datasets)}"
+            )
+    for key in ("target", "text"):
+        if config.dataset in belongs[key] and not getattr(config, key):
+            raise UserError(f"{key}: '' is not allowed: dataset={config.dataset} needs that column")
+    kind = kind_of(config.dataset)
+    for augment, own in (("crop-flip", IMAGE), ("jitter-scale", SIGNAL)):
+        if config.augment == augment and kind not in ("", own):
+            raise UserError(
+                f"augment: '{augment}' is not allowed with dataset={config.dataset}: it is for "
+                f"{own}s"
+            )
+    if config.partition == "natural" and kind and not config.site:
+        how = (
+            "site names the columns" if config.dataset in DATASETS else "partition=file names them"
+        )
+        raise UserError(
+            f"partition: 'natural' is not allowed with dataset={config.dataset} as it stands: its "
+            f"examples do not say whose they are; {how}"
+        )
 
 
 def check_replies(config: RunConfig) -> None:

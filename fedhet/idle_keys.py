@@ -11,6 +11,7 @@ from typing import Any
 from fedhet.errors import UserError
 from fedhet.schema import RunConfig
 
+SKEWED = ("dirichlet", "dirichlet-balanced", "quantity")  # partitions that alpha shapes
 REFUSED = ("alpha", "classes-per-client", "legacy-pfedhn")
 
 
@@ -20,12 +21,12 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
     ``deployed``: the clients are nodes of a network, not processes of this machine.
     """
     inline, kind = config.engine == "inline", config.partition
-    given = config.dataset == "digits" or config.dataset.partition(":")[0] == "synthetic"
+    given = config.dataset == "digits" or config.dataset.startswith("synthetic")
     here = f"dataset={config.dataset} is read from no files"
     one_process = "engine=inline is one process, which waits for nobody"
     kept = "with state-backend=context states live in the run's processes, and end with them"
     reasons: dict[str, tuple[bool, str]] = {
-        "alpha": ("dirichlet" not in kind, _belongs(kind, "dirichlet", "dirichlet-balanced")),
+        "alpha": (kind not in SKEWED, _belongs(kind, *SKEWED)),
         "classes-per-client": (kind != "classes-per-client", _belongs(kind, "classes-per-client")),
         "legacy-pfedhn": (kind != "classes-per-client", _belongs(kind, "classes-per-client")),
         "split": (kind == "file", "the partition-file says what each image is for"),

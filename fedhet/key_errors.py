@@ -6,7 +6,7 @@ from typing import Any
 
 from fedhet.errors import UserError, nearest
 from fedhet.registry import METHODS
-from fedhet.schema import REPRESENTATION, RunConfig, Schema, kebab
+from fedhet.schema import RunConfig, Schema, kebab
 
 COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 SWEEPS = "several values are several runs: write `grid: {%s}` in a preset for `fedhet sweep`"
@@ -30,6 +30,9 @@ _EXAMPLES = {
 _TEXTS = {
     "data-path",
     "public-path",
+    "labels",
+    "target",
+    "text",
     "partition-file",
     "out",
     "state-dir",
@@ -61,7 +64,7 @@ def unknown_key(key: str, method: str, own: set[str]) -> str:
     alike = {} if whole else _alike(plain, known)
     hint = nearest(plain, sorted(known), 0.8 if alike else 0.5)
     if plain == "d":
-        hint = f"; the representation's width d is {REPRESENTATION} for every method"
+        hint = "; did you mean 'representation', the width d of all models?"
     whose = [f"{k} is {' and '.join(names)}" for k, names in list(alike.items())[:_SHOWN]]
     return f"{key}: unknown key{hint}{'; ' if whose else ''}{', '.join(whose)}"
 

@@ -5,14 +5,23 @@ a subclass of :class:`Params`; :mod:`fedhet.config` reads and checks both.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
+from fedhet.errors import ReadError
 from fedhet.ids import CLIENT_ID
+from fedhet.reading.structured import parse_yaml
 
-REPRESENTATION = 500  # d: width of the representation that every model ends in
+REPRESENTATION = 500  # d: default width of the representation that every model ends in
+# Keys that stand in a resolved configuration only where they say something: a sweep's cells are
+# named by all keys, and those of images keep the names that they had before there was more.
+QUIET = (
+    "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
+    "small_model", "representation",
+)  # fmt: skip
 REGISTERED, OFF = "registered", "off"
 KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -37,6 +46,26 @@ def _ratio(value: Any) -> Any:
     return value
 
 
+def _lists(value: Any) -> Any:
+    """``{name: [values]}`` as pairs that can be hashed; names alone have no values.
+
+    A text (command line) is what YAML makes of it, or names with commas between them.
+    """
+    if isinstance(value, str):
+        try:
+            found = parse_yaml(value)
+        except ReadError:
+            found = None
+        value = found if isinstance(found, dict | list) else _words(value)
+    if isinstance(value, Mapping):
+        pairs = ((k, v if isinstance(v, list | tuple) else [v]) for k, v in value.items())
+        return tuple((str(name), tuple(str(one) for one in ones)) for name, ones in pairs)
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return tuple((one, ()) for one in value)
+    return value
+
+
+Lists = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_lists)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Ratio = Annotated[
     tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
@@ -71,12 +100,33 @@ class RunConfig(Schema):
 
     dataset: str = Field(
         "digits",
-        description="digits, cifar10, cifar100, fashion-mnist, image-folder, synthetic[:IMAGES] or "
-        "module:load",
+        description="digits, cifar10, cifar100, fashion-mnist, image-folder, table (a CSV), "
+        "signals (an NPZ), texts (a CSV), synthetic[:IMAGES] or module:load",
     )
     data_path: str = Field(
-        "", description="folder or zip of `image-folder`; download folder of the torchvision sets"
+        "",
+        description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`; "
+        "download folder of the torchvision sets",
     )
+    target: str = Field("", description="column of the class, of `table` and `texts`")
+    labels: Lists = Field(
+        (), description="classes by values of the target, such as {ill: [1, 2], healthy: [0]}"
+    )
+    site: Words = Field(
+        (), description="columns that together name the client, for partition=natural"
+    )
+    categories: Lists = Field(
+        (),
+        description="columns of `table` that are no numbers, with their values {sex: [f, m]}; a "
+        "node needs the values, a simulation takes those of its file",
+    )
+    ignore: Words = Field((), description="columns of `table` that no model sees")
+    text: str = Field("", description="column of the text, of `texts`")
+    length: int = Field(64, ge=1, le=4096, description="words of a text that are kept")
+    vocabulary: int = Field(
+        5000, ge=2, le=1 << 20, description="numbers that words are hashed to; 0 is for padding"
+    )
+    scale: float = Field(1.0, gt=0, description="what the numbers of `signals` are divided by")
     public_dataset: str = Field(
         "", description="examples that are no client's, for methods that use some: as dataset"
     )
@@ -87,25 +137,45 @@ class RunConfig(Schema):
     classes: Words = Field((), description="class names in label order; empty: all of the data")
 
     clients: int = Field(
-        0, ge=0, le=1_000_000, description="N; 0: as many as the federation or the file has"
+        0,
+        ge=0,
+        le=1_000_000,
+        description="N; 0: as many as the federation, the file or the data has",
     )
     fraction: float = Field(1.0, gt=0, le=1, description="C, share of clients per round")
-    partition: Literal["classes-per-client", "dirichlet", "dirichlet-balanced", "file"] = Field(
-        "classes-per-client", description="how images are dealt to clients"
-    )
+    partition: Literal[
+        "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural",
+        "file",
+    ] = Field(
+        "classes-per-client",
+        description="how examples are dealt to clients; natural: by the data's own `site`",
+    )  # fmt: skip
     partition_file: str = Field("", description="CSV `path,client,split` of partition=file")
     classes_per_client: int = Field(2, ge=1, description="classes that each client owns")
-    alpha: float = Field(0.3, gt=0, description="concentration of the Dirichlet partitions")
+    alpha: float = Field(
+        0.3, gt=0, description="concentration of the Dirichlet partitions, and of quantity"
+    )
     legacy_pfedhn: bool = Field(False, description="slots and draws as in pFedHN's released code")
     split: Ratio = Field((8, 1, 1), description="train:val:test, integers, per client and class")
 
     models: Words = Field(
         ("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
         min_length=1,
-        description="architectures of `fedhet models`, or module:factory",
+        description="architectures of `fedhet models`, a group of them (@signal-5), or "
+        "module:factory; by default the group of the data's kind",
     )
     model_assignment: Literal["modulo", "random"] = Field(
         "modulo", description="client k gets model k mod len(models), or a seeded draw"
+    )
+
+    small_model: str = Field(
+        "",
+        description="what all clients share, in methods that share a model; empty: the smallest "
+        "of the kind's group; of images the one CNN that all clients have, or CNN-1 beside the one "
+        "other model that all have",
+    )
+    representation: int = Field(
+        REPRESENTATION, ge=1, le=8192, description="d, width of the representation of all models"
     )
 
     rounds: int = Field(100, ge=1, le=1_000_000, description="T, communication rounds")
@@ -121,8 +191,10 @@ class RunConfig(Schema):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh every round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
     grad_clip: float = Field(0.0, ge=0, description="largest gradient norm of one network; 0: off")
-    augment: Literal["none", "crop-flip"] = Field(
-        "none", description="crop-flip: random crop with a margin of s/8 and horizontal flip"
+    augment: Literal["none", "crop-flip", "jitter-scale"] = Field(
+        "none",
+        description="crop-flip (images): random crop with a margin of s/8 and horizontal flip; "
+        "jitter-scale (signals): noise, and a factor for each channel",
     )
     precision: Precision = Field("fp32", description="arithmetic of training: fp32, tf32, bf16")
     threads: int = Field(1, ge=1, le=256, description="torch threads per training process")
@@ -216,6 +288,12 @@ class RunConfig(Schema):
         """All keys of the run, the method's own included, as plain YAML/JSON values."""
         own = self.model_dump(mode="json") | self.params.model_dump(mode="json")
         own["split"] = ":".join(str(part) for part in self.split)
+        for key, pairs in (("labels", self.labels), ("categories", self.categories)):
+            values = {name: list(ones) for name, ones in pairs}
+            own[key] = values if any(values.values()) else list(values)
+        for name in QUIET:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del own[kebab(name)]
         return own
 
     @property

@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedhet.config import find_method, from_run_config
+from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.flop_count import counter
 from fedhet.node.public import public_digest
@@ -108,6 +109,8 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     kept = load_checkpoint(folder.checkpoint) if job.resume else None
     if kept is not None:
         roster.load(kept.meta["roster"])
+    if roster.inputs is None:
+        roster.inputs = declared_inputs(config)
     simulated = is_simulated(grid)
     if simulated:
         claim_states(folder, config)
@@ -119,7 +122,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     folder.write_partition(roster.counts(), roster.classes)
     strategy = find_method(config.method).strategy(config, roster)
     strategy.rounds = Rounds(strategy, handshake, folder, kept)
-    strategy.rounds.acceptance.work = Work(counter(config, roster.classes))
+    strategy.rounds.acceptance.work = Work(counter(config, roster.classes, strategy.inputs))
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
     _check_replies(folder)
@@ -137,6 +140,16 @@ def _check_replies(folder: RunFolder) -> None:
             f"no client ever replied validly; the first, client {first['client']}: "
             f"{first['reason']}"
         )
+
+
+def declared_inputs(config: RunConfig) -> Inputs | None:
+    """What examples must be, where the configuration says it; else the first client does."""
+    kind = kind_of(config.dataset)
+    if kind == IMAGE:
+        return Inputs.image(config.image_size)
+    if config.dataset == "texts":
+        return Inputs(TOKENS, (config.length,), config.vocabulary, (config.text,))
+    return None
 
 
 def terms(config: RunConfig) -> Terms:

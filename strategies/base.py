@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedhet.data.inputs import Inputs
 from fedhet.node.public import PublicSet, open_public
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
@@ -66,6 +67,8 @@ class MethodStrategy(Strategy, Generic[P]):
     aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it can do
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics: all
     public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
+    shares_small_model = False  # one that `small-model` names
+    refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     rounds: RoundLoop  # who asks, checks and writes down; set before the first round
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
@@ -74,12 +77,19 @@ class MethodStrategy(Strategy, Generic[P]):
         self.roster = roster
         self.rule = Rule.of(config)
         self.classes = len(roster.classes)
+        self.inputs = roster.inputs or Inputs.image(config.image_size)
+        self.d = config.representation
 
     # --- hooks of a method: plain arrays in, plain arrays out --------------------------------
 
     @classmethod
     def check_config(cls, config: RunConfig, params: P) -> None:
         """Raise UserError for settings that this method cannot work with."""
+
+    @classmethod
+    def own_small(cls, params: P) -> str:
+        """The small model that a key of the method's own names, before ``small-model``; or none."""
+        return ""
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:

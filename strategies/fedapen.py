@@ -49,11 +49,12 @@ class FedAPENParams(Params):
 class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
     """Averages shared models."""
 
+    shares_small_model = True
     metric_ranges = {"ensemble_weight": (0.0, 1.0)}  # lambda
 
     def shared_module(self) -> nn.Module:
         """A shared model, freshly drawn."""
-        return small_model(self.config, "", self.classes)
+        return small_model(self.config, self.inputs, "", self.classes)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """The mean model; the clients' mean lambda is recorded."""

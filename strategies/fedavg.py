@@ -18,29 +18,27 @@ client, as in every method here (Li et al. 2021, FedBN).
 from pydantic import Field
 from torch import nn
 
-from fedhet.models import validate_model_name
 from fedhet.models.small import small_model
-from fedhet.schema import Params, RunConfig
+from fedhet.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 
 
 class FedAvgParams(Params):
     """Hyper-parameters of FedAvg."""
 
-    common_model: str = Field(
-        "", description="common architecture; empty: cnn-5, or the one CNN that all clients have"
-    )
+    common_model: str = Field("", description="common architecture; empty: small-model")
 
 
 class FedAvgStrategy(AveragingStrategy[FedAvgParams]):
     """Averages whole models."""
 
+    shares_small_model = True
+
     @classmethod
-    def check_config(cls, config: RunConfig, params: FedAvgParams) -> None:
-        """The common model exists."""
-        if params.common_model:
-            validate_model_name(params.common_model)
+    def own_small(cls, params: FedAvgParams) -> str:
+        """``common-model``."""
+        return params.common_model
 
     def shared_module(self) -> nn.Module:
         """The common model, freshly drawn."""
-        return small_model(self.config, self.params.common_model, self.classes)
+        return small_model(self.config, self.inputs, self.params.common_model, self.classes)

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.errors import UserError
-from fedhet.schema import REPRESENTATION, Params, RunConfig
+from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
 
 TAU = 0.5
@@ -63,4 +63,4 @@ class FedClassAvgStrategy(AveragingStrategy[FedClassAvgParams]):
 
     def shared_module(self) -> nn.Module:
         """A header: d -> C."""
-        return nn.Linear(REPRESENTATION, self.classes)
+        return nn.Linear(self.d, self.classes)

@@ -74,14 +74,14 @@ class HeaderAndGenerator(Payload):
 class Generator(nn.Module):
     """G: noise (B, z) and labels (B,) to representations (B, d)."""
 
-    def __init__(self, params: FedGenParams, classes: int) -> None:
+    def __init__(self, params: FedGenParams, classes: int, d: int = REPRESENTATION) -> None:
         super().__init__()
         self.noise, self.classes = params.noise, classes
         self.body = nn.Sequential(
             nn.Linear(params.noise + classes, params.hidden),
             nn.BatchNorm1d(params.hidden),
             nn.ReLU(),
-            nn.Linear(params.hidden, REPRESENTATION),
+            nn.Linear(params.hidden, d),
         )
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
 
     def shared_module(self) -> nn.Module:
         """A header: d -> C."""
-        return nn.Linear(REPRESENTATION, self.classes)
+        return nn.Linear(self.d, self.classes)
 
     def initialise(self) -> None:
         """Draw the header and G."""
@@ -153,7 +153,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
 
     def _fresh(self) -> Generator:
         with torch_seeded(self.config.seed, "generator"):
-            return Generator(self.params, self.classes).eval()
+            return Generator(self.params, self.classes, self.d).eval()
 
     def _images(self) -> Array:
         """Images per class (C,) int64 over the clients that are known."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import REPRESENTATION, Params
+from fedhet.schema import Params
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, stacked
 from fedhet.strategies.server_training import (
@@ -54,7 +54,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     @property
     def width(self) -> int:
         """The representation's d."""
-        return REPRESENTATION
+        return self.d
 
     def initialise(self) -> None:
         """Draw the header from the run's "global" generator."""
@@ -91,4 +91,4 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
 
     def _fresh(self) -> nn.Linear:
         with torch_seeded(self.config.seed, "global"):
-            return nn.Linear(REPRESENTATION, self.classes)
+            return nn.Linear(self.d, self.classes)

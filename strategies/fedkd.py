@@ -35,7 +35,6 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.errors import UserError
-from fedhet.models import validate_model_name
 from fedhet.models.small import small_model
 from fedhet.protocol.checks import Rejected, check_shapes
 from fedhet.protocol.identity import ClientInfo
@@ -62,9 +61,7 @@ if TYPE_CHECKING:
 class FedKDParams(Params):
     """Hyper-parameters of FedKD."""
 
-    student: str = Field(
-        "", description="shared architecture; empty: cnn-5, or the one CNN that all clients have"
-    )
+    student: str = Field("", description="shared architecture; empty: small-model")
     compress: Literal["svd", "off"] = Field("svd", description="how updates go up: svd, or dense")
     compress_down: bool = Field(
         False, description="also send updates down as svd; needs fraction=1 and compress=svd"
@@ -87,13 +84,17 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
     upload_type = LowRank
+    shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds
 
     @classmethod
+    def own_small(cls, params: FedKDParams) -> str:
+        """``student``."""
+        return params.student
+
+    @classmethod
     def check_config(cls, config: RunConfig, params: FedKDParams) -> None:
-        """Energies that grow, a student that exists, a compressed downlink only at C = 100 %."""
-        if params.student:
-            validate_model_name(params.student)
+        """Energies that grow, a compressed downlink only at C = 100 %."""
         if params.t_end < params.t_start:
             raise UserError(
                 f"t-end: {params.t_end:g} is not allowed: t-start is {params.t_start:g}"
@@ -113,7 +114,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     def shared_module(self) -> nn.Module:
         """A student."""
-        return small_model(self.config, self.params.student, self.classes)
+        return small_model(self.config, self.inputs, self.params.student, self.classes)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """The student, or the last update for a client that holds the student before it."""

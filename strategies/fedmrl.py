@@ -18,10 +18,11 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
+from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.models import SplitModel
 from fedhet.models.small import small_extractor, small_model
-from fedhet.schema import REPRESENTATION, Params, RunConfig
+from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -31,8 +32,7 @@ class FedMRLParams(Params):
     d1: int = Field(
         100,
         ge=1,
-        le=REPRESENTATION,
-        description="d_1, representation of the small model, 1 to d_2 = 500; paper: 100 to 500",
+        description="d_1, representation of the small model, 1 to d_2; paper: 100 to 500",
     )
     matryoshka: bool = Field(
         True, description="false: no global header and no nested representation (section 5.4)"
@@ -57,18 +57,27 @@ class FedMRLParams(Params):
     )
 
 
-def global_model(config: RunConfig, params: FedMRLParams, classes: int) -> SplitModel:
+def global_model(
+    config: RunConfig, inputs: Inputs, params: FedMRLParams, classes: int
+) -> SplitModel:
     """G with representation d1; without ``matryoshka`` it is G_ex alone."""
     make = small_model if params.matryoshka else small_extractor
-    return make(config, "", classes, params.d1)
+    return make(config, inputs, "", classes, params.d1)
 
 
 class FedMRLStrategy(AveragingStrategy[FedMRLParams]):
     """Averages small models."""
 
+    shares_small_model = True
+
     @classmethod
     def check_config(cls, config: RunConfig, params: FedMRLParams) -> None:
         """Without the global header two of the four inference models do not exist."""
+        if params.d1 > config.representation:
+            raise UserError(
+                f"d1: '{params.d1}' is not allowed: it is at most the representation, "
+                f"{config.representation}"
+            )
         if not params.matryoshka and params.inference.endswith("small"):
             raise UserError(
                 f"inference: '{params.inference}' is not allowed with matryoshka=false, which has "
@@ -77,4 +86,4 @@ class FedMRLStrategy(AveragingStrategy[FedMRLParams]):
 
     def shared_module(self) -> nn.Module:
         """G, freshly drawn."""
-        return global_model(self.config, self.params, self.classes)
+        return global_model(self.config, self.inputs, self.params, self.classes)

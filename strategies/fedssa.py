@@ -22,7 +22,7 @@ from fedhet.protocol.checks import Rejected
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import REPRESENTATION, Params, RunConfig
+from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import class_means
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
@@ -90,7 +90,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def initialise(self) -> None:
         """Draw the global header; its rows are (d + 1) or d wide."""
         with torch_seeded(self.config.seed, "global"):
-            header = nn.Linear(REPRESENTATION, self.classes)
+            header = nn.Linear(self.d, self.classes)
         self.weight: Array = header.weight.detach().numpy().copy()
         bias = header.bias.detach().numpy().copy()
         self.bias: Array = bias if self.params.header_bias else bias[:0]

@@ -77,11 +77,11 @@ class FedTGPParams(Params):
 class TrainablePrototypes(nn.Module):
     """P (C, d), made from an embedding by two layers."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, d: int = REPRESENTATION) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(classes, REPRESENTATION)
-        self.middle = nn.Linear(REPRESENTATION, REPRESENTATION)
-        self.fc = nn.Linear(REPRESENTATION, REPRESENTATION)
+        self.embedding = nn.Embedding(classes, d)
+        self.middle = nn.Linear(d, d)
+        self.fc = nn.Linear(d, d)
 
     def forward(self) -> Tensor:
         """All prototypes."""
@@ -147,4 +147,4 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
 
     def _fresh(self) -> TrainablePrototypes:
         with torch_seeded(self.config.seed, "global"):
-            return TrainablePrototypes(self.classes)
+            return TrainablePrototypes(self.classes, self.d)

@@ -31,6 +31,8 @@ class FMLParams(Params):
 class FMLStrategy(AveragingStrategy[FMLParams]):
     """Averages meme models."""
 
+    shares_small_model = True
+
     def shared_module(self) -> nn.Module:
         """A meme model, freshly drawn."""
-        return small_model(self.config, "", self.classes)
+        return small_model(self.config, self.inputs, "", self.classes)

@@ -10,7 +10,6 @@ scratch, as in the papers that compare with it.
 
 from torch import nn
 
-from fedhet.schema import REPRESENTATION
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -19,4 +18,4 @@ class LGFedAvgStrategy(AveragingStrategy):
 
     def shared_module(self) -> nn.Module:
         """A header: d -> C."""
-        return nn.Linear(REPRESENTATION, self.classes)
+        return nn.Linear(self.d, self.classes)

@@ -35,8 +35,9 @@ class PFedAFMParams(Params):
 class PFedAFMStrategy(AveragingStrategy[PFedAFMParams]):
     """Averages small extractors."""
 
+    shares_small_model = True
     metric_ranges = {"alpha_mean": (0.0, 1.0)}
 
     def shared_module(self) -> nn.Module:
         """An extractor g, freshly drawn."""
-        return small_extractor(self.config, "", self.classes)
+        return small_extractor(self.config, self.inputs, "", self.classes)

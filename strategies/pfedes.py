@@ -13,13 +13,18 @@ finds mu = 0.1 and 5 best, shares the momentum of G between clients, and freezes
 optimiser only, so that BatchNorm statistics of a frozen model would move; its statistics of the
 model in training are a blend of raw and enhanced images, ours are those of the raw ones, on which
 the model answers. The paper draws models at random (``model-assignment: random``); the default
-deals them in turn, as in every method.
+deals them in turn, as in every method. Extractors of other kinds of examples are ours: see
+``extractor``.
 """
+
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import nn
 
+from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
 from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
@@ -48,17 +53,44 @@ class PFedESParams(Params):
     )
 
 
-def extractor(params: PFedESParams) -> nn.Module:
-    """G: images (B, 3, s, s) to enhanced images (B, 3, s, s), which are non-negative."""
-    widths = [3, *[params.extractor_hidden] * (params.extractor_depth - 1), 3]
+class Beside(nn.Module):
+    """x + W x + b: a linear map of rows (B, f) beside the identity."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(width, width)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Enhanced rows (B, f)."""
+        enhanced: torch.Tensor = rows + self.map(rows)
+        return enhanced
+
+
+def extractor(params: PFedESParams, inputs: Inputs) -> nn.Module:
+    """G, from inputs (B, ...) to enhanced ones of the same shape.
+
+    Images become non-negative, as in the authors' code. Signals are standardised, and half of their
+    numbers are negative: their last convolution, over time, has no ReLU. Rows of a table get a
+    linear map beside the identity, whatever ``extractor-hidden`` and ``extractor-depth`` say.
+    """
+    if inputs.kind == TABLE:
+        return Beside(inputs.channels)
+    ends = inputs.channels
+    widths = [ends, *[params.extractor_hidden] * (params.extractor_depth - 1), ends]
+    convolution = nn.Conv1d if inputs.kind == SIGNAL else nn.Conv2d
     layers: list[nn.Module] = []
     for before, after in zip(widths, widths[1:], strict=False):
-        layers += [nn.Conv2d(before, after, params.extractor_kernel, padding="same"), nn.ReLU()]
-    return nn.Sequential(*layers)
+        layers += [convolution(before, after, params.extractor_kernel, padding="same"), nn.ReLU()]
+    return nn.Sequential(*(layers[:-1] if inputs.kind == SIGNAL else layers))
 
 
 class PFedESStrategy(AveragingStrategy[PFedESParams]):
     """Averages extractors."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        TOKENS: "its extractor maps an input to an enhanced input, and there is nothing between "
+        "one word and another"
+    }
 
     @classmethod
     def check_config(cls, config: RunConfig, params: PFedESParams) -> None:
@@ -70,14 +102,14 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
     def initialise(self) -> None:
         """Draw G, and make sure that local models can take what it gives."""
         super().initialise()
-        images = torch.zeros(1, 3, self.config.image_size, self.config.image_size)
+        blank = torch.from_numpy(self.inputs.blank(1))
         with torch.inference_mode():
-            enhanced = self.shared_module()(images)
-        if enhanced.shape != images.shape:
+            enhanced = self.shared_module()(blank)
+        if enhanced.shape != blank.shape:
             raise UserError(
-                f"extractor: images of shape {tuple(images.shape)} become {tuple(enhanced.shape)}"
+                f"extractor: inputs of shape {tuple(blank.shape)} become {tuple(enhanced.shape)}"
             )
 
     def shared_module(self) -> nn.Module:
         """G, freshly drawn."""
-        return extractor(self.params)
+        return extractor(self.params, self.inputs)

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.schema import REPRESENTATION, P
+from fedhet.schema import P
 from fedhet.strategies.averaging import class_means
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of
@@ -24,11 +24,11 @@ class PrototypeStrategy(ClassVectorStrategy[P]):
     @property
     def width(self) -> int:
         """The representation's d."""
-        return REPRESENTATION
+        return self.d
 
     def initialise(self) -> None:
         """No class has a prototype."""
-        self.prototypes: Array = np.zeros((self.classes, REPRESENTATION), dtype=np.float32)
+        self.prototypes: Array = np.zeros((self.classes, self.d), dtype=np.float32)
         self.counts: Array = np.zeros(self.classes, dtype=np.int64)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:

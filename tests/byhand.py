@@ -16,7 +16,7 @@ Batch = tuple[Tensor, Tensor]
 def train_images(client: MethodClient) -> Batch:
     """All training images (n, 3, s, s) in [-1, 1] and labels (n,)."""
     data = client.setup.data
-    pixels = torch.from_numpy(np.array(data.dataset.images[data.split.train]))
+    pixels = torch.from_numpy(np.array(data.dataset.examples[data.split.train]))
     labels = torch.from_numpy(data.dataset.labels[data.split.train])
     return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1, labels
 

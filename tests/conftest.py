@@ -10,7 +10,12 @@ import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-ALONE = {"test_zoo_matrix.py", "test_fairness.py", "test_fuzz.py"}  # one test for each method
+ALONE = {
+    "test_zoo_matrix.py",
+    "test_kinds_matrix.py",
+    "test_fairness.py",
+    "test_fuzz.py",
+}  # one test for each method
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ def test_states_caches_and_a_runs_private_parts_are_their_owners_alone(tmp_path,
     noise = {"dp_clip": 1.0, "dp_epsilon": 9.0, "dp_delta": 1e-3}
     folder, _ = simulate(small(tmp_path, rounds=1, state_dir=str(tmp_path / "state"), **noise))
     made = list((tmp_path / "state").rglob("*")) + list((tmp_path / "cache").rglob("*"))
-    assert {"client.json", "privacy.json", "00000001.safetensors", "images.npy"} <= {
+    assert {"client.json", "privacy.json", "00000001.safetensors", "examples.npy"} <= {
         path.name for path in made
     }
     for private in ("state", "cache"):

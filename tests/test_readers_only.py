@@ -29,6 +29,7 @@ EXCEPT = {
     "UTF-8, and come back as they were",
     ("fedhet/data/cache.py", "numpy.load"): "this user's own cache, without pickles",
     ("fedhet/data/cache.py", "numpy.lib.format.open_memmap"): "this user's own cache",
+    ("fedhet/data/csv_file.py", "csv.reader"): "data of any size, row by row in bounded memory",
     ("fedhet/protocol/messages.py", "numpy.lib.format.read_array"): "Flower's arrays, whose head "
     "and length are checked first",
     ("fedhet/data/decode.py", "json.load"): "what this process wrote to its own child",

@@ -11,6 +11,7 @@ from fedhet.cli import display, execute
 from fedhet.cli.display import RunProgress, percent, show_table
 from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config import load_config, load_noted
+from fedhet.data.inputs import noun
 from fedhet.data.source import Indices
 from fedhet.errors import RunFailedError, UserError
 from fedhet.node.site import load_partition
@@ -167,40 +168,43 @@ def partition(
     warnings = [*dataset.warnings, *made.warnings]
     _warn(warnings)
     counts = made.counts(dataset.labels, len(dataset.classes))
+    what = noun(config.dataset)
     if picture:
-        _draw(counts, dataset.classes, picture)
+        _draw(counts, dataset.classes, picture, what)
     if as_json:
         rows = dict(zip(made.ids, counts.tolist(), strict=True))
         document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
         print(json.dumps(document | {"picture": str(picture) if picture else None}))
         return
-    _partition_table(counts, dataset.classes, made.ids)
+    _partition_table(counts, dataset.classes, made.ids, what)
     if picture:
         print(picture)
 
 
-def _draw(counts: Indices, classes: Sequence[str], picture: Path) -> None:
+def _draw(counts: Indices, classes: Sequence[str], picture: Path, what: str) -> None:
     from fedhet.data.plot import bubble_plot  # noqa: PLC0415  (matplotlib: a second at import)
 
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        bubble_plot(counts, classes, picture)
+        bubble_plot(counts, classes, picture, what)
     except OSError as error:
         raise UserError(f"--plot: '{picture}' cannot be written: {error.strerror}") from error
 
 
-def _partition_table(counts: Indices, classes: Sequence[str], ids: Sequence[str]) -> None:
+def _partition_table(
+    counts: Indices, classes: Sequence[str], ids: Sequence[str], what: str
+) -> None:
     """Client x class; with many classes only those that each client holds."""
     if len(classes) <= WIDEST:
         rows = [
             (client, *(int(n) or "" for n in row), int(row.sum()))
             for client, row in zip(ids, counts, strict=True)
         ]
-        show_table("images per client and class", ("client", *classes, "all"), rows)
+        show_table(f"{what} per client and class", ("client", *classes, "all"), rows)
         return
     held = [[f"{name}: {n}" for name, n in zip(classes, row, strict=True) if n] for row in counts]
     rows = [
         (client, ", ".join(own), int(row.sum()))
         for client, own, row in zip(ids, held, counts, strict=True)
     ]
-    show_table("images per client and class", ("client", "images of each class", "all"), rows)
+    show_table(f"{what} per client and class", ("client", f"{what} of each class", "all"), rows)

@@ -65,7 +65,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     key: Annotated[Path, typer.Argument(metavar="KEY", help="this client's private key")],
     server: Annotated[str, typer.Option(help="HOST:PORT of `fedhet server`")],
     data: Annotated[
-        Path | None, typer.Option(help="images: DATA/<class>/<image>, or a zip of it")
+        Path | None, typer.Option(help="images: DATA/<class>/<image> or a zip of it; a CSV, an NPZ")
     ] = None,
     split: Annotated[
         Path | None, typer.Option(help="CSV path,client,split: which image is for what")
@@ -141,7 +141,9 @@ def _refuse(plan: Any) -> None:
 def _images(data: Path | None, partition: str | None, name: str) -> dict[str, str | int]:
     """Flower's node configuration for own images, or for a share of a public data set."""
     if (data is None) == (partition is None):
-        raise UserError("give either --data FOLDER (own images) or --partition K/N (a public set)")
+        raise UserError(
+            "give either --data FOLDER_OR_FILE (own examples) or --partition K/N (a public set)"
+        )
     if data is not None:
         return {"data-dir": str(_there(data, "--data")), "name": name}
     index, _, total = str(partition).partition("/")

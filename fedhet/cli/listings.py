@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 from fedhet import plugins
 from fedhet.cli.display import percent, show_table
 from fedhet.config import find_method, method_name
+from fedhet.data.inputs import PLURAL, SIGNAL, TABLE, TOKENS
 from fedhet.errors import RunFailedError, UserError, nearest
-from fedhet.models import MODEL_NAMES, model_table, validate_model_name
+from fedhet.models import GROUPS, MODEL_NAMES, MODELS, model_table, validate_model_name
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig, Schema, kebab
@@ -157,6 +158,9 @@ def models(names: Sequence[str], classes: int, *, as_json: bool) -> None:
     ]
     columns = ("model", "parameters", "MiB", "buffers (private)", "FLOPs per image, forward")
     show_table(f"{classes} classes, 32 x 32 pixels", columns, rows)
+    for kind in (SIGNAL, TABLE, TOKENS):
+        print(f"for {PLURAL[kind]}: {', '.join(MODELS[kind])}")
+    print(f"groups: {', '.join(GROUPS)}")
     print("buffers: BatchNorm statistics, which no method ever sends; or your own: module:factory")
 
 

@@ -56,20 +56,23 @@ def export(
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="folder made by `fedhet export`")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="files or folders")],
+    examples: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help="images or folders; a CSV, an NPZ, a text file"),
+    ],
     out: Annotated[Path, typer.Option(help="CSV to write, replaced if it exists")] = Path(
         "predictions.csv"
     ),
     trust: Trust = False,
 ) -> None:
-    """Classify images with an exported model: a CSV with a probability per class."""
+    """Classify examples with an exported model: a CSV with a probability per class."""
     loading()
     from fedhet.export.predict import predict as classify
 
-    found = classify(model, images, out, trust=trust)
+    found = classify(model, examples, out, trust=trust)
     if found.warning:
         print(f"fedhet: warning: {found.warning}", file=sys.stderr)
-    print(f"{found.images} images: {out}")
+    print(f"{found.examples} {found.what}: {out}")
 
 
 def add_commands(command: Register) -> None:

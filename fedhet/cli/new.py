@@ -91,7 +91,7 @@ def test_the_server_takes_the_mean_weighted_by_images(tmp_path: Path) -> None:
 def test_the_loss_is_the_papers(tmp_path: Path) -> None:
     """Cross-entropy and the penalty, on one batch."""
     client = make_client(small(tmp_path, method=METHOD, penalty=0.5), 0, tmp_path / "state")
-    inputs, labels = client.images("train").batch(torch.arange(4))
+    inputs, labels = client.examples("train").batch(torch.arange(4))
     by_hand = F.cross_entropy(client.model(inputs), labels)
     by_hand = by_hand + 0.5 * (client.model.head.weight**2).sum()
     assert torch.allclose(client.loss(inputs, labels), by_hand)

@@ -1,4 +1,4 @@
-"""Who gets which image: the class partition of pFedHN and two Dirichlet partitions.
+"""Who gets which example: the class partition of pFedHN, Dirichlet's, by chance, by size.
 
 Each function returns ``owner`` (n,) int64, the client of every image or -1 for an unused one.
 """
@@ -144,6 +144,58 @@ def dirichlet(
     raise UserError(
         f"alpha {alpha:g} with clients {clients}: {reason}; take a larger alpha, {advice}"
     )
+
+
+def iid(rng: np.random.Generator, pool: Pool, clients: int) -> Indices:
+    """Everybody gets the same number within one, by chance.
+
+    Raises:
+        UserError: fewer than 10 examples each.
+
+    """
+    _enough(pool, clients)
+    return _by_size(rng, pool, np.full(clients, 1 / clients))
+
+
+def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -> Indices:
+    """Sizes by q ~ Dir(alpha 1_N), classes by chance; redrawn until every client has 10 examples.
+
+    The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079).
+
+    Raises:
+        UserError: too few examples, or no draw of 1,000 gives every client 10.
+
+    """
+    _enough(pool, clients)
+    total = int(pool.sizes.sum())
+    for _ in range(MAX_TRIES):
+        shares = rng.dirichlet(np.full(clients, alpha))
+        if np.isfinite(shares).all() and _cuts(shares, total).min() >= MIN_CLIENT_IMAGES:
+            return _by_size(rng, pool, shares)
+    raise UserError(
+        f"alpha {alpha:g} with clients {clients}: no draw of {MAX_TRIES} gives every client "
+        f"{MIN_CLIENT_IMAGES} examples; take a larger alpha or fewer clients"
+    )
+
+
+def _enough(pool: Pool, clients: int) -> None:
+    total = int(pool.sizes.sum())
+    if total < clients * MIN_CLIENT_IMAGES:
+        raise UserError(
+            f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
+            "take fewer clients"
+        )
+
+
+def _by_size(rng: np.random.Generator, pool: Pool, shares: npt.NDArray[np.float64]) -> Indices:
+    total = int(pool.sizes.sum())
+    counts = _cuts(shares, total)
+    if np.ptp(shares) == 0:
+        counts = np.full(len(shares), total // len(shares), dtype=np.int64)
+        counts[: total % len(shares)] += 1
+    owner = np.empty(total, dtype=np.int64)
+    owner[rng.permutation(total)] = np.repeat(np.arange(len(shares)), counts)
+    return owner
 
 
 def _cuts(shares: npt.NDArray[np.float64], size: int | Indices) -> Indices:

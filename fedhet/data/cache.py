@@ -1,10 +1,10 @@
 """Data sets decoded once into a memory-mapped cache that all processes share.
 
-A cache entry is a folder ``<cache-dir>/<key>/`` with ``images.npy`` (n, s, s, 3) uint8,
-``labels.npy`` (n,) int64 and ``meta.json``. It is written under a lock into a temporary folder,
-synced and renamed, so a reader sees all of it or nothing; only its owner can read it. On opening,
-sizes, shapes and the hash of the labels are checked; the pixels are not, because a training process
-reads only its clients'.
+A cache entry is a folder ``<cache-dir>/<key>/`` with ``examples.npy`` (n, ...), for images
+(n, s, s, 3) uint8, ``labels.npy`` (n,) int64, ``sites.npy`` (n,) or (0,) int32 and ``meta.json``.
+It is written under a lock into a temporary folder, synced and renamed, so a reader sees all of it
+or nothing; only its owner can read it. On opening, sizes, shapes and the hash of the labels are
+checked; the examples are not, because a training process reads only its clients'.
 """
 
 import hashlib
@@ -13,37 +13,47 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 from filelock import FileLock
 
-from fedhet.data.source import Indices, Listing, Pixels, Unread
+from fedhet.data.inputs import Inputs, load_inputs
+from fedhet.data.reading import Reading, Stream
+from fedhet.data.source import Indices, Listing, Unread
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_files
 
-_FORMAT = 1
+_FORMAT = 2
 _NAMED = 5
+_EXAMPLES = "examples.npy"
 MAX_IMAGE_SIZE = 1024
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of a source.
+    """All examples of a source.
 
-    ``images`` (n, s, s, 3) uint8 is a read-only memory map; ``labels`` (n,) int64 index into
-    ``classes``. ``paths`` name the images: relative to the root such as ``ship/0655.webp`` for
-    an image folder, else the index as text. ``warnings`` are lines for the user.
+    ``examples`` (n, ...) is a read-only memory map, of images (n, s, s, 3) uint8; ``labels`` (n,)
+    int64 index into ``classes``. ``paths`` name the images: relative to the root such as
+    ``ship/0655.webp`` for an image folder, else the index as text; of other kinds there are none,
+    and an example's name is its index. ``warnings`` are lines for the user. ``inputs`` says what an
+    example is. ``sites`` (n,) int32 index into ``site_names`` where the data says whose an example
+    is; else (0,).
     """
 
-    images: Pixels
+    examples: npt.NDArray[Any]
     labels: Indices
     classes: tuple[str, ...]
     paths: tuple[str, ...]
     warnings: tuple[str, ...]
+    inputs: Inputs
+    sites: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    site_names: tuple[str, ...] = ()
 
 
 def default_cache_dir() -> Path:
@@ -63,18 +73,22 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     classes: Sequence[str] = (),
     seed: int = 0,
     cache_dir: Path | None = None,
+    reading: Reading = Reading(),  # noqa: B008  (frozen)
 ) -> Dataset:
     """Open a source through the cache; the first call decodes, later ones only map.
 
     Args:
         name: ``digits``, ``cifar10``, ``cifar100``, ``fashion-mnist``, ``image-folder``,
-            ``synthetic``, ``synthetic:IMAGES`` or ``synthetic:IMAGESxCLASSES``.
-        data_path: the image folder or its zip; for torchvision's sets where their files are.
+            ``table``, ``signals``, ``texts``, ``synthetic``, ``synthetic:IMAGES`` or
+            ``synthetic:IMAGESxCLASSES``.
+        data_path: the image folder or its zip, the file of a table, of signals or of texts; for
+            torchvision's sets where their files are.
         image_size: height and width in pixels, 1..1024.
         classes: class names in label order; empty means the source's own. An image folder must
             not hold others; of the other sources these are kept.
-        seed: of the synthetic images; other sources do not use it.
+        seed: of the synthetic examples; other sources do not use it.
         cache_dir: see :func:`default_cache_dir`.
+        reading: which column of a file is what.
 
     Raises:
         UserError: a wrong name, path, size or class; a failed download; a cache folder that
@@ -88,7 +102,9 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
         if class_name in wanted[:index]:
             raise UserError(f"classes: {class_name!r} is named twice")
     cache = (cache_dir or default_cache_dir()).expanduser().absolute()
-    source = find_source(name, data_path=data_path, seed=seed, downloads=cache / "downloads")
+    source = find_source(
+        name, data_path=data_path, seed=seed, downloads=cache / "downloads", reading=reading
+    )
     material = json.dumps([_FORMAT, source.fingerprint(), image_size, wanted])
     folder = cache / hashlib.sha256(material.encode()).hexdigest()
     # Without the lock: a complete entry must open from a read-only folder, too.
@@ -140,50 +156,100 @@ def _load(folder: Path) -> Dataset | None:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         labels = np.load(folder / "labels.npy", allow_pickle=False)
+        sites = np.load(folder / "sites.npy", allow_pickle=False)
         # Unlike numpy.load this one never takes the file for a zip or a pickle.
-        images = np.lib.format.open_memmap(folder / "images.npy", mode="r")
+        examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r")
         sound = (
-            list(images.shape) == meta["shape"]
-            and images.dtype == np.uint8
-            and (folder / "images.npy").stat().st_size == meta["image_bytes"]
-            and len(images) == len(labels) == len(meta["paths"])
+            list(examples.shape) == meta["shape"]
+            and examples.dtype.str == meta["dtype"]
+            and (folder / _EXAMPLES).stat().st_size == meta["bytes"]
+            and len(examples) == len(labels)
+            and len(meta["paths"]) in (0, len(labels))
+            and len(sites) in (0, len(labels))
             and hashlib.sha256(labels.tobytes()).hexdigest() == meta["labels_sha256"]
         )
         if not sound:
             return None
-        texts = (tuple(meta[key]) for key in ("classes", "paths", "warnings"))
-        return Dataset(images, labels, *texts)
+        classes, paths, warnings = (tuple(meta[key]) for key in ("classes", "paths", "warnings"))
+        inputs = load_inputs(meta["inputs"])
+        names = tuple(meta["site-names"])
+        return Dataset(examples, labels, classes, paths, warnings, inputs, sites, names)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
 
-def _build(folder: Path, listing: Listing, image_size: int) -> None:
+def _build(folder: Path, listing: Listing | Stream, image_size: int) -> None:
     """Write the entry; the caller holds the lock and has found the one that is there damaged."""
     with appearing(folder) as temporary:
         _write(temporary, listing, image_size)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(folder: Path, listing: Listing, image_size: int) -> None:
+def _write(folder: Path, listing: Listing | Stream, image_size: int) -> None:
+    if isinstance(listing, Stream):
+        _write_stream(folder, listing)
+        return
     shape = (image_size, image_size, 3)
-    with (folder / "images.npy").open("w+b") as file:
+    with (folder / _EXAMPLES).open("w+b") as file:
         kept, unread = _write_images(file, listing, shape)
-        image_bytes = os.fstat(file.fileno()).st_size
     bad = [*listing.ignored, *unread]
     if not kept:
         raise UserError(f"data-path: no readable image among {len(bad)} files ({_names(bad)})")
     labels, classes, warnings = _drop_empty(listing, listing.labels[kept])
     if bad:
         warnings.append(f"ignored {len(bad)} files that are no readable images: {_names(bad)}")
-    with (folder / "labels.npy").open("wb") as file:
-        np.save(file, labels, allow_pickle=False)
+    sites = listing.sites[kept] if len(listing.sites) else listing.sites
+    _write_about(
+        folder,
+        Dataset(
+            np.lib.format.open_memmap(folder / _EXAMPLES, mode="r"),
+            labels,
+            tuple(classes),
+            tuple(listing.paths[index] for index in kept),
+            (*listing.warnings, *warnings),
+            Inputs.image(image_size),
+            sites,
+            listing.site_names,
+        ),
+    )
+
+
+def _write_stream(folder: Path, stream: Stream) -> None:
+    """Examples that are no images, in as little memory as one chunk takes."""
+    count = 0
+    with (folder / _EXAMPLES).open("w+b") as file:
+        for chunk in stream.chunks:
+            if not count:
+                start = _header(file, 0, chunk.shape[1:], chunk.dtype.str)
+            file.write(np.ascontiguousarray(chunk).tobytes())
+            count += len(chunk)
+        file.seek(0)
+        assert _header(file, count, chunk.shape[1:], chunk.dtype.str) == start
+        file.flush()
+    content = stream.content()
+    examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r")
+    about = Dataset(
+        examples, content.labels, content.classes, (), content.warnings, content.inputs,
+        content.sites, content.site_names,
+    )  # fmt: skip
+    _write_about(folder, about)
+
+
+def _write_about(folder: Path, dataset: Dataset) -> None:
+    """All but the examples."""
+    for name, array in (("labels.npy", dataset.labels), ("sites.npy", dataset.sites)):
+        with (folder / name).open("wb") as file:
+            np.save(file, array, allow_pickle=False)
     meta = {
-        "classes": classes,
-        "paths": [listing.paths[index] for index in kept],
-        "warnings": warnings,
-        "shape": [len(kept), *shape],
-        "image_bytes": image_bytes,
-        "labels_sha256": hashlib.sha256(labels.tobytes()).hexdigest(),
+        "classes": dataset.classes,
+        "paths": dataset.paths,
+        "warnings": dataset.warnings,
+        "shape": dataset.examples.shape,
+        "dtype": dataset.examples.dtype.str,
+        "bytes": (folder / _EXAMPLES).stat().st_size,
+        "inputs": dataset.inputs.dump(),
+        "site-names": dataset.site_names,
+        "labels_sha256": hashlib.sha256(dataset.labels.tobytes()).hexdigest(),
     }
     with (folder / "meta.json").open("wb") as file:
         file.write(json.dumps(meta).encode())
@@ -213,9 +279,9 @@ def _write_images(
     return kept, unread
 
 
-def _header(file: IO[bytes], count: int, shape: tuple[int, int, int]) -> int:
-    """Write the .npy header for ``count`` images; returns the position after it."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
+def _header(file: IO[bytes], count: int, shape: tuple[int, ...], dtype: str = "|u1") -> int:
+    """Write the .npy header for ``count`` examples; returns the position after it."""
+    header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
     np.lib.format.write_array_header_1_0(file, header)
     return file.tell()
 

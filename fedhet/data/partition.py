@@ -1,24 +1,36 @@
-"""Partitions: which client holds which images, and which of them it trains on.
+"""Partitions: which client holds which examples, and which of them it trains on.
 
-The images of a data set are pooled, handed to clients (``allocation``, or a file) and split per
-client and class (``split``).
+The examples of a data set are pooled, handed to clients (``allocation``, a file, or the sites that
+the data itself names) and split per client and class (``split``).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from fedhet.data.allocation import Pool, classes_per_client, dirichlet, legacy_pfedhn
+from fedhet.data.allocation import (
+    Pool,
+    classes_per_client,
+    dirichlet,
+    iid,
+    legacy_pfedhn,
+    quantity,
+)
 from fedhet.data.partition_file import read_partition_file
 from fedhet.data.source import Indices
 from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
 from fedhet.errors import UserError, nearest
+from fedhet.ids import client_order
 from fedhet.rng import generator
 
 __all__ = ["ClientSplit", "Partition", "PartitionSpec", "make_partition", "split_folder"]
 
-KINDS = ("classes-per-client", "dirichlet", "dirichlet-balanced", "file")
+KINDS = (
+    "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural", "file",
+)  # fmt: skip
+_OWN = ("natural", "file")  # who names the clients
 _NAMED = 5
 
 
@@ -50,8 +62,8 @@ class Partition:
 class PartitionSpec:
     """What to make.
 
-    ``kind``: classes-per-client, dirichlet, dirichlet-balanced or file. ``clients`` N >= 1, for a
-    file also 0 (as many as it has). ``classes_per_client`` c in 1..C. ``alpha`` > 0 is the
+    ``kind``: one of ``KINDS``. ``clients`` N >= 1, for natural clients and a file also 0 (as many
+    as there are). ``classes_per_client`` c in 1..C. ``alpha`` > 0 is the
     concentration of the Dirichlet draws. ``split`` is train:val:test, integers.
     """
 
@@ -63,6 +75,20 @@ class PartitionSpec:
     split: tuple[int, int, int] = (8, 1, 1)
     file: str = ""
     seed: int = 0
+    noun: str = "images"  # what examples are called in messages
+
+    @property
+    def singular(self) -> str:
+        """One of them."""
+        return self.noun.removesuffix("s")
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Whose every example is, as the data says: ``owner`` (n,) into ``names``; or nothing."""
+
+    owner: npt.NDArray[np.int32]
+    names: tuple[str, ...]
 
 
 def make_partition(
@@ -71,11 +97,13 @@ def make_partition(
     spec: PartitionSpec,
     paths: Sequence[str] = (),
     classes: Sequence[str] = (),
+    sites: Sites | None = None,
 ) -> Partition:
-    """Partition the images with labels ``dataset_labels`` (n,) int64 in 0..C-1.
+    """Partition the examples with labels ``dataset_labels`` (n,) int64 in 0..C-1.
 
     ``paths`` are the data set's and used by a file only (default: the index as text);
-    ``classes`` are the names for messages (default: the label as text). Equal arguments give
+    ``classes`` are the names for messages (default: the label as text); ``sites`` are the clients
+    of partition natural. Equal arguments give
     equal partitions.
 
     Raises:
@@ -87,6 +115,8 @@ def make_partition(
     if spec.kind == "file":
         known = paths or [str(index) for index in range(len(dataset_labels))]
         ids, clients = read_partition_file(spec.file, known, spec.clients)
+    elif spec.kind == "natural":
+        return _natural(dataset_labels, spec, sites, names)
     else:
         owner = _allocate(Pool.of(dataset_labels, names), spec)
         ids = tuple(str(k) for k in range(spec.clients))
@@ -101,12 +131,45 @@ def make_partition(
     return Partition(clients, ids, _warnings(partition, dataset_labels, spec, names))
 
 
+def _natural(
+    labels: Indices, spec: PartitionSpec, sites: Sites | None, names: Sequence[str]
+) -> Partition:
+    """Clients as the data names them; who has too little to train and to test is left out."""
+    if sites is None or not sites.names:
+        raise UserError(
+            "partition natural needs data that says whose its examples are: `site` names the "
+            "columns of a file, `clients` does in a fedhet.Data"
+        )
+    ids, clients, small = [], [], []
+    for name in sorted(sites.names, key=client_order):
+        mine = np.flatnonzero(sites.owner == sites.names.index(name)).astype(np.int64)
+        split = split_client(mine, labels[mine], spec.split, spec.seed, name)
+        if len(split.train) and len(split.test):
+            ids.append(name)
+            clients.append(split)
+        else:
+            small.append(f"{name} ({len(mine)})")
+    if not ids:
+        raise UserError(f"partition natural: no client has enough {spec.noun} to train and to test")
+    if spec.clients not in (0, len(ids)):
+        raise UserError(
+            f"clients {spec.clients} is not allowed: the data names {len(ids)} clients that can be "
+            "trained and tested (or say 0)"
+        )
+    partition = Partition(tuple(clients), tuple(ids), ())
+    warnings = _warnings(partition, labels, spec, names)
+    if small:
+        left = f"{len(small)} clients are left out, with too few {spec.noun} to train and to test: "
+        warnings = (left + _listed(small), *warnings)
+    return Partition(partition.clients, partition.ids, warnings)
+
+
 def _check(spec: PartitionSpec, num_classes: int) -> None:
     if spec.kind not in KINDS:
         hint = nearest(spec.kind, KINDS)
         raise UserError(f"partition {spec.kind!r} is unknown{hint} (allowed: {', '.join(KINDS)})")
     check_split(spec.split)
-    if spec.kind == "file":
+    if spec.kind in _OWN:
         return
     if spec.clients < 1:
         raise UserError(f"clients {spec.clients} is not allowed with partition {spec.kind} (>= 1)")
@@ -115,7 +178,7 @@ def _check(spec: PartitionSpec, num_classes: int) -> None:
             f"classes-per-client {spec.classes_per_client} is not allowed: "
             f"the data set has {num_classes} classes (1..{num_classes})"
         )
-    if spec.kind.startswith("dirichlet") and not 0 < spec.alpha < np.inf:
+    if spec.kind.startswith(("dirichlet", "quantity")) and not 0 < spec.alpha < np.inf:
         raise UserError(f"alpha {spec.alpha:g} is not allowed (a finite number > 0)")
 
 
@@ -124,6 +187,10 @@ def _allocate(pool: Pool, spec: PartitionSpec) -> Indices:
     if spec.kind == "classes-per-client":
         allocate = legacy_pfedhn if spec.legacy_pfedhn else classes_per_client
         return allocate(rng, pool, spec.clients, spec.classes_per_client)
+    if spec.kind == "iid":
+        return iid(rng, pool, spec.clients)
+    if spec.kind == "quantity":
+        return quantity(rng, pool, spec.clients, spec.alpha)
     balanced = spec.kind == "dirichlet-balanced"
     return dirichlet(rng, pool, spec.clients, spec.alpha, balanced=balanced)
 
@@ -147,13 +214,13 @@ def _warnings(
         )
     unused = len(labels) - int(held.sum())
     if unused and not unowned:
-        lines.append(f"{unused} of {len(labels)} images belong to no client")
+        lines.append(f"{unused} of {len(labels)} {spec.noun} belong to no client")
     fewer = int(((held > 0).sum(axis=1) < spec.classes_per_client).sum())
     if spec.kind == "classes-per-client" and fewer:
         lines.append(f"{fewer} clients drew a class twice and hold fewer than classes-per-client")
     untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
     if untested:
-        lines.append(f"{len(untested)} clients have no test image: {_listed(untested)}")
+        lines.append(f"{len(untested)} clients have no test {spec.singular}: {_listed(untested)}")
     return tuple(lines)
 
 

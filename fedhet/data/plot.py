@@ -1,4 +1,4 @@
-"""Bubble plot of a partition: one circle per client and class, its area the number of images."""
+"""Bubble plot of a partition: one circle per client and class, its area the number of examples."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +21,8 @@ _BUBBLE: dict[str, Any] = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
 _DPI = 150
 
 
-def bubble_plot(counts: Indices, classes: Sequence[str], path: Path) -> None:
-    """Draw ``counts`` (N, C) int64, images per client and class, into a file .png, .svg or .pdf.
+def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str = "images") -> None:
+    """Draw ``counts`` (N, C) int64, examples per client and class, into a file .png, .svg or .pdf.
 
     Clients are columns, classes are rows; many clients of few classes are wrapped into up to
     four panels. No global state of matplotlib is touched.
@@ -39,17 +39,22 @@ def bubble_plot(counts: Indices, classes: Sequence[str], path: Path) -> None:
     size = (max(columns * cell, 2.4) + margin, panels * (num_classes * cell + 0.5) + 0.8)
     figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    draw_bubbles(figure, counts, classes, cell, _TEXT, _GRID)
+    draw_bubbles(figure, counts, classes, cell, (_TEXT, _GRID), what)
     try:
         figure.savefig(path, format=path.suffix[1:], facecolor="white")
     except OSError as error:
         raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error
 
 
-def draw_bubbles(
-    figure: Figure, counts: Indices, classes: Sequence[str], cell: float, ink: str, line: str
-) -> None:
-    """Fill a figure with the bubbles of ``counts`` (N, C); a cell is ``cell`` inches wide."""
+def draw_bubbles(  # noqa: PLR0913, PLR0917
+    figure: Figure, counts: Indices, classes: Sequence[str], cell: float,
+    colours: tuple[str, str], what: str = "images",
+) -> None:  # fmt: skip
+    """Fill a figure with the bubbles of ``counts`` (N, C); a cell is ``cell`` inches wide.
+
+    ``colours`` are those of ink and lines; ``what`` is counted.
+    """
+    ink = colours[0]
     clients, num_classes = counts.shape
     panels = _panels(clients, num_classes)
     columns = -(-clients // panels)
@@ -63,10 +68,10 @@ def draw_bubbles(
         # As pixels where there are many: a vector file needs a path for every bubble.
         many = len(client) > _MAX_VECTORS
         axes.scatter(first + client, label, s=areas, zorder=2, rasterized=many, **_BUBBLE)
-        _frame(axes, range(first, first + columns), clients, classes, cell, (ink, line))
-    grid[0].set_title(f"{clients:,} clients, {int(counts.sum()):,} images", loc="left", color=ink)
+        _frame(axes, range(first, first + columns), clients, classes, cell, colours)
+    grid[0].set_title(f"{clients:,} clients, {int(counts.sum()):,} {what}", loc="left", color=ink)
     grid[-1].set_xlabel("client", color=ink)
-    _legend(grid[0], largest, full_area)
+    _legend(grid[0], largest, full_area, what)
 
 
 def _panels(clients: int, num_classes: int) -> int:
@@ -103,14 +108,14 @@ def _step(columns: int) -> int:
     return 1000
 
 
-def _legend(axes: Axes, largest: int, full_area: float) -> None:
+def _legend(axes: Axes, largest: int, full_area: float, what: str) -> None:
     sizes = sorted({largest, max(largest // 3, 1), max(largest // 10, 1)})
     handles = [
         axes.scatter([], [], s=full_area * n / largest, label=f"{n:,}", **_BUBBLE) for n in sizes
     ]
     axes.legend(
         handles=handles,
-        title="images",
+        title=what,
         loc="upper left",
         bbox_to_anchor=(1.01, 1.0),
         frameon=False,

@@ -17,11 +17,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedhet import plugins
-from fedhet.clients.base import MethodClient, Setup
+from fedhet.clients.base import PREPARATION, MethodClient, Setup
 from fedhet.config import find_method
+from fedhet.data.inputs import Inputs, load_inputs
+from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief
 from fedhet.ids import is_id
-from fedhet.node.site import without_images
+from fedhet.node.site import without_examples
 from fedhet.node.state import FileStore
 from fedhet.reading.structured import read_yaml
 from fedhet.reading.tensors import parse_weights, read_weights
@@ -30,11 +32,15 @@ from fedhet.schema import RunConfig
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1
-_CONFIG = ("method", "image-size", "models", "precision", "threads")
+_CONFIG = (
+    "method", "image-size", "models", "precision", "threads", "small-model", "representation",
+)  # fmt: skip
 
 
 class Personalised(nn.Module):
-    """What one client answers with: images (B, 3, s, s) float32 in [-1, 1] to logits (B, C).
+    """What one client answers with: inputs (B, ...) as its models get them, to logits (B, C).
+
+    Images (B, 3, s, s) are float32 in [-1, 1]. ``prepare`` makes them of stored or raw examples.
 
     Logits and not probabilities: equal probabilities may come of different logits, and the class
     would then not be the one that the run's accuracy counted. It owns copies of those modules and
@@ -44,7 +50,8 @@ class Personalised(nn.Module):
     def __init__(self, client: MethodClient) -> None:
         super().__init__()
         needs = client.inference_needs()
-        modules = copy.deepcopy({name: client.modules[name] for name in needs.modules})
+        names = [*needs.modules, *(name for name in (PREPARATION,) if name in client.modules)]
+        modules = copy.deepcopy({name: client.modules[name] for name in names})
         self.parts = nn.ModuleDict(modules)
         for path in needs.without:
             self.parts.set_submodule(path, nn.Identity())
@@ -52,10 +59,19 @@ class Personalised(nn.Module):
             self.register_buffer(name, client.tensors[name].clone())
         self.config = client.config
         self.classes = tuple(client.setup.classes)
+        self.inputs = client.inputs
         self._client = copy.copy(client)
         self._client.modules = dict(self.parts.items())
         self.requires_grad_(requires_grad=False)
         self.eval()
+
+    def prepare(self, examples: Tensor) -> Tensor:
+        """Inputs (B, ...) of examples as they are stored, by what the client fitted."""
+        if PREPARATION in self.parts:
+            inputs: Tensor = self.parts[PREPARATION](examples)
+            return inputs
+        made: Tensor = preparation(self.inputs)(examples)
+        return made
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (B, C)."""
@@ -78,16 +94,17 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     classes = [str(name) for name in description["classes"]]
     try:
         params = method.params.model_validate(description["hyper-parameters"])
-        config = RunConfig.model_validate({key: description[key] for key in _CONFIG})
+        config = RunConfig.model_validate({k: description[k] for k in _CONFIG if k in description})
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]
         key = ".".join(str(part) for part in error["loc"])
         raise UserError(f"'{folder}': {key}: '{error['input']}': {error['msg']}") from None
+    inputs = _inputs(description, config)
     architecture = str(description["architecture"])
     client = method.client(
         Setup(
             config=config.model_copy(update={"params": params}),
-            data=without_images(str(description["client"]), classes),
+            data=without_examples(str(description["client"]), classes, inputs),
             classes=classes,
             model=architecture,
             device=torch.device("cpu"),
@@ -96,6 +113,18 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     )
     client.restore(generation)
     return client
+
+
+def _inputs(description: Mapping[str, Any], config: RunConfig) -> Inputs:
+    """What the examples are; images where nothing is said."""
+    if "inputs" not in description:
+        if "image-size" not in description:
+            raise KeyError("image-size")
+        return Inputs.image(config.image_size)
+    try:
+        return load_inputs(description["inputs"])
+    except ValueError as error:
+        raise KeyError(str(error)) from error
 
 
 def write_weights(model: Personalised, folder: Path) -> str:

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from fedhet.data.cache import open_dataset
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
+from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised
-from fedhet.training.loop import normalise
 
 NAME = "model.onnx"
 SAMPLE = 64  # images of the comparison
 TOLERANCE = 1e-4  # largest difference of two logits, relative to the largest logit
+_NAMES = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows", TOKENS: "tokens"}
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
@@ -40,32 +42,48 @@ def write(model: Personalised, folder: Path, places: Sequence[Path]) -> dict[str
 
     Float32 whatever the run's precision. Raises UserError if the two do not agree.
     """
-    images, source = _sample(places, model.config.image_size)
-    inputs = normalise(images).contiguous()
-    _convert(model, folder / NAME, inputs[:2])
+    inputs, source = _inputs(model, places)
+    name = _NAMES[model.inputs.kind]
+    _convert(model, folder / NAME, inputs[:2], name)
     with torch.inference_mode():
         expected = model(inputs).numpy()
-    got = _run(folder / NAME, inputs)
+    got = _run(folder / NAME, inputs, name)
     difference = float(np.abs(got - expected).max())
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise UserError(f"--onnx: logits differ from torch's by {difference:.3g} on {source}")
     return {
         "file": NAME,
-        "input": "images",
+        "input": _NAMES[model.inputs.kind],
         "output": "logits",
         "precision": "fp32",
         "checked-on": source,
         "max-logit-difference": difference,
-        "same-class": f"{int((got.argmax(1) == expected.argmax(1)).sum())} of {len(images)}",
+        "same-class": f"{int((got.argmax(1) == expected.argmax(1)).sum())} of {len(inputs)}",
     }
+
+
+def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
+    """What the two are compared on, as the network gets it, and what it is."""
+    inputs = model.inputs
+    if inputs.kind == IMAGE:
+        images, source = _sample(places, inputs.shape[-1])
+        return normalise(images).contiguous(), source
+    if places:
+        raise UserError(f"--images: this model is of {inputs.kind} and is compared on random ones")
+    rng = np.random.default_rng(0)
+    if inputs.kind == TOKENS:
+        drawn = rng.integers(0, inputs.vocabulary, (SAMPLE, *inputs.shape))
+    else:
+        drawn = rng.normal(size=(SAMPLE, *inputs.shape)).astype(np.float32)
+    return torch.from_numpy(drawn), f"{SAMPLE} random inputs"
 
 
 def _sample(places: Sequence[Path], size: int) -> tuple[Tensor, str]:
     """Up to 64 real images (B, s, s, 3) and what they are; without any named, built-in ones."""
     if not places:
         dataset = open_dataset("digits", image_size=size)
-        chosen = np.linspace(0, len(dataset.images) - 1, SAMPLE).astype(int)
-        return torch.from_numpy(dataset.images[chosen]), f"{SAMPLE} images of the built-in digits"
+        chosen = np.linspace(0, len(dataset.examples) - 1, SAMPLE).astype(int)
+        return torch.from_numpy(dataset.examples[chosen]), f"{SAMPLE} images of the built-in digits"
     found = find_images(path.expanduser() for path in places)
     spread = found[:: max(1, len(found) // SAMPLE)]  # of all folders, not of the first class alone
     for _, images in ImageFiles(spread, size).batches(SAMPLE):
@@ -73,14 +91,14 @@ def _sample(places: Sequence[Path], size: int) -> tuple[Tensor, str]:
     raise UserError(f"--images: no readable image in {', '.join(str(path) for path in places)}")
 
 
-def _convert(model: Personalised, path: Path, example: Tensor) -> None:
+def _convert(model: Personalised, path: Path, example: Tensor, name: str) -> None:
     batch = torch.export.Dim("batch", min=1)
     with _quiet():
         torch.onnx.export(
             model,
             (example,),
             path,
-            input_names=["images"],
+            input_names=[name],
             output_names=["logits"],
             dynamic_shapes=({0: batch},),
             external_data=False,  # one file, that can be handed on
@@ -88,15 +106,15 @@ def _convert(model: Personalised, path: Path, example: Tensor) -> None:
         )
 
 
-def _run(path: Path, inputs: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _run(path: Path, inputs: Tensor, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    logits: np.ndarray[Any, np.dtype[np.float32]] = session.run(
-        ["logits"], {"images": inputs.numpy()}
-    )[0]
+    logits: np.ndarray[Any, np.dtype[np.float32]] = session.run(["logits"], {name: inputs.numpy()})[
+        0
+    ]
     return logits
 
 

@@ -1,58 +1,69 @@
-"""``fedhet predict``: an exported model classifies image files; a CSV with probabilities."""
+"""``fedhet predict``: an exported model classifies files of its kind; a CSV of probabilities."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedhet.data.inputs import IMAGE
 from fedhet.errors import UserError
+from fedhet.export.examples import batches
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
 from fedhet.files import csv_text, replacing
 from fedhet.training.denormals import without_denormals
-from fedhet.training.loop import autocast, normalise
+from fedhet.training.loop import autocast
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """How many images were classified, and what the user should know (empty: nothing)."""
+    """How many examples were classified, and what the user should know (empty: nothing)."""
 
-    images: int
+    examples: int
+    what: str
     warning: str
 
 
 def predict(
     model_folder: Path, places: Sequence[Path], out: Path, *, trust: bool = False
 ) -> Predicted:
-    """Classify files and folders of images; replaces ``out`` with one line per readable image.
+    """Classify files and folders of images, or files of rows, signals or texts; replaces ``out``.
 
-    Columns: ``path`` as given, ``class`` (the predicted one), then ``p_<class>`` for every class.
-    Raises UserError if the model, the paths or ``out`` cannot be used, or no image can be read.
+    One line per readable example, with columns ``path`` (as given; of a file of many
+    ``<path>:<line or index>``), ``class`` (the predicted one), then ``p_<class>`` for every class.
+    Raises UserError if the model, the paths or ``out`` cannot be used, or nothing can be read.
     """
     model, _ = load_model(model_folder.expanduser(), trust=trust)
     out = out.expanduser()
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
-    files = ImageFiles(find_images(path.expanduser() for path in places), model.config.image_size)
+    if model.inputs.kind != IMAGE:
+        try:
+            with replacing(out, private=True, shared=True) as temporary:
+                count = _write(model, batches(places, model.inputs), temporary)
+                return Predicted(count, "examples", "")
+        except OSError as error:
+            raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
+    files = ImageFiles(find_images(path.expanduser() for path in places), model.inputs.shape[-1])
     try:
         with replacing(out, private=True, shared=True) as temporary:
-            count = _write(model, files, temporary)
+            count = _write(model, files.batches(), temporary)
             if not count:
                 reason = files.complaint() if files.unreadable else "the folders hold no image file"
                 raise UserError(f"images: nothing to classify: {reason}")
     except OSError as error:
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    return Predicted(count, files.complaint() if files.unreadable else "")
+    return Predicted(count, "images", files.complaint() if files.unreadable else "")
 
 
-def _write(model: Personalised, files: ImageFiles, path: Path) -> int:
+def _write(model: Personalised, found: Iterable[tuple[list[str], Tensor]], path: Path) -> int:
     count = 0
     # Names of files need not be UTF-8; they leave as the bytes that they came as.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         file.write(csv_text([["path", "class", *(f"p_{name}" for name in model.classes)]]))
-        for paths, images in files.batches():
-            labels, probabilities = classify(model, images)
+        for paths, examples in found:
+            labels, probabilities = classify(model, examples)
             rows = zip(paths, labels, probabilities.tolist(), strict=True)
             file.write(
                 csv_text([n, model.classes[k], *(f"{p:.6g}" for p in r)] for n, k, r in rows)
@@ -62,9 +73,9 @@ def _write(model: Personalised, files: ImageFiles, path: Path) -> int:
 
 
 @torch.inference_mode()
-def classify(model: Personalised, images: Tensor) -> tuple[list[int], Tensor]:
-    """Labels and probabilities (B, C) float64 of uint8 images (B, s, s, 3)."""
-    inputs = normalise(images)
+def classify(model: Personalised, examples: Tensor) -> tuple[list[int], Tensor]:
+    """Labels and probabilities (B, C) float64 of examples (B, ...) as they are stored."""
+    inputs = model.prepare(examples)
     # The arithmetic that the accuracies are of.
     with without_denormals(), autocast(model.config, inputs.device):
         logits = model(inputs)

@@ -15,6 +15,7 @@ import yaml
 import fedhet
 from fedhet import plugins
 from fedhet.config import build_config
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, model_key, rebuild, write_weights
@@ -38,7 +39,6 @@ class Exported:
 
     def card(self) -> dict[str, Any]:
         """The contents of ``card.yaml`` as far as the state says it."""
-        size = self.model.config.image_size
         about = dict(self.description)
         return {
             "format": FORMAT,
@@ -50,20 +50,33 @@ class Exported:
             "run": about.pop("run"),
             "client": about.pop("client"),
             "generation": self.generation,
-            "accuracy": {  # percent, of the client's own images; null: not evaluated in that round
+            "accuracy": {  # percent, of the client's own examples; null: not in that round
                 "test": self.metrics.get("test_accuracy"),
                 "validation": self.metrics.get("val_accuracy"),
             },
-            "input": {
-                "shape": ["batch", 3, size, size],
-                "dtype": "float32",
-                "channels": "RGB",
-                "resize": "bilinear, aspect not kept",
-                "normalisation": "pixel / 127.5 - 1, pixel in 0..255",
-            },
+            "input": describe_input(self.model.inputs),
             "output": "logits (batch, classes); their softmax is the probabilities",
             **about,
         }
+
+
+def describe_input(inputs: Inputs) -> dict[str, Any]:
+    """What goes into the network, and how it comes of raw examples, for people."""
+    dtype = "int64" if inputs.kind == TOKENS else "float32"
+    about: dict[str, Any] = {"shape": ["batch", *inputs.shape], "dtype": dtype}
+    if inputs.kind == IMAGE:
+        return about | {
+            "channels": "RGB",
+            "resize": "bilinear, aspect not kept",
+            "normalisation": "pixel / 127.5 - 1, pixel in 0..255",
+        }
+    words = {
+        SIGNAL: "(x / scale - mean) / deviation by channel, as in model.safetensors",
+        TABLE: "standardised numbers with the median for a gap, which columns are gaps, then "
+        "one-hot categories; median, mean and deviation as in model.safetensors",
+        TOKENS: "words and marks in lower case, each 1 + CRC-32 mod (vocabulary - 1), 0 behind",
+    }
+    return about | {"preparation": words[inputs.kind]}
 
 
 def export(

@@ -13,6 +13,7 @@ from torch.nn.functional import max_pool2d, relu
 
 from fedhet.errors import UserError
 from fedhet.models.base import SplitModel
+from fedhet.models.names import CNN_NAMES
 
 _KERNEL, _POOL = 5, 2
 _CONV1 = 16
@@ -23,7 +24,6 @@ _WIDTHS = {  # name: (filters of conv2, width of fc1)
     "cnn-4": (32, 800),
     "cnn-5": (32, 500),
 }
-CNN_NAMES: tuple[str, ...] = tuple(_WIDTHS)
 _SMALLEST_IMAGE = 16  # leaves conv2's pooled output one pixel
 
 
@@ -48,7 +48,7 @@ class CNN(SplitModel):
 
 
 def cnn(variant: str, classes: int, d: int = 500, image_size: int = 32) -> CNN:
-    """Build one of :data:`CNN_NAMES` with torch's default initialisation (global generator).
+    """Build one of ``CNN_NAMES`` with torch's default initialisation (global generator).
 
     Args:
         variant: ``cnn-1`` ... ``cnn-5``.

@@ -5,6 +5,7 @@ from typing import TypedDict
 
 import torch
 
+from fedhet.data.inputs import Inputs
 from fedhet.models.flops import forward_flops
 from fedhet.models.zoo import build_model
 
@@ -23,24 +24,26 @@ class ModelRow(TypedDict):
     """Elements of buffers, e.g. BatchNorm's running statistics; never exchanged."""
     buffers_mib: float
     forward_flops: int
-    """Of one image, multiply-adds x 2."""
+    """Of one example, multiply-adds x 2."""
 
 
 def model_table(
-    names: Sequence[str], classes: int, d: int = 500, image_size: int = 32
-) -> list[ModelRow]:
+    names: Sequence[str], classes: int, d: int = 500, image_size: int = 32,
+    inputs: Inputs | None = None,
+) -> list[ModelRow]:  # fmt: skip
     """Build each model once and measure it; torch's CPU generator is left as it was.
 
     Raises:
         UserError: as :func:`fedhet.models.build_model`.
 
     """
+    inputs = inputs or Inputs.image(image_size)
     with torch.random.fork_rng(devices=[]):
-        return [_row(name, classes, d, image_size) for name in names]
+        return [_row(name, classes, d, inputs) for name in names]
 
 
-def _row(name: str, classes: int, d: int, image_size: int) -> ModelRow:
-    model = build_model(name, classes=classes, d=d, image_size=image_size)
+def _row(name: str, classes: int, d: int, inputs: Inputs) -> ModelRow:
+    model = build_model(name, classes=classes, d=d, inputs=inputs)
     parameters, mib = _size(model.parameters())
     buffers, buffers_mib = _size(model.buffers())
     return ModelRow(
@@ -49,7 +52,7 @@ def _row(name: str, classes: int, d: int, image_size: int) -> ModelRow:
         mib=mib,
         buffers=buffers,
         buffers_mib=buffers_mib,
-        forward_flops=forward_flops(model, image_size),
+        forward_flops=forward_flops(model, inputs),
     )
 
 

@@ -1,5 +1,7 @@
-"""All models by name: the five CNNs, four of torchvision's, and a user's own ``module:factory``."""
+"""Models by name, each built for a kind of input; a user's own ``module:factory`` among them."""
 
+import inspect
+from collections.abc import Callable
 from types import MethodType
 from typing import Any, cast
 
@@ -8,9 +10,14 @@ from torch import nn
 from torch.nn.functional import relu
 
 from fedhet import plugins
+from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError, brief
 from fedhet.models.base import SplitModel, untouched
-from fedhet.models.cnn import CNN_NAMES, cnn
+from fedhet.models.cnn import cnn
+from fedhet.models.names import CNN_NAMES, MODELS, validate_model_name
+from fedhet.models.rows import MLP
+from fedhet.models.signals import signal_model
+from fedhet.models.tokens import token_model
 
 # Factory arguments besides weights=None. GoogLeNet's auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
@@ -19,7 +26,11 @@ _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "shufflenet_v2_x1_0": {},
 }
-MODEL_NAMES: tuple[str, ...] = (*CNN_NAMES, *_TORCHVISION)
+_FACTORIES: dict[str, Callable[[str, Inputs, int, int], SplitModel]] = {
+    SIGNAL: signal_model,
+    TABLE: MLP,
+    TOKENS: token_model,
+}
 
 
 class Backbone(SplitModel):
@@ -41,62 +52,53 @@ class Backbone(SplitModel):
         return relu(self.projection(self.network(x)))
 
 
-def validate_model_name(name: str) -> None:
-    """Accept one of :data:`MODEL_NAMES`, an installed one or ``module:factory``; imports nothing.
-
-    Raises:
-        UserError: anything else; names the nearest model.
-
-    """
-    if name in MODEL_NAMES:
-        return
-    if not plugins.is_own("model", name):
-        known = [*MODEL_NAMES, *plugins.installed("model")]
-        raise UserError(
-            f"model {name!r} is unknown{plugins.hint('model', name, known)}; allowed: "
-            f"{', '.join(known)} or your own module:factory"
-        )
-
-
-def build_model(name: str, *, classes: int, d: int = 500, image_size: int = 32) -> SplitModel:
+def build_model(
+    name: str, *, classes: int, d: int = 500, image_size: int = 32, inputs: Inputs | None = None
+) -> SplitModel:
     """Build a model in train mode on the CPU; weights come from torch's global generator.
 
     The caller seeds that generator (``fedhet.rng.torch_seeded``): same seed, same weights.
     BatchNorm's running statistics are buffers of this model; they are private to a client and no
-    method ever exchanges them. In train mode BatchNorm needs batches of at least two images.
+    method ever exchanges them. In train mode BatchNorm needs batches of at least two examples.
 
     Args:
-        name: one of :data:`MODEL_NAMES`, or ``module:factory``, called as
-            ``factory(classes=C, d=d, image_size=s)``; :func:`check_model` says what it must return.
+        name: one that ``fedhet models`` lists for this kind of input, or ``module:factory``, called
+            as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
+            ``inputs`` if that is what it takes; :func:`check_model` says what it must return.
         classes: C, number of classes, >= 1.
         d: representation dimension, >= 1.
-        image_size: s, height and width of the images in pixels, >= 1 (CNNs: >= 16).
+        image_size: s, height and width of the images in pixels, >= 1 (CNNs: >= 16), for those who
+            give no ``inputs``.
+        inputs: what the examples are; by default square RGB images.
 
     Returns:
         A module with ``features`` and ``head``. A user's is only typed as SplitModel; where it has
         no ``forward`` of its own it gets ``head(features(x))``.
 
     Raises:
-        UserError: unknown name, value out of range, torchvision unusable, or a user's factory that
-            does not do what is required.
+        UserError: unknown name, one for another kind of input, value out of range, torchvision
+            unusable, or a user's factory that does not do what is required.
 
     """
-    validate_model_name(name)
     for key, value in {"classes": classes, "d": d, "image-size": image_size}.items():
         if value < 1:
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
+    inputs = inputs or Inputs.image(image_size)
+    validate_model_name(name, inputs.kind)
+    if name not in MODELS[inputs.kind]:
+        return _users_own(name, classes, d, inputs)
+    if inputs.kind != IMAGE:
+        return _FACTORIES[inputs.kind](name, inputs, classes, d)
     if name in CNN_NAMES:
-        return cnn(name, classes, d, image_size)
-    if name in _TORCHVISION:
-        return _torchvision(name, classes, d)
-    return _users_own(name, classes, d, image_size)
+        return cnn(name, classes, d, inputs.shape[-1])
+    return _torchvision(name, classes, d)
 
 
-def check_model(model: object, name: str, classes: int, d: int, image_size: int) -> None:
+def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) -> None:
     """Check that a model keeps the contract; it is left as it was.
 
-    Required: a ``nn.Module`` with a callable ``features``, zeros ``(2, 3, s, s)`` -> ``(2, d)``
-    float32, and ``head``, a ``nn.Linear(d, C)`` with bias; ``forward``, if it has one, equals
+    Required: a ``nn.Module`` with a callable ``features``, two zero examples -> ``(2, d)`` float32,
+    and ``head``, a ``nn.Linear(d, C)`` with bias; ``forward``, if it has one, equals
     ``head(features(x))``.
 
     Raises:
@@ -106,7 +108,8 @@ def check_model(model: object, name: str, classes: int, d: int, image_size: int)
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: got a {type(model).__name__}, must be a torch.nn.Module")
     if not callable(getattr(model, "features", None)):
-        raise UserError(f"model {name!r}: has no features(x); required: (B, 3, s, s) -> (B, {d})")
+        shape = ", ".join(str(side) for side in inputs.shape)
+        raise UserError(f"model {name!r}: has no features(x); required: (B, {shape}) -> (B, {d})")
     head = getattr(model, "head", None)
     if not isinstance(head, nn.Linear):
         raise UserError(
@@ -119,15 +122,14 @@ def check_model(model: object, name: str, classes: int, d: int, image_size: int)
             f"model {name!r}: head is Linear({head.in_features}, {head.out_features}){without}, "
             f"must be Linear({d}, {classes}) with bias"
         )
-    _check_forward(cast(SplitModel, model), name, d, image_size)
+    _check_forward(cast(SplitModel, model), name, d, inputs)
 
 
-def _check_forward(model: SplitModel, name: str, d: int, image_size: int) -> None:
-    """One forward of two black images; the shapes and ``forward == head o features``."""
-    size = image_size
+def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None:
+    """One forward of two zero examples; the shapes and ``forward == head o features``."""
     try:
         with untouched(model):
-            x = torch.zeros(2, 3, size, size, device=model.head.weight.device)
+            x = torch.from_numpy(inputs.blank(2)).to(model.head.weight.device)
             h = model.features(x)
             _check_tensor(h, name, d)
             logits = model.head(h)
@@ -136,7 +138,7 @@ def _check_forward(model: SplitModel, name: str, d: int, image_size: int) -> Non
         raise
     except Exception as error:
         raise UserError(
-            f"model {name!r}: a forward of two {size} x {size} images fails: {brief(error)}"
+            f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}"
         ) from error
     same = isinstance(full, torch.Tensor) and full.shape == logits.shape
     if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
@@ -151,7 +153,7 @@ def _check_tensor(h: object, name: str, d: int) -> None:
     else:
         return
     raise UserError(
-        f"model {name!r}: features(x) of 2 images is {got}, must be float32 of shape (2, {d})"
+        f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
     )
 
 
@@ -181,18 +183,25 @@ def _cut(network: nn.Module) -> int:
     return last.in_features
 
 
-def _users_own(name: str, classes: int, d: int, image_size: int) -> SplitModel:
+def _sized(inputs: Inputs) -> str:
+    if inputs.kind == IMAGE:
+        return f"{inputs.shape[1]} x {inputs.shape[2]} images"
+    return f"{PLURAL[inputs.kind]} of shape {inputs.shape}"
+
+
+def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     factory = plugins.load("model", name)
     if not callable(factory):
         raise UserError(f"model {name!r} is a {type(factory).__name__}, must be a factory")
+    arguments = {"classes": classes, "d": d} | _what_it_takes(factory, name, inputs)
     try:
-        model = factory(classes=classes, d=d, image_size=image_size)
+        model = factory(**arguments)
     except Exception as error:
+        shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
         raise UserError(
-            f"model {name!r}: its factory, called with classes={classes}, d={d}, "
-            f"image_size={image_size}, fails: {brief(error)}"
+            f"model {name!r}: its factory, called with {shown}, fails: {brief(error)}"
         ) from error
-    check_model(model, name, classes, d, image_size)
+    check_model(model, name, classes, d, inputs)
     if not _has_forward(model):
         model.forward = MethodType(SplitModel.forward, model)
     return cast(SplitModel, model)
@@ -201,3 +210,24 @@ def _users_own(name: str, classes: int, d: int, image_size: int) -> SplitModel:
 def _has_forward(model: nn.Module) -> bool:
     """Whether somebody gave this module (or its class) a forward."""
     return "forward" in vars(model) or type(model).forward is not nn.Module.forward
+
+
+def _what_it_takes(factory: Callable[..., Any], name: str, inputs: Inputs) -> dict[str, Any]:
+    """``inputs``, or the ``image_size`` that factories took when there were images only."""
+    try:
+        taken = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # nobody can say: as it always was, where that makes sense
+        return {"image_size": inputs.shape[-1]} if inputs.kind == IMAGE else {"inputs": inputs}
+    if "inputs" in taken:
+        return {"inputs": inputs}
+    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+    if inputs.kind == IMAGE and ("image_size" in taken or anything):
+        return {"image_size": inputs.shape[-1]}
+    if anything:
+        return {"inputs": inputs}
+    if "image_size" in taken:
+        raise UserError(
+            f"model {name!r}: its factory takes image_size, and this run's examples are "
+            f"{PLURAL[inputs.kind]}: let it take `inputs` instead"
+        )
+    return {}

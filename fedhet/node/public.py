@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from fedhet.data.cache import Dataset, open_dataset
+from fedhet.data.preparation import FITTED, preparation
 from fedhet.errors import UserError
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.schema import RunConfig
-from fedhet.training.loop import ImageSet
+from fedhet.training.loop import Examples
 
 FOLDER = "image-folder"  # what a path alone means
 _BLOCK = 4096  # images that are hashed at a time
@@ -36,13 +37,15 @@ class PublicSet:
     def __len__(self) -> int:
         return len(self.dataset.labels)
 
-    def take(self, positions: Array) -> ImageSet:
+    def take(self, positions: Array) -> Examples:
         """Those at ``positions`` (m,), on the device, in that order."""
-        images = torch.from_numpy(np.ascontiguousarray(self.dataset.images[positions]))
+        examples = torch.from_numpy(np.ascontiguousarray(self.dataset.examples[positions]))
         labels = torch.from_numpy(self.dataset.labels[positions])
-        return ImageSet(images.to(self.device), labels.to(self.device))
+        return Examples(
+            examples.to(self.device), labels.to(self.device), preparation(self.dataset.inputs)
+        )
 
-    def sample(self, count: int, seed: int, round_: int) -> ImageSet:
+    def sample(self, count: int, seed: int, round_: int) -> Examples:
         """At most ``count`` for a round: the same draw at the server and at every client.
 
         Each one's label is its place among them, such as the row of a consensus that it has.
@@ -74,20 +77,28 @@ def _opened(name: str, path: str, size: int, seed: int) -> Dataset:
             "copy (`fedhet node --public FOLDER`, or public-path in its node-config)"
         )
     try:
-        return open_dataset(name, data_path=path, image_size=size, seed=seed)
+        dataset = open_dataset(name, data_path=path, image_size=size, seed=seed)
     except UserError as error:
         raise UserError(f"public data set: {error}") from error
+    if dataset.inputs.kind in FITTED:
+        raise UserError(
+            f"public data set: it is of {dataset.inputs.kind}, which every client prepares by its "
+            "own examples: nobody could mean the same by it"
+        )
+    return dataset
 
 
 @lru_cache(maxsize=2)
 def _digest(name: str, path: str, size: int, seed: int) -> str:
     dataset = _opened(name, path, size, seed)
-    images = dataset.images
-    whole = hashlib.sha256(json.dumps([images.shape, images.dtype.str, dataset.classes]).encode())
-    for start in range(0, len(images), _BLOCK):
-        whole.update(np.ascontiguousarray(images[start : start + _BLOCK]).tobytes())
+    examples = dataset.examples
+    whole = hashlib.sha256(
+        json.dumps([examples.shape, examples.dtype.str, dataset.classes]).encode()
+    )
+    for start in range(0, len(examples), _BLOCK):
+        whole.update(np.ascontiguousarray(examples[start : start + _BLOCK]).tobytes())
     whole.update(dataset.labels.tobytes())
-    return f"{len(images)} examples, sha256 {whole.hexdigest()}"
+    return f"{len(examples)} examples, sha256 {whole.hexdigest()}"
 
 
 def public_digest(config: RunConfig) -> str:

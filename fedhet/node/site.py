@@ -1,32 +1,37 @@
-"""What one client is and has: identity, device, images. Resolved here and nowhere else."""
+"""What one client is and has: identity, device, examples. Resolved here and nowhere else."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedhet.data.cache import Dataset, open_dataset, open_private_folder
+from fedhet.data.inputs import DATASETS, Inputs, noun
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
     PartitionSpec,
+    Sites,
     make_partition,
     split_folder,
 )
 from fedhet.data.partition_file import read_partition_file
+from fedhet.data.preparation import normalise
+from fedhet.data.reading import Reading
 from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.rng import generator
 from fedhet.schema import RunConfig
-from fedhet.training.loop import ImageSet
+from fedhet.training.loop import Examples
 
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
-# Images cross to a GPU once per process, as long as a client is dealt the same ones.
-_ON_DEVICE: dict[tuple[object, ...], tuple[bytes, ImageSet]] = {}
+# Examples cross to a GPU once per process, as long as a client is dealt the same ones.
+_ON_DEVICE: dict[tuple[object, ...], tuple[bytes, Examples]] = {}
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
     "split-file", "limits", "public-path",
@@ -44,18 +49,34 @@ class LocalData:
     split: ClientSplit
 
     def class_counts(self) -> dict[str, int]:
-        """Training images per seen class, by class name, in label order."""
+        """Training examples per seen class, by class name, in label order."""
         labels, counts = np.unique(self.dataset.labels[self.split.train], return_counts=True)
         return {
             self.dataset.classes[label]: int(n) for label, n in zip(labels, counts, strict=True)
         }
 
 
-def without_images(client: str, classes: Sequence[str]) -> LocalData:
-    """A client whose images are elsewhere: enough to build its modules and to predict."""
+def without_examples(client: str, classes: Sequence[str], inputs: Inputs) -> LocalData:
+    """A client whose examples are elsewhere: enough to build its modules and to predict."""
     none = np.zeros(0, dtype=np.int64)
-    dataset = Dataset(np.zeros((0, 1, 1, 3), dtype=np.uint8), none, tuple(classes), (), ())
+    dataset = Dataset(inputs.zeros(0), none, tuple(classes), (), (), inputs)
     return LocalData(client, 0, 0, dataset, ClientSplit(none, none, none))
+
+
+def reading_of(config: RunConfig, *, declared: bool = False) -> Reading:
+    """Which column of the data's file is what; ``declared`` as on a node."""
+    return Reading(
+        target=config.target,
+        labels=config.labels,
+        site=config.site,
+        categories=config.categories,
+        ignore=config.ignore,
+        text=config.text,
+        length=config.length,
+        vocabulary=config.vocabulary,
+        scale=config.scale,
+        declared=declared,
+    )
 
 
 def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
@@ -69,6 +90,7 @@ def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
         split=config.split,
         file=config.partition_file,
         seed=config.data_seed,
+        noun=noun(config.dataset),
     )
 
 
@@ -81,6 +103,7 @@ def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]
         image_size=config.image_size,
         classes=config.classes,
         seed=config.data_seed,
+        reading=reading_of(config),
     )
     partition = make_partition(
         dataset.labels,
@@ -88,12 +111,13 @@ def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]
         partition_spec(config, clients),
         dataset.paths,
         dataset.classes,
+        Sites(dataset.sites, dataset.site_names),
     )
     return dataset, partition
 
 
 def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> LocalData:
-    """Resolve a node configuration to a client and its images.
+    """Resolve a node configuration to a client and its examples.
 
     A deployed node owns its paths: those of the run's configuration are ignored there.
     Raises UserError, in one line, for a node configuration that does not name a client.
@@ -106,7 +130,7 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
     if not simulated:
         config = config.model_copy(update={"data_path": "", "partition_file": ""})
         if node.get("data-dir"):
-            return _private_folder(config, node)
+            return _private(config, node)
     if "partition-id" not in node or "num-partitions" not in node:
         raise UserError(
             'node-config: give data-dir="..." name="..." for private images, or '
@@ -122,11 +146,10 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
     return LocalData(client, index, len(partition.clients), dataset, partition.clients[index])
 
 
-def _private_folder(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
+def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
+    """A node's own folder of images, or its file where the run is of files."""
     name = check_id(str(node.get("name", "")), "node-config name")
-    dataset = open_private_folder(
-        str(node["data-dir"]), image_size=config.image_size, classes=config.classes
-    )
+    dataset = open_private(config, str(node["data-dir"]))
     if not node.get("split-file"):
         split = split_folder(dataset.labels, config.split, config.data_seed, name)
         return LocalData(name, 0, 0, dataset, split)
@@ -134,6 +157,21 @@ def _private_folder(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
     if name not in ids:
         raise UserError(f"split-file: '{node['split-file']}' has no line for client '{name}'")
     return LocalData(name, 0, 0, dataset, splits[ids.index(name)])
+
+
+def open_private(config: RunConfig, path: str) -> Dataset:
+    """The data that a node keeps at ``path``, read as the run says.
+
+    Of a file every row is this client's: a column that names sites is no feature, and no more.
+    """
+    if config.dataset not in DATASETS:
+        return open_private_folder(path, image_size=config.image_size, classes=config.classes)
+    return open_dataset(
+        config.dataset,
+        data_path=path,
+        classes=config.classes,
+        reading=reading_of(config, declared=True),
+    )
 
 
 def assigned_model(config: RunConfig, node: Mapping[str, Any], data: LocalData) -> str:
@@ -164,18 +202,25 @@ def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
     return device
 
 
-def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.device) -> ImageSet:
-    """The images of ``part`` (train, val, test) on the device, labels in the global class list.
+def examples_of(
+    data: LocalData,
+    part: str,
+    classes: Sequence[str],
+    device: torch.device,
+    prepare: Callable[[Tensor], Tensor] = normalise,
+) -> Examples:
+    """The examples of ``part`` (train, val, test) on the device, labels in the global class list.
 
     Raises UserError naming a class of this client that the global list lacks.
     """
     index = getattr(data.split, part)
     key = (data.client, part, tuple(classes), str(device))
-    # Another run in this process may deal other images to a client of the same name.
-    source = str(getattr(data.dataset.images, "filename", id(data.dataset.images)))
+    # Another run in this process may deal other examples to a client of the same name.
+    source = str(getattr(data.dataset.examples, "filename", id(data.dataset.examples)))
     dealt = hashlib.sha256(index.tobytes() + source.encode()).digest()
     if key in _ON_DEVICE and _ON_DEVICE[key][0] == dealt:
-        return _ON_DEVICE[key][1]
+        kept = _ON_DEVICE[key][1]
+        return kept if kept.prepare is prepare else replace(kept, prepare=prepare)
     own = data.dataset.classes
     position = {name: i for i, name in enumerate(classes)}
     to_global = np.array([position.get(name, -1) for name in own], dtype=np.int64)
@@ -186,8 +231,8 @@ def image_set(data: LocalData, part: str, classes: Sequence[str], device: torch.
             f"class '{missing}' of client '{data.client}' is not among the classes of this run: "
             f"{', '.join(classes)}"
         )
-    images = torch.from_numpy(np.ascontiguousarray(data.dataset.images[index]))
-    found = ImageSet(images.to(device), torch.from_numpy(labels).to(device))
+    examples = torch.from_numpy(np.ascontiguousarray(data.dataset.examples[index]))
+    found = Examples(examples.to(device), torch.from_numpy(labels).to(device), prepare)
     if device.type != "cpu":  # there the memory map is the cache
         _ON_DEVICE[key] = dealt, found
     return found

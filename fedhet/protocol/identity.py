@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import one_line
 from fedhet.ids import is_id
 from fedhet.protocol.messages import Reply
@@ -42,6 +43,7 @@ class ClientInfo:
     model: str
     device: str
     seen: tuple[int, ...] = ()  # ids in the global class list
+    inputs: Inputs | None = None  # what its examples are; None in records older than the question
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def read_declaration(reply: Reply, terms: Terms) -> Declaration:
             train_images=total,
             model=_matching(info, "model", _MODEL),
             device=_matching(info, "device", _DEVICE),
+            inputs=load_inputs(info.get("inputs")),
         ),
         _clients(info.get("clients", 0)),
     )

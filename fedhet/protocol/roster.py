@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.identity import ClientInfo
@@ -28,6 +29,7 @@ class Roster:
         self.states: dict[str, str] = {}  # digest of that generation, once there is one
         self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
         self.classes: tuple[str, ...] = ()
+        self.inputs: Inputs | None = None  # what examples are: the run's word, or the first one's
         self.refused: dict[int, str] = {}  # reason by node
         self._unbooked: list[tuple[str, str]] = []  # refusals that stand in no round yet
 
@@ -57,12 +59,19 @@ class Roster:
 
     def admit(self, info: ClientInfo) -> None:
         """Add a client, or check that a returning one declares what it declared before."""
+        if self.inputs is not None and info.inputs is not None:
+            difference = self.inputs.differs(info.inputs)
+            if difference:
+                raise ValueError(f"client '{info.client}': its {difference}")
         before = self.infos.get(info.client)
         if self.classes:
             info = self._with_ids(info)
+        if before is not None and before.inputs is None:  # of a run older than the question
+            before = replace(before, inputs=info.inputs)
         if before is not None and before != info:
             raise ValueError(f"client '{info.client}' declares other data or another model now")
         self.infos[info.client] = info
+        self.inputs = self.inputs or info.inputs
         self.generations.setdefault(info.client, 0)
 
     def accept(self, client: str, round_: int, state: str) -> None:
@@ -141,7 +150,8 @@ class Roster:
         """What a checkpoint keeps."""
         return {
             "classes": list(self.classes),
-            "infos": {client: vars(info) for client, info in self.infos.items()},
+            "infos": {client: _plain(info) for client, info in self.infos.items()},
+            "inputs": self.inputs.dump() if self.inputs is not None else None,
             "generations": self.generations,
             "states": self.states,
             "lost": self.lost,
@@ -151,8 +161,17 @@ class Roster:
         """Inverse of :meth:`dump`; nodes are found again by the handshake."""
         self.classes = tuple(kept["classes"])
         self.infos = {client: ClientInfo(**_tuples(info)) for client, info in kept["infos"].items()}
+        inputs = kept.get("inputs")
+        self.inputs = load_inputs(inputs) if inputs is not None else None
+        for client, info in self.infos.items():
+            self.infos[client] = replace(info, inputs=self.inputs)
         self.generations = dict(kept["generations"])
         self.states, self.lost = dict(kept["states"]), dict(kept["lost"])
+
+
+def _plain(info: ClientInfo) -> dict[str, Any]:
+    """As plain values; what examples are is the same for everybody and kept once."""
+    return {key: value for key, value in vars(info).items() if key != "inputs"}
 
 
 def _tuples(info: Mapping[str, Any]) -> dict[str, Any]:

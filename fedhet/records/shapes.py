@@ -6,8 +6,16 @@ would be acted on. A file that does not fit is named with the field.
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+)
 
+from fedhet.data.inputs import load_inputs
 from fedhet.ids import is_id
 
 
@@ -148,6 +156,14 @@ class RosterPart(_Strict):
     generations: dict[Id, Count]
     states: dict[Id, Digest]
     lost: dict[Id, Lost]
+    inputs: dict[str, Any] | None = None  # what examples are; absent in books older than that
+
+    @field_validator("inputs")
+    @classmethod
+    def _describes_examples(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None:
+            load_inputs(value)
+        return value
 
 
 class Meta(_Open):

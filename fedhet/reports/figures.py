@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedhet.data.inputs import noun
 from fedhet.data.plot import draw_bubbles
 from fedhet.reports.comparison import Comparison, final
 from fedhet.reports.drawing import (
@@ -210,11 +211,13 @@ def _partition(one: Comparison) -> Picture:
     margin = 1.5 + 0.06 * max(len(name) for name in counts.classes)
     cell = min(0.3, (WIDTH - margin) / max(clients, 8))
     tall = max(2.4, cell * classes + 1.0)
+    what = noun(str(one.setting.keys["dataset"]))
     caption = (
-        f"Training images per client and class (area), seed {run.config.get('seed', 0)}; "
-        f"{len(counts.clients):,} clients, {int(table.sum()):,} images."
+        f"Training {what} per client and class (area), seed {run.config.get('seed', 0)}; "
+        f"{len(counts.clients):,} clients, {int(table.sum()):,} {what}."
     )
     return picture(
         name, title, caption,
-        lambda figure: draw_bubbles(figure, table, counts.classes, cell, INK, GRID), (WIDTH, tall),
+        lambda figure: draw_bubbles(figure, table, counts.classes, cell, (INK, GRID), what),
+        (WIDTH, tall),
     )  # fmt: skip

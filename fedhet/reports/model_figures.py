@@ -16,6 +16,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedhet.data.inputs import IMAGE, kind_of, noun
+from fedhet.data.preparation import normalise
 from fedhet.errors import UserError, VerifyError
 from fedhet.export.model import Personalised, rebuild
 from fedhet.export.save import open_state
@@ -25,9 +27,9 @@ from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.reports.comparison import Comparison, final
 from fedhet.reports.drawing import SERIES, WIDTH, Picture, absent, picture
-from fedhet.reports.run_models import NO_STATES, Labels, Missing, Opened, images_of, open_runs
+from fedhet.reports.run_models import NO_STATES, Labels, Missing, Opened, examples_of, open_runs
 from fedhet.reports.settings import Arm
-from fedhet.training.loop import EVALUATION_BATCH, autocast, normalise
+from fedhet.training.loop import EVALUATION_BATCH, autocast
 
 MOST_ARMS, MOST_CLIENTS, MOST_IMAGES = 4, 10, 1000
 EXAMPLES = 5  # images beside their enhanced selves, as in pFedES' paper
@@ -38,7 +40,7 @@ Points = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _Cloud:
-    """Representations (n, d) of an arm's test images, with class and client of each."""
+    """Representations (n, d) of an arm's test examples, with class and client of each."""
 
     arm: Arm
     points: Points
@@ -87,7 +89,8 @@ def _t_sne(name: str, one: Comparison) -> Picture:
     first = chosen[0]
     caption = (
         f"{one.setting.title}; seed {first.config.seed}, "
-        f"{len(set(clouds[0].clients.tolist()))} clients, {len(clouds[0].points)} test images. "
+        f"{len(set(clouds[0].clients.tolist()))} clients, {len(clouds[0].points)} test "
+        f"{noun(first.config.dataset)}. "
         "Representations are what the answering header takes in; silhouettes are those of the "
         "representations, not of the picture."
     )
@@ -108,13 +111,13 @@ def _cloud(opened: Opened) -> _Cloud:
     if not trained:
         raise Missing(f"'{opened.run.name}' has no state of a client that was sampled")
     points, classes, clients = [], [], []
-    images = images_of(opened, trained, MOST_IMAGES // len(trained))
-    for number, (client, (pixels, labels)) in enumerate(zip(trained, images, strict=True)):
+    tested = examples_of(opened, trained, MOST_IMAGES // len(trained))
+    for number, (client, (examples, labels)) in enumerate(zip(trained, tested, strict=True)):
         try:
             model = open_state(opened.states[client]).model
         except UserError as error:
             raise Missing(str(error)) from error
-        points.append(representations(model, pixels))
+        points.append(representations(model, examples))
         classes.append(labels)
         clients.append(np.full(len(labels), number))
     if len({cloud.shape[1] for cloud in points}) > 1:
@@ -123,8 +126,8 @@ def _cloud(opened: Opened) -> _Cloud:
 
 
 @torch.inference_mode()
-def representations(model: Personalised, images: Tensor) -> Points:
-    """What the header that answers takes in: (n, d) for uint8 images (n, s, s, 3)."""
+def representations(model: Personalised, examples: Tensor) -> Points:
+    """What the header that answers takes in: (n, d) for examples (n, ...) as they are stored."""
     caught: dict[str, list[Tensor]] = {}
 
     def catch(name: str) -> Any:
@@ -136,9 +139,9 @@ def representations(model: Personalised, images: Tensor) -> Points:
         if hasattr(part, "head") and isinstance(part.head, nn.Module)
     ]
     try:
-        for part in torch.split(images, EVALUATION_BATCH):
+        for part in torch.split(examples, EVALUATION_BATCH):
             with autocast(model.config, part.device):
-                model(normalise(part))
+                model(model.prepare(part))
     finally:
         for hook in hooks:
             hook.remove()
@@ -198,8 +201,10 @@ def _enhanced(name: str, one: Comparison) -> Picture:
             break
     else:
         raise Missing("no method with states makes images of images (pFedES does)")
+    if kind_of(opened.config.dataset) != IMAGE:
+        raise Missing("the examples are no images")
     holders = [score.client for score in opened.run.clients if score.client in opened.states]
-    images = [pixels for pixels, _ in images_of(opened, holders[:EXAMPLES], 1)]
+    images = [pixels for pixels, _ in examples_of(opened, holders[:EXAMPLES], 1)]
     originals = torch.cat(images)
     with torch.inference_mode():
         enhanced = module(normalise(originals)).permute(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""Run folders that still have their clients' states and images, opened for figures."""
+"""Run folders that still have their clients' states and examples, opened for figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Opened:
-    """A run folder with its states, and the images that its clients were tested on."""
+    """A run folder with its states, and the examples that its clients were tested on."""
 
     arm: Arm
     run: Run
@@ -72,18 +72,18 @@ def _open(arm: Arm, run: Run) -> Opened | None:
     return Opened(arm, run, config, there)
 
 
-def images_of(opened: Opened, clients: Sequence[str], each: int) -> list[tuple[Tensor, Labels]]:
-    """At most ``each`` test images (n, s, s, 3) uint8 and labels of every client, evenly spread."""
+def examples_of(opened: Opened, clients: Sequence[str], each: int) -> list[tuple[Tensor, Labels]]:
+    """At most ``each`` test examples (n, ...) and labels of every client, evenly spread."""
     try:
         dataset, partition = load_partition(opened.config, opened.run.federation)
     except (UserError, OSError) as error:
-        raise Missing(f"the images of '{opened.run.name}' cannot be read: {error}") from error
+        raise Missing(f"the data of '{opened.run.name}' cannot be read: {error}") from error
     found = []
     for client in clients:
         if client not in partition.ids:
-            raise Missing(f"client '{client}' has its images elsewhere")
+            raise Missing(f"client '{client}' has its data elsewhere")
         test = partition.clients[partition.ids.index(client)].test
         chosen = test[np.linspace(0, len(test) - 1, min(each, len(test))).round().astype(int)]
-        images = torch.from_numpy(np.ascontiguousarray(dataset.images[chosen]))
-        found.append((images, dataset.labels[chosen]))
+        examples = torch.from_numpy(np.ascontiguousarray(dataset.examples[chosen]))
+        found.append((examples, dataset.labels[chosen]))
     return found

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config import method_name
+from fedhet.data.inputs import noun
 from fedhet.errors import UserError
 from fedhet.reports import curves, figures, overview, tables
 from fedhet.reports.comparison import BASELINE, Comparison, compare, final
@@ -72,11 +73,18 @@ def build(
     lead = (
         f"{_count(used, 'run')} of {_count(methods, 'method')} in "
         f"{_count(comparisons, 'setting')}. "
-        "Accuracy is every client's own model on its own test images, right after its local "
+        f"Accuracy is every client's own model on its own test {_noun(comparisons)}, right after "
+        "its local "
         f"training, averaged over all clients.{notes}"
     )
     kept = [section for section in sections if _full(section)]
     return Report(title, lead, kept, _data(comparisons), used, left_out)
+
+
+def _noun(comparisons: Sequence[Comparison]) -> str:
+    """Images where all data sets are of images."""
+    found = {noun(str(one.setting.keys["dataset"])) for one in comparisons}
+    return "images" if found == {"images"} else "examples"
 
 
 def _count(things: Collection[object], name: str) -> str:
@@ -99,7 +107,11 @@ def _section(one: Comparison, colours: Colours) -> Section:
 
 def _modelled(comparisons: Sequence[Comparison], *, models: bool) -> Section:
     return Section(
-        "models", "Representations and images", "", (), of_models(comparisons, wanted=models)
+        "models",
+        f"Representations and {_noun(comparisons)}",
+        "",
+        (),
+        of_models(comparisons, wanted=models),
     )
 
 

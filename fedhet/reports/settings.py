@@ -16,6 +16,7 @@ from typing import Any
 
 from fedhet.config import find_method
 from fedhet.config import method_name as known_as
+from fedhet.data.inputs import DATASETS
 from fedhet.errors import ReadError
 from fedhet.reading.structured import parse_yaml
 from fedhet.registry import METHODS, Method
@@ -88,10 +89,10 @@ class Setting:
 
     @cached_property
     def data(self) -> str:
-        """The data set by its own name, an image folder by its folder's or archive's."""
-        if self.keys["dataset"] != "image-folder":
+        """The data set by its own name, a folder or file by its own name."""
+        if self.keys["dataset"] not in ("image-folder", *DATASETS):
             return str(self.keys["dataset"]).partition(":")[0]
-        return Path(str(self.keys["data-path"])).stem.lower() or "image-folder"
+        return Path(str(self.keys["data-path"])).stem.lower() or str(self.keys["dataset"])
 
     @cached_property
     def slug(self) -> str:

@@ -14,16 +14,24 @@ from pathlib import Path
 import torch
 
 from fedhet.data.cache import open_private_folder
+from fedhet.data.csv_file import CsvFile
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.partition_file import read_partition_file
+from fedhet.data.signals import NpzFile, check_windows
 from fedhet.errors import UserError, one_line
-from fedhet.models import build_model
+from fedhet.models import MODELS, build_model
 from fedhet.node.limits import LimitError, read_limits
 from fedhet.runtime.fleet_probe import knows, read_key
 from fedhet.runtime.node import NodePlan
-from fedhet.schema import REPRESENTATION
 
 ENOUGH = 1 << 30  # bytes free for states and caches
 SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
+_EXAMPLES = {  # that a model is built for, before a run says what its are
+    IMAGE: Inputs.image(32),
+    SIGNAL: Inputs(SIGNAL, (3, 64)),
+    TABLE: Inputs.table(("a", "b")),
+    TOKENS: Inputs(TOKENS, (32,), 100),
+}
 TIMEOUT = 60.0  # seconds for a server that is busy
 
 
@@ -83,7 +91,14 @@ def _limits(plan: NodePlan) -> str:
 def _images(plan: NodePlan) -> str:
     if not plan.config.get("data-dir"):
         return "a share of a public data set"
-    dataset = open_private_folder(str(plan.config["data-dir"]))
+    path = Path(str(plan.config["data-dir"]))
+    if path.suffix.lower() == ".csv" and path.is_file():
+        columns = CsvFile(path).columns
+        return f"{len(columns)} columns, of which the run says what they are: {', '.join(columns)}"
+    if path.suffix.lower() == ".npz" and path.is_file():
+        header = check_windows(NpzFile(path))
+        return f"{header.shape[0]} signals of shape {header.shape[1:]}"
+    dataset = open_private_folder(str(path))
     if plan.config.get("split-file"):
         ids, _ = read_partition_file(str(plan.config["split-file"]), dataset.paths, 0)
         if plan.config["name"] not in ids:
@@ -99,8 +114,14 @@ def _model(plan: NodePlan) -> str:
     name = str(plan.config.get("model", ""))
     if not name:
         return "what the run assigns"
+    # For which kind of examples it is, the run will say: here it must be for one of them.
+    kind = next((kind for kind, names in MODELS.items() if name in names), IMAGE)
+    if kind == IMAGE and name not in MODELS[IMAGE] and plan.config.get("data-dir"):
+        own = Path(str(plan.config["data-dir"])).suffix.lower()
+        if own in {".csv", ".npz"}:
+            return f"{name}, of which nothing can be said before a run is here"
     with torch.random.fork_rng(devices=[]):
-        build_model(name, classes=2, d=REPRESENTATION, image_size=32)
+        build_model(name, classes=2, inputs=_EXAMPLES[kind])
     return name
 
 

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import torch
 
-from fedhet.config import check_replies
+from fedhet.config import check_replies, find_method
 from fedhet.data.cache import Dataset
+from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
 from fedhet.data.partition import Partition
 from fedhet.errors import UserError
 from fedhet.models import build_model
+from fedhet.models.small import small_name
 from fedhet.node.site import DEFAULT_CLIENTS, choose_device, load_partition
 from fedhet.records.tracker import tracker_package
 from fedhet.runtime import bundle
 from fedhet.runtime.superlink import script
-from fedhet.schema import REPRESENTATION, RunConfig
+from fedhet.schema import RunConfig
 
 # Keys whose value is a path.
 PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
@@ -32,10 +34,10 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def resolve_clients(config: RunConfig) -> RunConfig:
-    """``clients: 0`` as the number that our own simulation takes: the file's, or 10."""
+    """``clients: 0`` as our own simulation's number: the file's or the data's, or 10."""
     if config.clients:
         return config
-    if config.partition == "file":
+    if config.partition in ("file", "natural"):
         return config.model_copy(update={"clients": len(load_partition(config, 0)[1].ids)})
     return config.model_copy(update={"clients": DEFAULT_CLIENTS})
 
@@ -73,11 +75,31 @@ def python_path(config: RunConfig) -> list[str]:
     return [str(Path.cwd())] if own else []
 
 
-def check_models(config: RunConfig, classes: int) -> None:
-    """Every model can be built for these classes and this image size."""
+def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
+    """Every model can be built for these classes and these examples, the shared one too."""
+    names = list(config.models)
+    strategy = find_method(config.method).strategy
+    if strategy.shares_small_model:
+        names.append(small_name(config, inputs.kind, strategy.own_small(config.params)))
     with torch.random.fork_rng(devices=[]):
-        for name in dict.fromkeys(config.models):
-            build_model(name, classes=classes, d=REPRESENTATION, image_size=config.image_size)
+        for name in dict.fromkeys(names):
+            build_model(name, classes=classes, d=config.representation, inputs=inputs)
+
+
+def check_kind(config: RunConfig, inputs: Inputs) -> None:
+    """What the method and `augment` can work with; of other people's data only known by now."""
+    refuses = find_method(config.method).strategy.refuses
+    if inputs.kind in refuses:
+        raise UserError(
+            f"method: '{config.method}' is not allowed with dataset={config.dataset}, which is of "
+            f"{inputs.kind}: {refuses[inputs.kind]}"
+        )
+    own = {"crop-flip": IMAGE, "jitter-scale": SIGNAL}.get(config.augment, inputs.kind)
+    if inputs.kind != own:
+        raise UserError(
+            f"augment: '{config.augment}' is not allowed with dataset={config.dataset}, which is "
+            f"of {inputs.kind}: it is for {own}s"
+        )
 
 
 def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
@@ -88,5 +110,6 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     choose_device(config, {})
     check_replies(config)
     dataset, partition = load_partition(config, config.clients)
-    check_models(config, len(dataset.classes))
+    check_kind(config, dataset.inputs)
+    check_models(config, len(dataset.classes), dataset.inputs)
     return dataset, partition

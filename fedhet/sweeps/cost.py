@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass
 
+from fedhet.data.cache import Dataset, open_dataset
+from fedhet.data.inputs import DATASETS, SYNTHETIC
+from fedhet.data.synthetic import invented
+from fedhet.node.site import reading_of
 from fedhet.schema import RunConfig
 
 GENERATIONS = 2  # of a client's state that stay: the last, and the one before it if there was one
 BATCHES = 2  # of training images per probed client
 # What of a configuration says how long a step takes; all else is the probe's own.
 KEPT = (
-    "method", "params", "image_size", "batch_size", "optimizer", "weight_decay", "grad_clip",
-    "augment", "precision", "threads", "device", "evaluate_before", "aggregation",
+    "method", "params", "image_size", "small_model", "representation", "batch_size", "optimizer",
+    "weight_decay", "grad_clip", "augment", "precision", "threads", "device", "evaluate_before",
+    "aggregation",
 )  # fmt: skip
 
 
@@ -60,9 +65,33 @@ def probe_of(config: RunConfig, classes: int) -> RunConfig:
     kept = {key: getattr(config, key) for key in KEPT}
     return RunConfig().model_copy(
         update=kept | {
-            "dataset": f"synthetic:{images}x{classes}", "clients": len(models), "models": models,
+            "dataset": _invented(config, images, classes), "clients": len(models), "models": models,
             "partition": "dirichlet", "alpha": 1e6, "rounds": 3, "local_epochs": 1,
             "evaluate_every": 3, "engine": "inline",
             "max_classes": max(classes, RunConfig().max_classes),
         }
     )  # fmt: skip
+
+
+def opened(config: RunConfig) -> Dataset | None:
+    """Data whose shape only its file tells, through the cache; None for images and invented."""
+    if config.dataset not in DATASETS:
+        return None
+    return open_dataset(
+        config.dataset,
+        data_path=config.data_path,
+        classes=config.classes,
+        reading=reading_of(config),
+    )
+
+
+def _invented(config: RunConfig, examples: int, classes: int) -> str:
+    """The invented data set of the same kind and shape of examples."""
+    data = opened(config)
+    if data is not None:
+        return invented(data.inputs, examples, classes)
+    name, _, shape = config.dataset.partition(":")
+    if name in SYNTHETIC:
+        shape = shape.partition(":")[2]
+        return f"{name}:{examples}x{classes}" + (f":{shape}" if shape else "")
+    return f"synthetic:{examples}x{classes}"

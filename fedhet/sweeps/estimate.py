@@ -1,9 +1,11 @@
-"""How long a sweep may take here and what it keeps. No image is opened.
+"""How long a sweep may take here and what it keeps.
+
+No image is opened, and a file of other examples once, for their shape.
 
 What of a round's time belongs to a client, to an image, to an image's epoch and to evaluation is
 known for every kind of cell (method, its parameters, models, batch size, arithmetic), and scaled by
 the cell's own numbers. It is measured when somebody asks for it, by three tiny federations on
-invented images, which differ in epochs and in images, and kept for this machine
+invented examples, which differ in epochs and in images, and kept for this machine
 (:mod:`fedhet.sweeps.calibration`); until then it is rough arithmetic (:mod:`fedhet.sweeps.rough`).
 """
 
@@ -14,12 +16,13 @@ from typing import Any, TypeVar
 
 from fedhet.data.folder import ImageFolder
 from fedhet.data.partition_file import count_clients
-from fedhet.data.sources import Synthetic, find_source
+from fedhet.data.sources import find_source
+from fedhet.data.synthetic import Synthetic, SyntheticKind
 from fedhet.errors import RunFailedError, UserError
-from fedhet.node.site import DEFAULT_CLIENTS
+from fedhet.node.site import DEFAULT_CLIENTS, load_partition
 from fedhet.schema import RunConfig
 from fedhet.sweeps.calibration import Calibration
-from fedhet.sweeps.cost import Cost, probe_of
+from fedhet.sweeps.cost import Cost, opened, probe_of
 from fedhet.sweeps.rough import Rough
 
 T = TypeVar("T")
@@ -54,10 +57,13 @@ def extent(config: RunConfig) -> tuple[int, int]:
 def _whole(config: RunConfig) -> tuple[int, int]:
     if config.dataset in EXTENTS:
         return EXTENTS[config.dataset]
+    data = opened(config)
+    if data is not None:
+        return len(data.labels), len(data.classes)
     source = find_source(
         config.dataset, data_path=config.data_path, seed=config.seed, downloads=Path()
     )
-    if not isinstance(source, ImageFolder | Synthetic):
+    if not isinstance(source, ImageFolder | Synthetic | SyntheticKind):
         raise UserError(f"dataset '{config.dataset}': nothing but its own code counts its images")
     images, classes = source.extent()
     if classes < 2 or images < classes:
@@ -95,6 +101,8 @@ class Estimator:
             clients = config.clients or DEFAULT_CLIENTS
             if config.partition == "file" and not config.clients:
                 clients = count_clients(config.partition_file)
+            if config.partition == "natural" and not config.clients:
+                clients = len(load_partition(config, 0)[1].ids)
             probe = probe_of(config, classes)
             kind = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))
             cost = _once(self._costs, kind, lambda: self._cost(kind, probe, classes))

@@ -37,8 +37,9 @@ class Probed:
 
 def measure(probe: RunConfig) -> Cost:
     """Costs from the probe, from it with two epochs, and from it with twice the images."""
-    _, images, classes = probe.dataset.replace("x", ":").split(":")
-    larger = {"dataset": f"synthetic:{2 * int(images)}x{classes}"}
+    name, size, *shape = probe.dataset.split(":")
+    images, classes = size.split("x")
+    larger = {"dataset": ":".join([name, f"{2 * int(images)}x{classes}", *shape])}
     once = _rounds(probe)
     twice = _rounds(probe.model_copy(update={"local_epochs": 2}))
     double = _rounds(probe.model_copy(update=larger))
@@ -71,7 +72,7 @@ def _rounds(config: RunConfig) -> Probed:
             raise RunFailedError(f"a client failed on invented images: {failure['reason']}")
         _, plain, evaluated = (float(record["seconds"]) for record in records)
         trained = sum(map(sum, read_partition(made.partition).counts.values()))
-        images = int(config.dataset.replace("x", ":").split(":")[1])
+        images = int(config.dataset.split(":")[1].split("x")[0])
         states = sum(p.stat().st_size for p in states_of(made, config).rglob("*") if p.is_file())
         return Probed(plain, evaluated, trained, images - trained, states)
 

@@ -1,6 +1,6 @@
 """What a kind of cell may cost where it was never timed: FLOPs, and how fast this machine is.
 
-The method's own losses are counted on two black images per model, as a server counts them, and a
+The method's own losses are counted on two blank examples per model, as a server counts them, and a
 matrix product of one second says how fast the arithmetic is. To that comes what moves the memory
 of a model: a step of the optimiser, and a state that is read and written.
 """
@@ -12,8 +12,10 @@ from contextlib import contextmanager
 import torch
 
 from fedhet.config import find_method
+from fedhet.data.inputs import Inputs
+from fedhet.data.synthetic import Synthetic, synthetic
 from fedhet.errors import RunFailedError, UserError, brief
-from fedhet.flop_count import BATCH, IMAGES, first_round
+from fedhet.flop_count import BATCH, EXAMPLES, first_round
 from fedhet.models.flops import FlopCounter
 from fedhet.node.modules import forgotten, to_bundle
 from fedhet.node.site import choose_device
@@ -39,7 +41,7 @@ class Rough:
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
-        self._counted: dict[RunConfig, Counts] = {}
+        self._counted: dict[tuple[RunConfig, Inputs], Counts] = {}
 
     def cost(self, probe: RunConfig, classes: int) -> Cost:
         """In the mean over the models. RunFailedError if a model or the method cannot work."""
@@ -64,9 +66,10 @@ class Rough:
 
         Those decide the last layer: a hundredth of the work, and of the state.
         """
-        kind = probe.model_copy(update={"dataset": "", "max_classes": 1})
+        inputs = _inputs(probe)
+        kind = probe.model_copy(update={"dataset": "", "max_classes": 1}), inputs
         if kind not in self._counted:
-            self._counted[kind] = _counts(probe, tuple(map(str, range(classes))))
+            self._counted[kind] = _counts(probe, tuple(map(str, range(classes))), inputs)
         return self._counted[kind]
 
 
@@ -103,14 +106,20 @@ def _finish(result: torch.Tensor) -> None:
     result[0, 0].item()
 
 
-def _counts(probe: RunConfig, classes: tuple[str, ...]) -> Counts:
+def _inputs(probe: RunConfig) -> Inputs:
+    """What a probe's invented examples are."""
+    source = synthetic(probe.dataset, probe.seed)
+    return Inputs.image(probe.image_size) if isinstance(source, Synthetic) else source.inputs()
+
+
+def _counts(probe: RunConfig, classes: tuple[str, ...], inputs: Inputs) -> Counts:
     """Per model: FLOPs of an image's round, its epoch, its evaluation; the state's bytes; the rest.
 
     The rest are FLOPs of a round that no image of the client's own has a part in.
     """
     each = (2,) * len(classes)
     roster, ids = Roster(), tuple(range(len(classes)))
-    roster.classes = classes
+    roster.classes, roster.inputs = classes, inputs
     for k, model in enumerate(probe.models):
         roster.infos[str(k)] = ClientInfo(
             str(k), classes, classes, each, sum(each), model, "cpu", ids
@@ -121,16 +130,16 @@ def _counts(probe: RunConfig, classes: tuple[str, ...]) -> Counts:
     found = []
     for info in roster.infos.values():
         with forgotten():
-            client = first_round(probe, classes, info, strategy.download(info, 1))
+            client = first_round(probe, classes, info, strategy.download(info, 1), inputs)
             once, others = client.work()
             client.config = probe.model_copy(update={"local_epochs": 2, "batch_size": BATCH})
             twice, _ = client.work()
             counter = FlopCounter()
             with torch.no_grad(), counter:
-                client.predict(client.images("train").batch(torch.arange(BATCH))[0])
+                client.predict(client.examples("train").batch(torch.arange(BATCH))[0])
             kept = to_bundle(client.modules, client.tensors, ())
             state = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
-            epoch = (twice - once) / IMAGES
-            image = once / IMAGES - epoch
+            epoch = (twice - once) / EXAMPLES
+            image = once / EXAMPLES - epoch
             found.append((image, epoch, counter.total / BATCH, float(state), others))
     return found

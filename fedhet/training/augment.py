@@ -1,9 +1,12 @@
-"""Random views of a batch of images, drawn on the device for all images at once.
+"""Random views of a batch, drawn on the device for all examples at once.
 
-The recipe of SimCLR and SupCon: random resized crop, horizontal flip, colour jitter, gray. Against
-torchvision's transforms, which work image by image: a crop wider or higher than the image is cut
-to it instead of drawn again, the jitter's four steps keep one order, and hue turns colours around
-the gray axis of RGB instead of HSV's circle.
+Images: the recipe of SimCLR and SupCon: random resized crop, horizontal flip, colour jitter, gray.
+Against torchvision's transforms, which work image by image: a crop wider or higher than the image
+is cut to it instead of drawn again, the jitter's four steps keep one order, and hue turns colours
+around the gray axis of RGB instead of HSV's circle.
+
+Signals: noise on every number and a factor for every channel (Um et al. 2017, arXiv 1706.00527).
+Rows of a table: noise on every column. Tokens: words that become padding.
 """
 
 import math
@@ -12,11 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE
+
 SMALLEST_AREA = 0.2  # of a crop, as a share of the image
 LARGEST_RATIO = 4 / 3  # width : height of a crop; the smallest is its inverse
 JITTER = 0.4  # largest change of brightness, contrast and saturation
 HUE = 0.1  # largest turn of the hue, in full turns
 JITTER_SHARE, GRAY_SHARE = 0.8, 0.2  # images that are jittered, images that become gray
+NOISE, SCALING = 0.05, 0.1  # deviations of a signal's noise and factors; it has deviation 1
+ROW_NOISE = 0.1  # deviation of the noise on a row's columns, which have deviation 1
+DROPPED = 0.1  # share of the words that become padding
 _LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in gray
 
 
@@ -37,9 +45,29 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     return padded[each, rows[:, :, None], columns[:, None, :]]
 
 
-def two_views(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Two views of every image: (B, 3, s, s) to (2B, 3, s, s), first views first, in [-1, 1]."""
-    return view(torch.cat([images, images]), generator)
+def two_views(inputs: Tensor, generator: torch.Generator, kind: str = IMAGE) -> Tensor:
+    """Two views of every example: (B, ...) to (2B, ...), first views first; images in [-1, 1]."""
+    draw = {IMAGE: view, SIGNAL: jitter_scale, TABLE: row_noise}.get(kind, word_dropout)
+    return draw(torch.cat([inputs, inputs]), generator)
+
+
+def jitter_scale(signals: Tensor, generator: torch.Generator) -> Tensor:
+    """Standardised signals (B, c, t), each channel times N(1, 0.1), plus N(0, 0.05) everywhere."""
+    device = signals.device
+    factors = torch.randn(*signals.shape[:2], 1, generator=generator, device=device)
+    noise = torch.randn(signals.shape, generator=generator, device=device)
+    return signals * (1 + SCALING * factors) + NOISE * noise
+
+
+def row_noise(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Standardised rows (B, f) plus N(0, 0.1)."""
+    return rows + ROW_NOISE * torch.randn(rows.shape, generator=generator, device=rows.device)
+
+
+def word_dropout(tokens: Tensor, generator: torch.Generator) -> Tensor:
+    """Tokens (B, l) of which a tenth is padding."""
+    draws = torch.rand(tokens.shape, generator=generator, device=tokens.device)
+    return torch.where(draws < DROPPED, 0, tokens)
 
 
 def view(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedhet.models import training_flops
 from fedhet.rng import torch_seeded
 from fedhet.schema import RunConfig
-from fedhet.training.loop import ImageSet, Phase, autocast, batches
+from fedhet.training.loop import Examples, Phase, autocast, batches
 
 _FLOPS: dict[tuple[object, ...], float] = {}  # per image, by what decides it
 
@@ -16,7 +16,7 @@ _FLOPS: dict[tuple[object, ...], float] = {}  # per image, by what decides it
 def phase_flops(
     kind: tuple[object, ...],
     phase: Phase,
-    data: ImageSet,
+    data: Examples,
     config: RunConfig,
     modules: Mapping[str, nn.Module],
     generators: Sequence[torch.Generator],
@@ -30,7 +30,7 @@ def phase_flops(
     device = data.labels.device
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
     batch = next(iter(batches(chosen, config.batch_size)))
-    key = (*kind, config.params, config.image_size, config.models, len(batch))
+    key = (*kind, config.params, config.models, len(batch))
     if key not in _FLOPS:
         kept = {n: {k: v.clone() for k, v in m.state_dict().items()} for n, m in modules.items()}
         drawn = [(made, made.get_state()) for made in generators]

@@ -1,7 +1,8 @@
 """The one training loop and the one evaluation loop.
 
-Images stay on the device as uint8; a batch is an index and a normalisation, without a data
-loader. The host waits for the device once per epoch at most, never per batch.
+Examples stay on the device as they are stored, images as uint8; a batch is an index and its
+preparation, without a data loader. The host waits for the device once per epoch at most, never per
+batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedhet.data.preparation import normalise
 from fedhet.errors import HookError
 from fedhet.schema import RunConfig
 from fedhet.training.optimisers import make_optimiser
@@ -23,25 +25,32 @@ EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True)
-class ImageSet:
-    """Images (n, s, s, 3) uint8 and labels (n,) int64 on one device.
+class Examples:
+    """Examples (n, ...) as they are stored and labels (n,) int64 on one device.
 
-    ``augment`` maps a batch of such images to another draw of it, of the same shape.
+    ``prepare`` makes a model's inputs of a batch of them; by default they are images (n, s, s, 3)
+    uint8. ``augment`` maps a batch as it is stored to another draw of it, of the same shape, and
+    ``perturb`` does so with a prepared one.
     """
 
-    images: Tensor
+    examples: Tensor
     labels: Tensor
+    prepare: Callable[[Tensor], Tensor] = normalise
     augment: Callable[[Tensor], Tensor] | None = None
+    perturb: Callable[[Tensor], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (B, 3, s, s) float32 in [-1, 1], channels last, and labels (B,)."""
-        images = self.images[index]
+        """Inputs (B, ...) for a model, images (B, 3, s, s) in [-1, 1], and labels (B,)."""
+        examples = self.examples[index]
         if self.augment is not None:
-            images = self.augment(images)
-        return normalise(images), self.labels[index]
+            examples = self.augment(examples)
+        inputs = self.prepare(examples)
+        if self.perturb is not None:
+            inputs = self.perturb(inputs)
+        return inputs, self.labels[index]
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class Phase:
     plain: bool = False
     generators: Sequence[torch.Generator] = ()
     frozen: Sequence[nn.Module] = ()
-    data: ImageSet | None = None
+    data: Examples | None = None
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch; HookError if nothing that this phase trains is in it."""
@@ -80,11 +89,6 @@ class Phase:
                 "`detach` in `loss`"
             )
         return loss
-
-
-def normalise(images: Tensor) -> Tensor:
-    """uint8 (B, s, s, 3) to float32 (B, 3, s, s) in [-1, 1]; NHWC memory is channels last."""
-    return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
 def batches(order: Tensor, size: int) -> Iterator[Tensor]:
@@ -131,12 +135,12 @@ def set_trainable(modules: Sequence[nn.Module], phase: Phase, fixed: Fixed) -> N
 
 
 def train(
-    phase: Phase, data: ImageSet, config: RunConfig, generator: np.random.Generator, round_: int
+    phase: Phase, data: Examples, config: RunConfig, generator: np.random.Generator, round_: int
 ) -> Tensor:
     """Run one phase of a round; returns the mean loss of its last epoch, a scalar on the device."""
     data = data if phase.data is None else phase.data
     device = data.labels.device
-    data = replace(data, augment=None) if phase.plain else data
+    data = replace(data, augment=None, perturb=None) if phase.plain else data
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
     step = _make_step(phase, config, round_, len(chosen), device)
     total = torch.zeros((), device=device)
@@ -193,7 +197,7 @@ def _stops(count: int) -> list[int]:
 
 
 @torch.inference_mode()
-def correct(predict: Predict, data: ImageSet, config: RunConfig) -> dict[str, int]:
+def correct(predict: Predict, data: Examples, config: RunConfig) -> dict[str, int]:
     """Number of right answers per named prediction (logits (B, C)) over a whole split."""
     device = data.labels.device
     hits: dict[str, Tensor] = {}
@@ -208,7 +212,7 @@ def correct(predict: Predict, data: ImageSet, config: RunConfig) -> dict[str, in
 
 
 @torch.inference_mode()
-def outputs_on(outputs: Callable[[Tensor], Tensor], data: ImageSet, config: RunConfig) -> Tensor:
+def outputs_on(outputs: Callable[[Tensor], Tensor], data: Examples, config: RunConfig) -> Tensor:
     """Outputs (n, w) float32 on all of ``data``, of a function of inputs (B, 3, s, s)."""
     device, found = data.labels.device, []
     for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
@@ -219,7 +223,7 @@ def outputs_on(outputs: Callable[[Tensor], Tensor], data: ImageSet, config: RunC
 
 @torch.inference_mode()
 def class_means(
-    outputs: Callable[[Tensor], Tensor], data: ImageSet, config: RunConfig, classes: int
+    outputs: Callable[[Tensor], Tensor], data: Examples, config: RunConfig, classes: int
 ) -> tuple[Tensor, Tensor]:
     """Mean output vector of every class: means (C, w) float32, images behind each (C,) int64.
 

@@ -48,15 +48,15 @@ def test_the_second_open_only_maps(folder, tmp_path, monkeypatch):
     first = _open(folder, tmp_path)
     _no_building(monkeypatch)
     second = _open(folder, tmp_path)
-    assert isinstance(second.images, np.memmap) and not second.images.flags.writeable
-    assert np.array_equal(first.images, second.images)
-    assert np.array_equal(first.images[0], np.asarray(Image.open(folder / "cat/1.png")))
+    assert isinstance(second.examples, np.memmap) and not second.examples.flags.writeable
+    assert np.array_equal(first.examples, second.examples)
+    assert np.array_equal(first.examples[0], np.asarray(Image.open(folder / "cat/1.png")))
     assert second.labels.dtype == np.int64
     assert (second.classes, second.paths) == (
         ("cat", "dog"),
         ("cat/1.png", "cat/2.png", "dog/1.png"),
     )
-    assert [p.suffix for p in _entries(tmp_path)[0].iterdir()].count(".npy") == 2
+    assert [p.suffix for p in _entries(tmp_path)[0].iterdir()].count(".npy") == 3
 
 
 def test_a_complete_entry_opens_where_nothing_can_be_written(folder, tmp_path, monkeypatch):
@@ -67,17 +67,17 @@ def test_a_complete_entry_opens_where_nothing_can_be_written(folder, tmp_path, m
 
     monkeypatch.setattr(cache, "FileLock", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
-    assert len(_open(folder, tmp_path).images) == 3
+    assert len(_open(folder, tmp_path).examples) == 3
     with pytest.raises(UserError, match=f"cache folder {tmp_path}/cache: .*Permission denied"):
         _open(folder, tmp_path, image_size=9)
 
 
 def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
-    assert _open(folder, tmp_path).images.shape == (3, 8, 8, 3)
-    assert _open(folder, tmp_path, image_size=4).images.shape == (3, 4, 4, 3)
+    assert _open(folder, tmp_path).examples.shape == (3, 8, 8, 3)
+    assert _open(folder, tmp_path, image_size=4).examples.shape == (3, 4, 4, 3)
     assert _open(folder, tmp_path, classes=["dog", "cat"]).labels.tolist() == [0, 1, 1]
     Image.new("RGB", (8, 8), (9, 9, 9)).save(folder / "cat/1.png")
-    assert _open(folder, tmp_path).images[0].tolist() == [[[9, 9, 9]] * 8] * 8
+    assert _open(folder, tmp_path).examples[0].tolist() == [[[9, 9, 9]] * 8] * 8
     (folder / "dog/1.png").rename(folder / "dog/2.png")
     assert _open(folder, tmp_path).paths[2] == "dog/2.png"
     archive = tmp_path / "a.zip"
@@ -85,7 +85,7 @@ def test_whatever_changes_the_images_changes_the_entry(folder, tmp_path):
         with zipfile.ZipFile(archive, "w") as out:
             for name in names:
                 out.write(folder / name, name)
-        assert len(_open(archive, tmp_path).images) == len(names)
+        assert len(_open(archive, tmp_path).examples) == len(names)
 
 
 def _damage_meta(entry: Path, **changes):
@@ -99,10 +99,14 @@ def _swap_labels(entry: Path):
 
 
 DAMAGE = {
-    "images cut": lambda e: (e / "images.npy").write_bytes((e / "images.npy").read_bytes()[:-1]),
-    "images empty": lambda e: (e / "images.npy").write_bytes(b""),
-    "images longer": lambda e: (e / "images.npy").write_bytes((e / "images.npy").read_bytes() * 2),
-    "images gone": lambda e: (e / "images.npy").unlink(),
+    "images cut": lambda e: (e / "examples.npy").write_bytes(
+        (e / "examples.npy").read_bytes()[:-1]
+    ),
+    "images empty": lambda e: (e / "examples.npy").write_bytes(b""),
+    "images longer": lambda e: (e / "examples.npy").write_bytes(
+        (e / "examples.npy").read_bytes() * 2
+    ),
+    "images gone": lambda e: (e / "examples.npy").unlink(),
     "labels cut": lambda e: (e / "labels.npy").write_bytes((e / "labels.npy").read_bytes()[:-3]),
     "labels empty": lambda e: (e / "labels.npy").write_bytes(b""),
     "labels swapped": _swap_labels,
@@ -116,11 +120,11 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_entry_is_rebuilt(folder, tmp_path, damage):
     before = _open(folder, tmp_path)
-    pixels = np.array(before.images)
+    pixels = np.array(before.examples)
     entry = _entries(tmp_path)[0]
     damage(entry)
     after = _open(folder, tmp_path)
-    assert np.array_equal(after.images, pixels)
+    assert np.array_equal(after.examples, pixels)
     assert after.labels.tolist() == [0, 0, 1] and after.paths == before.paths
     assert _entries(tmp_path) == [entry]
 
@@ -129,8 +133,8 @@ def test_a_leftover_of_a_killed_process_is_replaced(folder, tmp_path):
     _open(folder, tmp_path)
     entry = _entries(tmp_path)[0]
     half = entry.rename(entry.with_name(f".{entry.name}.tmp"))
-    (half / "images.npy").write_bytes(b"half")
-    assert len(_open(folder, tmp_path).images) == 3
+    (half / "examples.npy").write_bytes(b"half")
+    assert len(_open(folder, tmp_path).examples) == 3
     assert _entries(tmp_path) == [entry]
 
 
@@ -148,7 +152,7 @@ def test_many_processes_build_once(folder, tmp_path, monkeypatch):
 
     def work():
         barrier.wait()
-        answers.put(int(_open(folder, tmp_path).images.sum()))
+        answers.put(int(_open(folder, tmp_path).examples.sum()))
 
     workers = [context.Process(target=work) for _ in range(4)]
     for worker in workers:
@@ -157,7 +161,7 @@ def test_many_processes_build_once(folder, tmp_path, monkeypatch):
     for worker in workers:
         worker.join()
     assert log.read_text() == "built\n"
-    assert set(sums) == {int(_open(folder, tmp_path).images.sum())}
+    assert set(sums) == {int(_open(folder, tmp_path).examples.sum())}
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
@@ -171,7 +175,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(e.value)
     assert _entries(tmp_path) == []
-    assert len(open_dataset("synthetic:200", cache_dir=tmp_path / "cache").images) == 200
+    assert len(open_dataset("synthetic:200", cache_dir=tmp_path / "cache").examples) == 200
 
 
 def test_a_cache_folder_that_cannot_exist_is_named(folder, tmp_path):
@@ -192,24 +196,24 @@ def test_where_the_cache_is(monkeypatch):
 
 def test_digits_are_scikit_learns(tmp_path):
     data = open_dataset("digits", cache_dir=tmp_path, image_size=8)
-    assert data.images.shape == (1797, 8, 8, 3)
+    assert data.examples.shape == (1797, 8, 8, 3)
     assert data.classes == tuple("0123456789")
     assert data.paths[:2] == ("0", "1") and data.labels[:5].tolist() == [0, 1, 2, 3, 4]
     # The first row of the first digit is 0 0 5 13 9 1 0 0 of 16.
-    assert data.images[0, 0, :, 1].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
+    assert data.examples[0, 0, :, 1].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
     odd = open_dataset("digits", cache_dir=tmp_path, image_size=8, classes=["3", "1"])
     assert odd.paths[:2] == ("1", "3") and odd.labels[:2].tolist() == [1, 0]
-    assert len(odd.images) == np.isin(data.labels, [1, 3]).sum()
+    assert len(odd.examples) == np.isin(data.labels, [1, 3]).sum()
 
 
 def test_synthetic_is_seeded_balanced_and_learnable(tmp_path):
     data = open_dataset("synthetic:1000x20", cache_dir=tmp_path, seed=3)
     again = open_dataset("synthetic:1000x20", cache_dir=tmp_path / "b", seed=3)
     other = open_dataset("synthetic:1000x20", cache_dir=tmp_path, seed=4)
-    assert np.array_equal(data.images, again.images)
-    assert not np.array_equal(data.images, other.images)
+    assert np.array_equal(data.examples, again.examples)
+    assert not np.array_equal(data.examples, other.examples)
     assert np.bincount(data.labels).tolist() == [50] * 20
-    flat = data.images.reshape(1000, -1).astype(np.float32)
+    flat = data.examples.reshape(1000, -1).astype(np.float32)
     flat -= flat.mean(axis=1, keepdims=True)
     means = np.stack([flat[:500][data.labels[:500] == s].mean(axis=0) for s in range(20)])
     distance = ((flat[500:, None] - means) ** 2).sum(axis=2)
@@ -229,7 +233,7 @@ def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path,
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", Fake)
     data = open_dataset("cifar10", cache_dir=tmp_path / "cache")
     assert data.labels.tolist() == [0, 1, 1, 1] and data.classes == ("plane", "car")
-    assert data.images[:, 0, 0, 0].tolist() == [10, 10, 20, 20]
+    assert data.examples[:, 0, 0, 0].tolist() == [10, 10, 20, 20]
 
     def fail(root, train, download):
         Path(root).mkdir(parents=True)

@@ -59,7 +59,7 @@ def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
         "a/7_bits.tiff": _file("1", 1, kind="TIFF"),
     }
     data = _open(_write(tmp_path / "in", files), tmp_path)
-    assert data.images.shape == (8, 8, 8, 3) and data.images.dtype == np.uint8
+    assert data.examples.shape == (8, 8, 8, 3) and data.examples.dtype == np.uint8
     expected = [
         (77, 77, 77),
         (200, 100, 50),
@@ -70,7 +70,7 @@ def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
         (128, 128, 128),
         (255, 255, 255),
     ]
-    for image, path, colour in zip(data.images, data.paths, expected, strict=True):
+    for image, path, colour in zip(data.examples, data.paths, expected, strict=True):
         assert np.abs(image.astype(int) - colour).max() <= 6, path
     assert data.warnings == ()
 
@@ -100,7 +100,7 @@ def test_bad_files_are_named_in_one_warning_with_a_count(tmp_path):
     data = _open(_write(tmp_path / "in", PAIR | bad | hidden), tmp_path)
     assert data.paths == ("cat/a.png", "cat/b.png", "dog/1.png")
     assert data.labels.tolist() == [0, 0, 1]
-    assert data.images[0, 0, 0].tolist() == [1, 2, 3]
+    assert data.examples[0, 0, 0].tolist() == [1, 2, 3]
     assert len(data.warnings) == 1
     assert data.warnings[0].startswith("ignored 6 files")
     named = ["README.md", "dog/deeper", "dog/notes.txt", "cat/broken.png", "cat/cut.png"]
@@ -117,7 +117,7 @@ def test_a_zip_is_the_same_as_its_folder(tmp_path, prefix):
     assert zipped.classes == folder.classes == ("cat", "dog")
     assert zipped.warnings == folder.warnings
     assert "ignored 2 files" in zipped.warnings[0]
-    assert np.array_equal(zipped.images, folder.images)
+    assert np.array_equal(zipped.examples, folder.examples)
 
 
 def test_a_zip_of_a_single_class_keeps_it(tmp_path):
@@ -193,8 +193,8 @@ def test_worker_processes_keep_the_order(tmp_path, archive):
     root = _zip(tmp_path / "in.zip", files) if archive else _write(tmp_path / "in", files)
     data = _open(root, tmp_path)
     order = [i for i in (*range(0, 20, 2), *range(1, 20, 2)) if i != 4]
-    assert data.images[:, 3, 3, 0].tolist() == order
-    assert data.images[:, 3, 3, 2].tolist() == [255 - i for i in order]
+    assert data.examples[:, 3, 3, 0].tolist() == order
+    assert data.examples[:, 3, 3, 2].tolist() == [255 - i for i in order]
     assert "0/04.png" in data.warnings[0]
 
 

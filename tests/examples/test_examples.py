@@ -141,7 +141,7 @@ def test_a_method_a_model_and_a_data_set_of_ones_own_run_resume_and_predict(tmp_
     export(states / "0", tmp_path / "model")
     images = images_of(build_config(RunFolder(tmp_path / "own").started_config()), "0")
     (tmp_path / "pictures").mkdir()
-    write_images(tmp_path / "pictures", images.images)
+    write_images(tmp_path / "pictures", images.examples)
     words = [str(tmp_path / "model"), str(tmp_path / "pictures"), "--out", str(tmp_path / "p.csv")]
     assert execute(["predict", *words]) == 0
     with (tmp_path / "p.csv").open() as file:

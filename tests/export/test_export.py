@@ -185,10 +185,10 @@ def test_predictions_of_files_have_the_recorded_accuracy(run, model, tmp_path):
     config, folder = run
     data = images_of(config, "0")
     (tmp_path / "pictures").mkdir()
-    write_images(tmp_path / "pictures", data.images)
+    write_images(tmp_path / "pictures", data.examples)
     found = predict(model, [tmp_path / "pictures"], tmp_path / "p.csv")
     rows = rows_of(tmp_path / "p.csv")
-    assert found.images == len(rows) == len(data) and not found.warning
+    assert found.examples == len(rows) == len(data) and not found.warning
     assert list(rows[0]) == ["path", "class", *(f"p_class-{label}" for label in range(4))]
     right = 0
     for row, label in zip(rows, data.labels.tolist(), strict=True):
@@ -272,7 +272,7 @@ def test_onnx_answers_as_torch_does(tmp_path, method):
     folder, _ = simulate(config)
     data = images_of(config, "0")
     (tmp_path / "pictures").mkdir()
-    write_images(tmp_path / "pictures", data.images)
+    write_images(tmp_path / "pictures", data.examples)
     out = export(states(folder, config)["0"], tmp_path / "model", images=[tmp_path / "pictures"])
     loaded, card = load_model(out)
     assert card["onnx"]["checked-on"].startswith(f"{len(data)} images of ")

@@ -5,16 +5,16 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from fedhet.node.site import image_set, load_local
+from fedhet.node.site import examples_of, load_local
 from fedhet.schema import RunConfig
-from fedhet.training.loop import ImageSet
+from fedhet.training.loop import Examples
 
 
-def images_of(config: RunConfig, client: str, part: str = "test") -> ImageSet:
+def images_of(config: RunConfig, client: str, part: str = "test") -> Examples:
     """The images of one part of a client's, in a simulation."""
     node = {"partition-id": int(client), "num-partitions": config.clients}
     data = load_local(config, node, simulated=True)
-    return image_set(data, part, data.dataset.classes, torch.device("cpu"))
+    return examples_of(data, part, data.dataset.classes, torch.device("cpu"))
 
 
 def write_images(folder: Path, images: torch.Tensor) -> None:

@@ -120,7 +120,7 @@ def test_before_training_a_header_has_been_received(tmp_path):
     client = make_client(small(tmp_path, method="lg_fedavg", evaluate_before=True), 0, tmp_path)
     arrays = [np.zeros((4, 500), np.float32), np.array([0, 0, 0, 9], np.float32)]
     _, _, metrics = client.fit(arrays, {"round": 1, "generation": 0, "evaluate": True})
-    labels = client.images("test").labels
+    labels = client.examples("test").labels
     assert metrics["test_accuracy_before"] == 100 * float((labels == 3).float().mean())
 
 

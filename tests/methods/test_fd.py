@@ -12,7 +12,7 @@ from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from fedhet.training.loop import ImageSet
+from fedhet.training.loop import Examples
 
 
 def vectors(classes, counts, rows):
@@ -142,8 +142,7 @@ def test_the_upload_is_the_mean_softmax_per_class_and_a_copy(tmp_path, monkeypat
     logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     own = client.seen().tolist()
     labels = torch.tensor([own[i % 2] for i in range(6)])
-    monkeypatch.setattr(client, "images", lambda part: ImageSet(logits, labels))
-    monkeypatch.setattr("fedhet.training.loop.normalise", lambda images: images)
+    monkeypatch.setattr(client, "examples", lambda part: Examples(logits, labels, torch.clone))
     sent = client.upload()
     assert sent.classes.tolist() == own and sent.counts.tolist() == [3, 3]
     expected = torch.stack([torch.softmax(logits[labels == s], 1).mean(0) for s in own])

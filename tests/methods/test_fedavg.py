@@ -34,8 +34,8 @@ def test_one_round_by_hand(tmp_path):
     assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
     for mine, sent in zip(theta.parameters(), uploaded, strict=True):
         assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
-    answers = theta(client.images("test").batch(slice(None))[0]).argmax(dim=1)
-    hits = (answers == client.images("test").labels).float().mean()
+    answers = theta(client.examples("test").batch(slice(None))[0]).argmax(dim=1)
+    hits = (answers == client.examples("test").labels).float().mean()
     assert metrics["test_accuracy"] == pytest.approx(100 * float(hits))
 
 
@@ -52,7 +52,7 @@ def test_two_rounds_of_the_server(tmp_path, weighting):
 
     config = fedavg(tmp_path, weighting=weighting, partition="dirichlet", alpha=0.8)
     simulate(config, tamper=watch)
-    images = [len(make_client(config, k, tmp_path).images("train")) for k in range(3)]
+    images = [len(make_client(config, k, tmp_path).examples("train")) for k in range(3)]
     weights = np.array(images if weighting == "samples" else [1, 1, 1], dtype=float)
     weights /= weights.sum()
     assert len(set(images)) > 1

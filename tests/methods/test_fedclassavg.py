@@ -82,7 +82,7 @@ def test_the_loss_in_plain_torch(tmp_path, legacy):
     with torch.no_grad():
         client.model.head.weight.add_(torch.linspace(-0.02, 0.02, 2000).view(4, 500))
         client.model.conv1.weight.mul_(3.0)
-    inputs, labels = client.images("train").batch(torch.arange(8))
+    inputs, labels = client.examples("train").batch(torch.arange(8))
     views = two_views(inputs, client.torch_generator("views"))
     loss = client.loss(inputs, labels).item()
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_rho_pulls_the_header_to_the_received_one(tmp_path):
     for rho in (0.0, 5.0):
         client = trained_client(tmp_path, rho=rho, lr=0.02)
         head = client.model.head
-        x, y = client.images("train").batch(torch.arange(16))
+        x, y = client.examples("train").batch(torch.arange(16))
         sgd = torch.optim.SGD(head.parameters(), lr=0.02)
         for _ in range(20):
             sgd.zero_grad()

@@ -55,7 +55,7 @@ def test_each_network_gets_the_gradient_of_its_own_loss(tmp_path):
         mentor.head.weight.mul_(40.0)
         student.head.weight.mul_(-30.0)
         projector.weight.mul_(20.0)
-    x, y = client.images("train").batch(torch.arange(12))
+    x, y = client.examples("train").batch(torch.arange(12))
     client.loss(x, y).backward()
     got = {name: [p.grad.clone() for p in module.parameters()]
            for name, module in client.modules.items()}  # fmt: skip
@@ -83,7 +83,7 @@ def test_certain_and_right_networks_do_not_divide_by_zero(tmp_path):
         for name in ("model", "student"):
             client.modules[name].head.weight.zero_()
             client.modules[name].head.bias.copy_(torch.tensor([200.0, 0.0, 0.0, 0.0]))
-    x, _ = client.images("train").batch(torch.arange(4))
+    x, _ = client.examples("train").batch(torch.arange(4))
     assert torch.isfinite(client.loss(x, torch.zeros(4, dtype=torch.int64)))
 
 
@@ -289,7 +289,7 @@ def test_not_standalone_and_inference_is_by_the_mentor(tmp_path):
     ratio = run(models=["cnn-4"], student="cnn-4")[0]["train_flops"] / alone[0]["train_flops"]
     assert 2.0 < ratio < 2.5  # two networks and the projector
     client = make_client(small(tmp_path, **TINY), 0, tmp_path)
-    x, _ = client.images("test").batch(torch.arange(3))
+    x, _ = client.examples("test").batch(torch.arange(3))
     assert torch.equal(client.predict(x)[""], client.model(x))
 
 

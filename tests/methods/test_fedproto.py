@@ -120,7 +120,7 @@ def test_own_prototypes_stand_in_for_missing_global_ones(tmp_path):
     client.model.eval()
     sent = client.upload()
     with torch.no_grad():
-        data = client.images("train")
+        data = client.examples("train")
         inputs, labels = data.batch(torch.arange(len(data)))
         means = [client.model.features(inputs)[labels == s].mean(0) for s in own]
     assert np.allclose(sent.vectors, torch.stack(means), atol=1e-5)

@@ -86,7 +86,7 @@ def test_the_mean_of_a_round_is_weighted_by_what_the_clients_declared(tmp_path):
 
     config = small(tmp_path, method="lg_fedavg", partition="dirichlet", alpha=0.8)
     simulate(config, tamper=watch)
-    images = [len(make_client(config, k, tmp_path).images("train")) for k in range(3)]
+    images = [len(make_client(config, k, tmp_path).examples("train")) for k in range(3)]
     assert max(images) > 1.2 * min(images)
     for i, received in enumerate(sent[2, 0][0]):
         mean = sum(n * sent[1, k][1][i] for k, n in enumerate(images)) / sum(images)

@@ -10,6 +10,7 @@ from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, tr
 
 from fedhet.clients import base
 from fedhet.config import build_config
+from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.strategies.pfedes import PFedESParams, extractor
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
@@ -77,7 +78,7 @@ def test_each_step_leaves_the_other_network_bit_identical(tmp_path, monkeypatch,
 
 def test_counting_flops_leaves_everything_as_it_was(tmp_path):
     client = make_client(pfedes(tmp_path, models=["shufflenet_v2_x1_0"]), 0, tmp_path)
-    before, data = deepcopy(client.modules), client.images("train")
+    before, data = deepcopy(client.modules), client.examples("train")
     for number, phase in enumerate(client.phases()):
         base.set_trainable(list(client.modules.values()), phase, client._fixed)
         assert client._flops(number, phase, data) > 0
@@ -114,14 +115,14 @@ def test_443_floats_each_way_whatever_the_model(tmp_path):
 def test_the_output_has_the_shape_of_the_input(hidden, kernel, depth, size):
     params = PFedESParams(extractor_hidden=hidden, extractor_kernel=kernel, extractor_depth=depth)
     images = torch.randn(2, 3, size, size)
-    enhanced = extractor(params)(images)
+    enhanced = extractor(params, Inputs.image(images.shape[-1]))(images)
     assert enhanced.shape == images.shape and (enhanced >= 0).all()
 
 
 def test_an_extractor_that_changes_the_shape_is_refused_at_the_start(tmp_path, monkeypatch):
     halving = torch.nn.Conv2d(3, 3, 3, stride=2)
-    monkeypatch.setattr("fedhet.strategies.pfedes.extractor", lambda params: halving)
-    with pytest.raises(UserError, match="^extractor: images of shape"):
+    monkeypatch.setattr("fedhet.strategies.pfedes.extractor", lambda params, inputs: halving)
+    with pytest.raises(UserError, match="^extractor: inputs of shape"):
         make_strategy(pfedes(tmp_path), [[0]], [10], 4)
 
 

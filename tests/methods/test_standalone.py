@@ -25,7 +25,7 @@ def test_one_round_is_plain_sgd(tmp_path):
     client.fit([], {"round": 1, "generation": 0, "evaluate": False})
 
     data = client.setup.data
-    pixels = torch.from_numpy(np.array(data.dataset.images[data.split.train]))
+    pixels = torch.from_numpy(np.array(data.dataset.examples[data.split.train]))
     inputs = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
     labels = torch.from_numpy(data.dataset.labels[data.split.train])
     order = generator(config.seed, "shuffle", "1", 1)

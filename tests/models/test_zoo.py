@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.models import MODEL_NAMES, build_model, check_model, model_table, validate_model_name
 from fedhet.rng import torch_seeded
@@ -40,7 +41,7 @@ def test_contract(built: tuple[str, nn.Module]) -> None:
     assert model.head(h).shape == (2, CLASSES)
     model(x).sum().backward()
     assert all(p.grad is not None for p in model.parameters()), "no parameter is left unused"
-    check_model(model, name, CLASSES, D, SIZE)
+    check_model(model, name, CLASSES, D, Inputs.image(SIZE))
     model.eval()
     assert torch.equal(model(x), model.head(model.features(x)))
 

@@ -6,6 +6,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedhet.config import envelope
+from fedhet.data.inputs import Inputs
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.identity import Terms
@@ -158,3 +159,32 @@ def test_the_union_of_classes_is_bounded(grid):
     roster.fix_classes((), 64)
     assert roster.ids == ["0", "2"] and len(roster.classes) == 14
     assert "brings 60 classes that nobody else has" in roster.refused[101]
+
+
+def test_a_node_of_other_examples_is_refused_in_the_handshake(tmp_path):
+    """In one line that says what they are; the run goes on with those whose examples fit."""
+    wrong = {
+        '{"kind": "image", "shape": [3, 16, 16]}': (
+            "client '1': its examples are image of shape (3, 16, 16), and this run's are image of "
+            "shape (3, 32, 32)"
+        ),
+        '{"kind": "signal", "shape": [6, 128]}': "signal of shape (6, 128), and this run's are",
+        "nonsense": "inputs: not readable",
+    }
+    for text, reason in wrong.items():
+        folder, _ = simulate(
+            small(tmp_path, rounds=1, start_timeout=1, name=f"r{len(text)}"),
+            tamper=liar(inputs=text),
+        )
+        (record,) = folder.read_rounds()
+        assert record["replied"] == 2
+        assert any(reason in failure["reason"] for failure in record["failures"])
+
+
+def test_a_table_of_other_columns_is_refused():
+    ours, theirs = Inputs.table(("age", "chol")), Inputs.table(("chol", "age"))
+    assert ours.differs(theirs) == "column 'chol' stands where this run has 'age'"
+    assert not ours.differs(ours)
+    coded = (("sex", ("f", "m")),)
+    other = (("sex", ("m", "f")),)
+    assert Inputs.table(("sex",), coded).differs(Inputs.table(("sex",), other))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedhet.data.preparation import normalise
 from fedhet.export.save import open_state
 from fedhet.node.site import load_partition
 from fedhet.reports.comparison import Comparison, compare
 from fedhet.reports.model_figures import of_models, representations
 from fedhet.reports.reading import read_runs
-from fedhet.reports.run_models import images_of, open_runs
+from fedhet.reports.run_models import examples_of, open_runs
 from fedhet.reports.settings import arrange
 from fedhet.testing import simulate, small
-from fedhet.training.loop import normalise
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +65,9 @@ def test_images_are_the_clients_own_where_some_were_never_evaluated(tmp_path):
     assert one.levels[0].never_sampled == 8 - len(sampled)
     (opened,) = open_runs(one)
     dataset, partition = load_partition(opened.config, 8)
-    for client, (images, _) in zip(sampled, images_of(opened, sampled, 99), strict=True):
+    for client, (images, _) in zip(sampled, examples_of(opened, sampled, 99), strict=True):
         own = partition.clients[partition.ids.index(client)].test
-        assert np.array_equal(images.numpy(), dataset.images[own])
+        assert np.array_equal(images.numpy(), dataset.examples[own])
 
 
 def test_a_representation_is_what_the_header_takes_in(folder):

@@ -40,7 +40,7 @@ class HeaderOnly(StandaloneClient):
         return [Phase(self.loss, [(self.model.head, self.config.lr)], 1, name="header")]
 
     def metrics(self):
-        return {"images": float(len(self.images("train")))}
+        return {"images": float(len(self.examples("train")))}
 
 
 def test_a_part_of_a_model_is_trained_alone_and_numbers_are_recorded(tmp_path, own):

@@ -12,7 +12,7 @@ from torch import nn
 from fedhet.config import build_config
 from fedhet.rng import generator, torch_seeded
 from fedhet.training.augment import crop_flip
-from fedhet.training.loop import ImageSet, Phase, normalise, train
+from fedhet.training.loop import Examples, Phase, normalise, train
 from fedhet.training.optimisers import make_optimiser, schedule
 
 RATES = (0.05, 0.01)
@@ -44,7 +44,7 @@ def test_the_steps_are_those_of_torchs_sgd(changes: dict[str, float], plain: boo
     config = build_config({"method": "standalone", "dataset": "digits", "batch-size": 8, **changes})
     rng = np.random.default_rng(3)
     images = torch.from_numpy(rng.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8))
-    data = ImageSet(images, torch.arange(20) % 5)
+    data = Examples(images, torch.arange(20) % 5)
     ours, theirs = model(), model()
     groups = list(zip((ours.body, ours.head), RATES, strict=True))
     phase = Phase(lambda x, y: nn.functional.cross_entropy(ours(x), y), groups, 3, plain=plain)
@@ -132,7 +132,7 @@ def test_crops_and_flips_are_windows_of_the_image_with_a_black_margin() -> None:
 def test_training_sees_augmented_images_and_a_plain_phase_the_images() -> None:
     config = build_config({"batch-size": 8})
     images = torch.randint(0, 256, (16, 8, 8, 3), dtype=torch.uint8)
-    data = ImageSet(images, torch.zeros(16, dtype=torch.int64), augment=torch.zeros_like)
+    data = Examples(images, torch.zeros(16, dtype=torch.int64), augment=torch.zeros_like)
     seen = []
     weight = nn.Linear(1, 1)
 

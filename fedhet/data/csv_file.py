@@ -1,0 +1,132 @@
+"""CSV files of strangers: read row by row in bounded memory, every mistake with file and line."""
+
+import csv
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from fedhet.data.inputs import MAX_COLUMNS
+from fedhet.data.reading import MAX_ROWS, shown
+from fedhet.errors import UserError
+
+MAX_LINE = 4 << 20  # characters of a row, however many lines it has
+_CHUNK = 4096  # rows
+_LONGEST_NAME = 200
+Rows = tuple[list[int], list[list[str]]]  # line numbers, and fields
+_DELIMITERS = (",", ";", "\t")
+
+
+class _Lines:
+    """The lines of a file; one row cannot take more than ``MAX_LINE`` characters of them."""
+
+    def __init__(self, file: IO[str], where: str) -> None:
+        self.file, self.where = file, where
+        self.number = self.taken = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.file.readline(MAX_LINE + 1):
+            self.number += 1
+            self.taken += len(line)
+            if self.taken > MAX_LINE:
+                raise UserError(
+                    f"{self.where} line {self.number}: a row of more than {MAX_LINE:,} characters; "
+                    "is a quote not closed, or is this no CSV file?"
+                )
+            yield line
+
+
+class CsvFile:
+    """A CSV with a header: ``columns``, and the rows below it in chunks.
+
+    UTF-8, separated by commas, semicolons or tabs, whichever the header has.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.where = f"data-path {path}"
+        chunks = self._read(1)
+        self.columns: list[str] = next(chunks)[1][0]
+        chunks.close()
+        self._check_header()
+
+    def _check_header(self) -> None:
+        at = f"{self.where} line 1"
+        if len(self.columns) > MAX_COLUMNS:
+            raise UserError(f"{at}: {len(self.columns):,} columns, at most {MAX_COLUMNS:,}")
+        for number, name in enumerate(self.columns, start=1):
+            if not name.strip() or len(name) > _LONGEST_NAME:
+                raise UserError(
+                    f"{at}: column {number} has no name (or a very long one): the first line must "
+                    "name the columns"
+                )
+            if name in self.columns[: number - 1]:
+                raise UserError(f"{at}: two columns are called {shown(name)}")
+
+    def chunks(self) -> Iterator[Rows]:
+        """Line numbers and rows of the data, each row as long as the header.
+
+        Raises UserError for another length, for no row at all, and for too many.
+        """
+        count = 0
+        reading = self._read(_CHUNK, skip=1)
+        for lines, rows in reading:
+            for line, row in zip(lines, rows, strict=True):
+                if len(row) != len(self.columns):
+                    raise UserError(
+                        f"{self.where} line {line}: {len(row)} fields, and the header has "
+                        f"{len(self.columns)}"
+                    )
+            count += len(rows)
+            if count > MAX_ROWS:
+                raise UserError(f"{self.where}: more than {MAX_ROWS:,} rows")
+            yield lines, rows
+        if not count:
+            raise UserError(f"{self.where}: no row below the header")
+
+    def at(self, line: int, column: str) -> str:
+        """Where a value stands, for messages."""
+        return f"{self.where} line {line} column {column!r}"
+
+    def _read(self, size: int, skip: int = 0) -> Generator[Rows, None, None]:
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:
+                lines = _Lines(file, self.where)
+                first = file.readline(MAX_LINE + 1)
+                file.seek(0)
+                reader = csv.reader(lines, delimiter=_delimiter(first), strict=True)
+                yield from self._chunked(reader, lines, size, skip)
+        except OSError as error:
+            raise UserError(f"{self.where}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{self.where}: after line {lines.number} there is no UTF-8 text ({error.reason})"
+            ) from error
+        except csv.Error as error:
+            raise UserError(f"{self.where} line {lines.number}: no CSV: {error}") from error
+
+    def _chunked(
+        self, reader: Iterator[list[str]], lines: _Lines, size: int, skip: int
+    ) -> Iterator[Rows]:
+        numbers: list[int] = []
+        rows: list[list[str]] = []
+        for row in reader:
+            lines.taken = 0
+            if not row:  # an empty line
+                continue
+            if skip:
+                skip -= 1
+                continue
+            numbers.append(lines.number)
+            rows.append(row)
+            if len(rows) == size:
+                yield numbers, rows
+                numbers, rows = [], []
+        if rows or size == 1:
+            if not rows:
+                raise UserError(f"{self.where}: the file is empty")
+            yield numbers, rows
+
+
+def _delimiter(header: str) -> str:
+    counts: Sequence[int] = [header.count(mark) for mark in _DELIMITERS]
+    return _DELIMITERS[counts.index(max(counts))]

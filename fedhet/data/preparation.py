@@ -1,0 +1,137 @@
+"""From stored examples to what a model gets: fitted on a client's own train split, nowhere else.
+
+Images need nothing fitted. What is fitted are buffers of a module, kept with the client's private
+state and carried by ``fedhet export``; none of it ever crosses the wire.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, Inputs
+
+FITTED = (SIGNAL, TABLE)  # kinds whose preparation depends on the data
+LIMIT = 10.0  # deviations: a table's number beyond counts as this, whatever a small split suggests
+
+
+def normalise(images: Tensor) -> Tensor:
+    """uint8 (B, s, s, 3) to float32 (B, 3, s, s) in [-1, 1]; NHWC memory is channels last."""
+    return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+
+
+class Preparation(nn.Module):
+    """Stored examples (B, ...) to a model's inputs (B, *shape); as it stands nothing is fitted."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+    def fit(self, examples: Tensor) -> None:
+        """Take what is needed from a train split (n, ...)."""
+
+
+class ImagePreparation(Preparation):
+    """[-1, 1], channels first."""
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """See :func:`normalise`."""
+        return normalise(examples)
+
+
+class TokenPreparation(Preparation):
+    """Token ids as an embedding wants them."""
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """int64."""
+        return examples.long()
+
+
+class SignalPreparation(Preparation):
+    """Standardised by channel: mean and deviation (c, 1) over the train split's steps."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        self.register_buffer("mean", torch.zeros(inputs.channels, 1))
+        self.register_buffer("deviation", torch.ones(inputs.channels, 1))
+
+    def fit(self, examples: Tensor) -> None:
+        """Sums in float64; a channel that never changes is centred only."""
+        mean, square = _moments(examples, self.inputs.scale)
+        self.mean.copy_(mean[:, None])
+        self.deviation.copy_(_deviation(mean, square)[:, None])
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """(x / scale - mean) / deviation."""
+        return (examples.float() / self.inputs.scale - self.mean) / self.deviation
+
+
+class TablePreparation(Preparation):
+    """Plain columns: standardised with the median for a gap, then one that says so; then one-hot.
+
+    Median, mean and deviation (f,) of the train split. A category that is missing is all zeros.
+    """
+
+    median: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        values = dict(inputs.categories)
+        self.plain = [i for i, name in enumerate(inputs.columns) if name not in values]
+        self.coded = [
+            (i, len(values[name])) for i, name in enumerate(inputs.columns) if name in values
+        ]
+        for name, start in (("median", 0.0), ("mean", 0.0), ("deviation", 1.0)):
+            self.register_buffer(name, torch.full((len(self.plain),), start))
+
+    def fit(self, examples: Tensor) -> None:
+        """A column without any value is zero, one that never changes is centred only."""
+        numbers = examples[:, self.plain].double()
+        known = ~numbers.isnan()
+        median = numbers.nanmedian(dim=0).values.nan_to_num(0.0)
+        filled = torch.where(known, numbers, median)
+        mean = filled.mean(dim=0)
+        self.median.copy_(median)
+        self.mean.copy_(mean)
+        self.deviation.copy_(_deviation(mean, (filled - mean).square().mean(dim=0), centred=True))
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """(B, f'): numbers, gaps, categories."""
+        numbers = examples[:, self.plain]
+        gaps = numbers.isnan()
+        filled = torch.where(gaps, self.median, numbers)
+        parts = [((filled - self.mean) / self.deviation).clamp(-LIMIT, LIMIT), gaps.float()]
+        for column, count in self.coded:
+            choices = torch.arange(count, device=examples.device)
+            parts.append((examples[:, column, None] == choices).float())
+        return torch.cat(parts, dim=1)
+
+
+def preparation(inputs: Inputs) -> Preparation:
+    """The preparation of a kind, not fitted."""
+    kinds = {IMAGE: ImagePreparation, SIGNAL: SignalPreparation, TABLE: TablePreparation}
+    return kinds.get(inputs.kind, TokenPreparation)(inputs)
+
+
+def _moments(examples: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Mean and mean square (c,) float64 of (n, c, t), piece by piece: n may be large."""
+    total = torch.zeros(examples.shape[1], dtype=torch.float64, device=examples.device)
+    square, count = total.clone(), 0
+    for part in torch.split(examples, 256):
+        values = part.double() / scale
+        total += values.sum(dim=(0, 2))
+        square += values.square().sum(dim=(0, 2))
+        count += values.shape[0] * values.shape[2]
+    return total / max(1, count), square / max(1, count)
+
+
+def _deviation(mean: Tensor, square: Tensor, *, centred: bool = False) -> Tensor:
+    """Standard deviation; 1 where it is nothing beside the mean."""
+    variance = (square if centred else square - mean.square()).clamp(min=0.0)
+    deviation = variance.sqrt()
+    return torch.where(
+        deviation > 1e-6 * mean.abs().clamp(min=1e-6), deviation, torch.ones_like(deviation)
+    )

@@ -1,0 +1,93 @@
+"""Dataset ``texts``: a CSV with a column of texts; words are hashed to token ids.
+
+A hash needs no vocabulary that somebody would have to collect from everybody's texts: the same
+word has the same id everywhere. Id 0 is for padding.
+"""
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedhet.data.csv_file import CsvFile
+from fedhet.data.inputs import TOKENS, Inputs
+from fedhet.data.reading import (
+    MAX_BYTES,
+    Chunk,
+    Classes,
+    Content,
+    Reading,
+    Sites,
+    Stream,
+    file_fingerprint,
+    find_file,
+    need,
+)
+from fedhet.data.table import add_keys
+from fedhet.errors import UserError
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
+    """(k, l) int32: the first l words of every text in lower case, 1 + CRC-32 mod (V - 1) each."""
+    found = inputs.zeros(len(texts))
+    length = inputs.shape[0]
+    for row, text in zip(found, texts, strict=True):
+        for place, word in enumerate(_WORD.finditer(text.lower())):
+            if place == length:
+                break
+            row[place] = 1 + zlib.crc32(word[0].encode()) % (inputs.vocabulary - 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of a CSV, with the target and the sites."""
+
+    path: Path
+    reading: Reading
+
+    def fingerprint(self) -> list[object]:
+        """Path, size and time of the file, and what is read of it."""
+        return ["texts", *file_fingerprint(self.path, self.reading)]
+
+    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+        """The texts in the file's order."""
+        del image_size
+        reading, file = self.reading, CsvFile(self.path)
+        need(file.columns, [reading.text], "text", file.where)
+        need(file.columns, [reading.target], "target", file.where)
+        need(file.columns, reading.site, "site", file.where)
+        inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
+        place = file.columns.index(reading.text)
+        targets, sites = Classes(reading, classes), Sites()
+        empty = 0
+
+        def chunks() -> Iterator[Chunk]:
+            nonlocal empty
+            stored = 0
+            for lines, rows in file.chunks():
+                found = token_ids([row[place] for row in rows], inputs)
+                empty += int((found[:, 0] == 0).sum())
+                add_keys(file, lines, rows, reading, targets, sites)
+                stored += found.nbytes
+                if stored > MAX_BYTES:
+                    raise UserError(f"{file.where}: more than {MAX_BYTES >> 30} GiB of tokens")
+                yield found
+
+        def content() -> Content:
+            labels, names = targets.done()
+            warnings = (f"{empty} texts have no word",) if empty else ()
+            return Content(inputs, labels, names, *sites.done(), warnings)
+
+        return Stream(chunks(), content)
+
+
+def open_texts(data_path: str, reading: Reading) -> Texts:
+    """The source at ``data_path``; UserError for no file."""
+    return Texts(find_file("texts", data_path), reading)

@@ -1,0 +1,85 @@
+"""Raw examples that are no images, read as an exported model wants them: CSV, NPZ, text files.
+
+What a model takes stands in its card (columns, categories, length, scale), so that a file without
+classes and clients will do: only the columns that the model sees are needed.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhet.data.csv_file import CsvFile
+from fedhet.data.inputs import SIGNAL, TABLE, Inputs
+from fedhet.data.reading import Chunk, Reading, need
+from fedhet.data.signals import NpzFile, check_windows, windows
+from fedhet.data.table import Columns
+from fedhet.data.texts import token_ids
+from fedhet.errors import UserError
+from fedhet.training.loop import EVALUATION_BATCH
+
+Batch = tuple[list[str], Tensor]
+MAX_TEXT_FILE = 64 << 20
+
+
+def batches(places: Sequence[Path], inputs: Inputs) -> Iterator[Batch]:
+    """Names and examples (B, ...) as they are stored, file after file.
+
+    A name is ``<file>:<line>`` of a CSV, ``<file>:<index>`` of an NPZ, ``<file>:<line>`` of a text
+    file, one text a line. Raises UserError with file, line and column for what does not fit.
+    """
+    for place in places:
+        path = place.expanduser()
+        if not path.is_file():
+            raise UserError(f"'{place}': no such file")
+        read = {SIGNAL: _signals, TABLE: _rows}.get(inputs.kind, _texts)
+        for names, examples in read(path, inputs):
+            yield from _in_batches([f"{place}:{name}" for name in names], examples)
+
+
+def _in_batches(names: list[str], examples: Chunk) -> Iterator[Batch]:
+    for start in range(0, len(names), EVALUATION_BATCH):
+        part = slice(start, start + EVALUATION_BATCH)
+        yield names[part], torch.from_numpy(np.ascontiguousarray(examples[part]))
+
+
+def _rows(path: Path, inputs: Inputs) -> Iterator[tuple[list[str], Chunk]]:
+    file = CsvFile(path)
+    need(file.columns, inputs.columns, "the model's columns", file.where)
+    columns = Columns.of(file.columns, inputs.columns, Reading(categories=inputs.categories))
+    for lines, rows in file.chunks():
+        yield [str(line) for line in lines], columns.numbers(file, lines, rows)
+
+
+def _texts(path: Path, inputs: Inputs) -> Iterator[tuple[list[str], Chunk]]:
+    """Of a CSV the model's column; any other file is one text a line."""
+    if not inputs.columns:
+        raise UserError(f"'{path}': this model's token ids are its data set's own; no text has any")
+    if path.suffix.lower() == ".csv":
+        file = CsvFile(path)
+        need(file.columns, inputs.columns, "the model's column", file.where)
+        place = file.columns.index(inputs.columns[0])
+        for lines, rows in file.chunks():
+            yield [str(line) for line in lines], token_ids([row[place] for row in rows], inputs)
+        return
+    if path.stat().st_size > MAX_TEXT_FILE:
+        raise UserError(f"'{path}' has more than {MAX_TEXT_FILE >> 20} MiB: give a CSV")
+    try:
+        texts = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"'{path}' is no readable UTF-8 text") from error
+    yield [str(line) for line in range(1, len(texts) + 1)], token_ids(texts, inputs)
+
+
+def _signals(path: Path, inputs: Inputs) -> Iterator[tuple[list[str], Chunk]]:
+    file = NpzFile(path)
+    need(file.names, ["x"], "the model", file.where)
+    shape = check_windows(file).shape[1:]
+    if shape != inputs.shape:
+        raise UserError(f"{file.where}: windows are {shape}, and the model takes {inputs.shape}")
+    start = 0
+    for chunk in windows(file):
+        yield [str(start + index) for index in range(len(chunk))], chunk
+        start += len(chunk)

@@ -1,0 +1,211 @@
+"""Every method on signals, tables and tokens, and what is new in methods for them."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedhet.clients.base import PREPARATION
+from fedhet.config import build_config
+from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.errors import UserError
+from fedhet.models.names import MODELS
+from fedhet.models.small import SMALLEST
+from fedhet.node.modules import forgotten
+from fedhet.registry import METHODS
+from fedhet.strategies.pfedes import PFedESParams, extractor
+from fedhet.testing import check_method, make_client, simulate, small
+from fedhet.training.augment import DROPPED, jitter_scale, row_noise, two_views, word_dropout
+
+KINDS = (SIGNAL, TABLE, TOKENS)
+SHAPES = {SIGNAL: "2x16", TABLE: "5", TOKENS: "12x40"}
+SHORT = {
+    "pfedes": {"extractor_epochs": 1},
+    "fedapen": {"ensemble_epochs": 2, "holdout": 0.2},
+    "fedtgp": {"server_epochs": 3},
+    "fedgen": {"server_epochs": 3},
+    "fedmrl": {"d1": 8},
+}
+SHARED = ("fedmrl", "fml", "fedkd", "fedapen", "fedavg", "pfedafm")
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    with forgotten():
+        yield
+
+
+def keys(method, kind, **changes):
+    values = {
+        "method": method, "dataset": f"synthetic-{kind}:120x3:{SHAPES[kind]}", "batch_size": 8,
+        "partition": "iid", "representation": 16, "start_timeout": 5,
+    }  # fmt: skip
+    return values | SHORT.get(method, {}) | changes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_every_kind(tmp_path, method, kind):
+    """Two rounds with the kind's smallest and its first model: nobody is left out."""
+    models = [MODELS[kind][0], MODELS[kind][-1]]
+    if method == "pfedes" and kind == TOKENS:
+        with pytest.raises(UserError, match="method: 'pfedes' is not allowed with dataset=.*word"):
+            small(tmp_path, **keys(method, kind, models=models))
+        return
+    folder, _ = simulate(small(tmp_path, **keys(method, kind, models=models)))
+    records = folder.read_rounds()
+    assert [record["replied"] for record in records] == [3, 3]
+    assert all(record["train_flops"] > 0 for record in records)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_built_in_model_trains(tmp_path, kind):
+    names = MODELS[kind]
+    values = keys("standalone", kind, models=list(names), clients=len(names), rounds=1)
+    values["dataset"] = f"synthetic-{kind}:{30 * len(names)}x3:{SHAPES[kind]}"
+    folder, _ = simulate(small(tmp_path, **values))
+    rows = [line.split(",") for line in folder.clients.read_text().splitlines()[1:]]
+    assert [row[2] for row in rows] == list(names)
+    assert folder.read_rounds()[0]["replied"] == len(names)
+
+
+@pytest.mark.parametrize("kind", (SIGNAL, TABLE))
+def test_a_cut_run_ends_with_the_same_bytes(tmp_path, kind):
+    """The preparation was fitted once and comes back with the state."""
+    values = keys("fedssa", kind, models=[MODELS[kind][0]])
+    check_method(values.pop("method"), tmp_path, **values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", SHARED)
+def test_the_small_model_is_the_smallest_of_the_kind(tmp_path, method, kind):
+    """Not CNN-5 over whatever the data are."""
+    client = make_client(
+        small(tmp_path, **keys(method, kind, models=[MODELS[kind][1]])), 0, tmp_path
+    )
+    shared = client.modules.get("student") or client.shared()
+    smallest = {SIGNAL: "Conv1d", TABLE: "MLP", TOKENS: "TokenModel"}
+    assert type(shared).__name__ == smallest[kind]
+
+
+def test_small_model_is_a_key_of_those_that_share_one(tmp_path):
+    chosen = keys("fml", TABLE, models=["mlp-1"], small_model="mlp-3")
+    client = make_client(small(tmp_path, **chosen), 0, tmp_path)
+    assert [layer.out_features for layer in client.shared().layers] == [256, 16]
+    with pytest.raises(UserError, match="small-model: 'mlp-3' changes nothing with method=fedssa"):
+        small(tmp_path, **keys("fedssa", TABLE, models=["mlp-1"], small_model="mlp-3"))
+    with pytest.raises(UserError, match="model 'cnn-1' is for images, and this run's examples are"):
+        small(tmp_path, **keys("fml", TABLE, models=["mlp-1"], small_model="cnn-1"))
+
+
+@pytest.mark.parametrize("method", SHARED)
+def test_other_peoples_models_need_a_word_on_the_small_one(method):
+    values = {"method": method, "models": ["tiny_net:make"]}
+    with pytest.raises(UserError, match=f"small-model: method={method} shares a small model"):
+        build_config(values)
+    build_config(values | {"small-model": SMALLEST["image"]})
+    build_config({"method": "fedssa", "models": ["tiny_net:make"]})
+
+
+def test_one_architecture_of_images_for_all(tmp_path):
+    """As before there was the key: CNN-1 beside torchvision's; the key changes it."""
+    for small_model, hidden in (("", 2000), ("cnn-5", 500)):
+        config = small(tmp_path, method="fml", models=["resnet18"], small_model=small_model)
+        assert make_client(config, 0, tmp_path).shared().fc1.out_features == hidden
+
+
+# --- FedClassAvg's views -----------------------------------------------------------------------
+
+
+def drawn(seed=3):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_views_of_signals_are_a_factor_per_channel_and_noise():
+    x = torch.linspace(-1, 1, 2 * 3 * 4).reshape(2, 3, 4)
+    found = two_views(x, drawn(), SIGNAL)
+    again, both = drawn(), torch.cat([x, x])
+    factors, noise = torch.randn(4, 3, 1, generator=again), torch.randn(4, 3, 4, generator=again)
+    assert torch.allclose(found, both * (1 + 0.1 * factors) + 0.05 * noise)
+    assert torch.equal(found, jitter_scale(both, drawn()))
+
+
+def test_views_of_rows_are_noise_on_every_column():
+    x = torch.arange(6.0).reshape(2, 3)
+    found = two_views(x, drawn(), TABLE)
+    both = torch.cat([x, x])
+    assert torch.allclose(found, both + 0.1 * torch.randn(4, 3, generator=drawn()))
+    assert torch.equal(found, row_noise(both, drawn()))
+
+
+def test_views_of_tokens_drop_words_and_change_none():
+    x = torch.arange(1, 20_001).reshape(100, 200)
+    found = two_views(x, drawn(), TOKENS)
+    both = torch.cat([x, x])
+    assert found.dtype == torch.int64 and torch.equal(found, word_dropout(both, drawn()))
+    assert set((found - both)[found != 0].tolist()) == {0}
+    assert abs((found == 0).double().mean().item() - DROPPED) < 0.01
+
+
+# --- pFedES' extractors ------------------------------------------------------------------------
+
+
+def test_the_extractor_of_signals_is_two_convolutions_over_time():
+    module = extractor(PFedESParams(), Inputs(SIGNAL, (6, 32)))
+    first, _, second = module
+    assert [p.shape for p in module.parameters()] == [(8, 6, 3), (8,), (6, 8, 3), (6,)]
+    x = torch.randn(2, 6, 32, generator=drawn())
+    by_hand = F.conv1d(F.relu(F.conv1d(x, first.weight, first.bias, padding=1)),
+                       second.weight, second.bias, padding=1)  # fmt: skip
+    assert torch.allclose(module(x), by_hand) and (module(x) < 0).any()
+
+
+def test_the_extractor_of_rows_is_a_linear_map_beside_the_identity():
+    module = extractor(PFedESParams(), Inputs.table(("a", "b")))
+    x = torch.randn(3, 4, generator=drawn())
+    assert torch.allclose(module(x), x + x @ module.map.weight.T + module.map.bias)
+    assert sum(p.numel() for p in module.parameters()) == 4 * 4 + 4
+
+
+# --- preparation -------------------------------------------------------------------------------
+
+
+def test_a_client_is_prepared_by_its_own_train_split_alone(tmp_path):
+    config = small(tmp_path, **keys("fedssa", SIGNAL, models=["conv1d-5"]))
+    client = make_client(config, 1, tmp_path)
+    data = client.setup.data
+    own = np.array(data.dataset.examples[data.split.train], dtype=np.float64)
+    fitted = client.modules[PREPARATION]
+    assert np.allclose(fitted.mean[:, 0], own.mean(axis=(0, 2)), atol=1e-5)
+    assert np.allclose(fitted.deviation[:, 0], own.std(axis=(0, 2)), atol=1e-5)
+    inputs, _ = client.examples("train").batch(torch.arange(len(own)))
+    assert inputs.mean().abs() < 1e-5 and abs(inputs.std().item() - 1) < 0.02
+    sent = client.upload().to_ndarrays()
+    assert not any(array.size == fitted.mean.numel() for array in sent)
+
+
+def test_a_table_without_a_word_on_gaps(tmp_path):
+    """Numbers by hand: median for a gap, a column that says so, one-hot categories."""
+    from fedhet.data.preparation import preparation  # noqa: PLC0415
+
+    inputs = Inputs.table(("a", "kind"), (("kind", ("x", "y", "z")),))
+    module = preparation(inputs)
+    train = torch.tensor([[1.0, 0.0], [3.0, 1.0], [float("nan"), 2.0], [100.0, float("nan")]])
+    module.fit(train)
+    filled = np.array([1.0, 3.0, 3.0, 100.0])  # torch's median: the lower one of an even number
+    assert module.median.item() == 3.0
+    numbers = (filled - filled.mean()) / filled.std()
+    expected = np.column_stack([numbers, [0, 0, 1, 0], np.vstack([np.eye(3), np.zeros(3)])])
+    assert np.allclose(module(train), expected, atol=1e-6)
+
+
+def test_jitter_scale_is_for_signals(tmp_path):
+    folder, _ = simulate(small(tmp_path, **keys("standalone", SIGNAL, augment="jitter-scale",
+                                                models=["conv1d-5"])))  # fmt: skip
+    plain, _ = simulate(small(tmp_path, **keys("standalone", SIGNAL, models=["conv1d-5"])))
+    losses = [run.read_rounds()[-1]["train_loss"] for run in (folder, plain)]
+    assert losses[0] != losses[1]
+    with pytest.raises(UserError, match="augment: 'jitter-scale' is not allowed with dataset=digi"):
+        build_config({"augment": "jitter-scale"})
+    with pytest.raises(UserError, match="augment: 'crop-flip' is not allowed with dataset=synthe"):
+        build_config({"augment": "crop-flip", "dataset": "synthetic-signal"})

@@ -19,6 +19,7 @@ from fedhet.testing import simulate, small
 
 class Everybody(MethodStrategy):
     public_set = "everybody"
+    metric_ranges = {"seen": (0.0, 1e9)}
 
 
 class Server(MethodStrategy):

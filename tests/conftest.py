@@ -15,6 +15,7 @@ ALONE = {
     "test_kinds_matrix.py",
     "test_fairness.py",
     "test_fuzz.py",
+    "test_downloads.py",
 }  # one test for each method
 
 

@@ -180,7 +180,7 @@ def query(message: Message, context: Context) -> Message:
         _check_own_choices(config, context.node_config, data, hidden=hidden)
         public = {}
         if method.strategy.public_set == "everybody":
-            with telling(Word.DATA):
+            with telling(Word.PUBLIC):
                 own = own_copy(config, context.node_config, simulated=simulated)
                 public["public"] = public_digest(own)
         with telling(Word.DEVICE):

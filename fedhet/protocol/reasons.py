@@ -62,8 +62,8 @@ MEANING = {
     Word.CONFIGURATION: "the run's configuration cannot work there",
     Word.CLASSES: "its classes are hidden: the run must name them (classes)",
     Word.DATA: "its data cannot be used: gone, damaged, or of a class that the run does not have",
-    Word.PUBLIC: "a node names its own copy of the public data (`fedhet node --public FOLDER`), "
-    "and this one has none that can be used",
+    Word.PUBLIC: "its own copy of the public data set is not there or cannot be opened "
+    "(fedhet node --public)",
     Word.MODEL: "the model that it is to train cannot be built there",
     Word.DEVICE: "the device that it is to train on is not there",
     Word.METHOD: "the method, model or data set that it has does not fit this version of fedhet",

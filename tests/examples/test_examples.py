@@ -108,7 +108,7 @@ def test_fedmd_comes_closer_to_the_consensus_on_the_very_images(tmp_path):
     target = torch.tensor([3.0, -3.0, 1.0, -1.0]).repeat(20, 1)
     client.receive(client.download_type(np.array([2]), target.numpy()))
     digest, private = client.phases()
-    assert private.data is None and digest.data.images.equal(images.images)
+    assert private.data is None and digest.data.examples.equal(images.examples)
     client.phases = lambda: [digest]
 
     def distance():

@@ -137,11 +137,13 @@ def test_a_rounds_sample_is_the_same_for_all_and_another_each_round(tmp_path):
     config = small(tmp_path, method="everybody", public_dataset="synthetic:60x3")
     one = PublicSet(open_public(config), "cpu")
     first, again, later = one.sample(8, 5, 1), one.sample(8, 5, 1), one.sample(8, 5, 2)
-    assert first.labels.tolist() == list(range(8)) and first.images.shape == (8, 32, 32, 3)
-    assert first.images.equal(again.images) and not first.images.equal(later.images)
+    assert first.labels.tolist() == list(range(8)) and first.examples.shape == (8, 32, 32, 3)
+    assert first.examples.equal(again.examples) and not first.examples.equal(later.examples)
     assert len(one.sample(1000, 5, 1)) == 60
     clients, _ = load_partition(config, 3)
-    mine, theirs = (np.asarray(d.images).reshape(len(d.labels), -1) for d in (one.dataset, clients))
+    mine, theirs = (
+        np.asarray(d.examples).reshape(len(d.labels), -1) for d in (one.dataset, clients)
+    )
     assert not (mine[:, None] == theirs[None]).all(axis=2).any(), "drawn with another seed"
 
 

@@ -323,6 +323,9 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
         loaded = parse_object(text, "run config", "config")
         return build_config(loaded["config"]), dict(loaded["run"])
     values = {k: v for k, v in run_config.items() if k in COMMON or v != ""}
-    config, defaults = build_config(values), RunConfig().flat()
+    shipped = RunConfig()
+    if values.get("models") == ",".join(shipped.models):  # nobody's choice: the kind's own group
+        del values["models"]
+    config, defaults = build_config(values), shipped.flat()
     idle_keys.check(config, {k: v for k, v in values.items() if v != defaults.get(k)})
     return config, {}

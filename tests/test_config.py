@@ -18,7 +18,7 @@ from fedhet.config import (
 from fedhet.errors import UserError
 from fedhet.protocol.flower import read_run_config, with_overrides
 from fedhet.registry import METHODS
-from fedhet.schema import RunConfig
+from fedhet.schema import QUIET, RunConfig, kebab
 
 
 def write(tmp_path: Path, **values) -> Path:
@@ -71,6 +71,8 @@ def test_flowers_config_has_every_key_of_the_schema_and_of_every_method():
     shipped = project["tool"]["flwr"]["app"]["config"]
     common = {k: v for k, v in RunConfig().flat().items() if k not in FLOWERS_OWN} | SHORTER
     common = {k: ",".join(v) if isinstance(v, list) else v for k, v in common.items()}
+    defaults = {name: RunConfig.model_fields[name].default for name in QUIET}
+    common |= {kebab(n): "" if v == () else v for n, v in defaults.items()}
     own = {key: "" for method in METHODS.values() for key in method_keys(method)}
     assert shipped == {"config": "", **common, **own}, "[tool.flwr.app.config] of pyproject.toml"
     assert all(type(value) is type((common | own).get(key, "")) for key, value in shipped.items())
@@ -166,3 +168,11 @@ def test_every_key_says_what_it_means():
     for schema in (RunConfig, *(method.params for method in METHODS.values())):
         for name, field in schema.model_fields.items():
             assert name == "params" or field.description, name
+
+
+def test_a_plain_flwr_run_of_another_kind_takes_the_models_of_that_kind():
+    shipped = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    scalars = shipped["tool"]["flwr"]["app"]["config"]
+    own = {"dataset": "table", "target": "num", "labels": "{ill: [1, 2], well: [0]}"}
+    config, _ = from_run_config(scalars | own)
+    assert config.models[0] == "mlp-1" and dict(config.labels)["ill"] == ("1", "2")

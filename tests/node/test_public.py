@@ -143,8 +143,9 @@ def test_a_rounds_sample_is_the_same_for_all_and_another_each_round(tmp_path):
     assert first.examples.equal(again.examples) and not first.examples.equal(later.examples)
     assert len(one.sample(1000, 5, 1)) == 60
     clients, _ = load_partition(config, 3)
-    both = (one.dataset, clients)
-    mine, theirs = (np.asarray(d.examples).reshape(len(d.labels), -1) for d in both)
+    mine, theirs = (
+        np.asarray(d.examples).reshape(len(d.labels), -1) for d in (one.dataset, clients)
+    )
     assert not (mine[:, None] == theirs[None]).all(axis=2).any(), "drawn with another seed"
 
 

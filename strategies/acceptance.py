@@ -74,7 +74,7 @@ class Acceptance:
             ) from error
         length = check_arrays(payload, strategy.expect(info), config.max_update_norm)
         strategy.check(info, payload)
-        return Valid(info, payload, reply, strategy.step(payload, length))
+        return Valid(info, payload, reply, strategy.step_length(payload, length))
 
     def _sent_too_much(self, info: ClientInfo, round_: int) -> str:
         """What a client cannot help: arrays far larger than usual went down to it in this round."""

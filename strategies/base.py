@@ -116,14 +116,14 @@ class MethodStrategy(Strategy, Generic[P]):
     def expect(self, info: ClientInfo) -> Payload | None:
         """A payload with the shapes and dtypes of this client's upload; None: they vary.
 
-        Its values are what the client went on from, or zeros: see :meth:`step`.
+        Its values are what the client went on from, or zeros: see :meth:`step_length`.
         """
         return Empty()
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Raise Rejected if an upload of the right shapes is still not acceptable."""
 
-    def step(self, payload: Payload, length: float) -> float | None:
+    def step_length(self, payload: Payload, length: float) -> float | None:
         """Length of the step that an upload makes: by default from what ``expect`` returned.
 
         Root mean square over its values, which ``max-update-ratio`` bounds; None: ``check`` bounds

@@ -77,7 +77,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
             raise Rejected("a vector is not a probability distribution")
 
-    def step(self, payload: Payload, length: float) -> float | None:
+    def step_length(self, payload: Payload, length: float) -> float | None:
         """Probabilities are bounded as they are."""
         return None
 

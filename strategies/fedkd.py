@@ -133,7 +133,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         assert isinstance(payload, LowRank)
         check_updates(payload, self._shapes())
 
-    def step(self, payload: Payload, length: float) -> float | None:
+    def step_length(self, payload: Payload, length: float) -> float | None:
         """The update's own size: its factors' norms say nothing about that of their product."""
         assert isinstance(payload, LowRank)
         norm, most = update_norm(payload), self.config.max_update_norm

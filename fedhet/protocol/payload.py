@@ -85,12 +85,12 @@ class Payload:
         """The payload after noise: what a reader relies on being zero is zero again."""
         return self
 
-    def began(self, sent: Self) -> Self:
+    def step_origin(self, sent: Self) -> Self:
         """Of what was sent, with equal shapes, that from which this upload's values went on."""
         return sent
 
     @property
-    def values(self) -> int:
+    def telling_floats(self) -> int:
         """How many floats of an upload say something: all of them."""
         return self.floats
 
@@ -133,12 +133,12 @@ class MaskedHeader(Payload):
         bias = self.bias * mask if self.bias.size else self.bias
         return replace(self, weight=self.weight * mask[:, None], bias=bias)
 
-    def began(self, sent: Self) -> Self:
+    def step_origin(self, sent: Self) -> Self:
         """The same rows; the others are zero in an upload."""
         return replace(sent, mask=self.mask).sealed()
 
     @property
-    def values(self) -> int:
+    def telling_floats(self) -> int:
         """Those of the rows inside the mask."""
         return int(np.count_nonzero(self.mask)) * self.floats // max(1, len(self.mask))
 

@@ -241,7 +241,7 @@ def test_hostile_shapes_are_rejected(tmp_path, case):
     reason, payload = hostile(packed, [a.shape for a in strategy.arrays().values()])[case]
     with pytest.raises(Rejected, match=reason):
         strategy.check(info, payload)
-        strategy.step(payload, 0.0)
+        strategy.step_length(payload, 0.0)
     with pytest.raises(Rejected):  # a NaN never gets there
         check_arrays(LowRank(packed.ranks, (packed.tensors[0] * np.nan,)), None, 1e9)
 

@@ -145,5 +145,5 @@ def test_fedkds_step_is_the_product_of_its_factors(tmp_path):
     updates = [random.normal(size=a.shape).astype(np.float32) for a in strategy.arrays().values()]
     packed = compress(updates, 0.5)
     wanted = size(dense(packed, [a.shape for a in updates]))
-    assert strategy.step(packed, 0.0) == pytest.approx(wanted)
+    assert strategy.step_length(packed, 0.0) == pytest.approx(wanted)
     assert strategy.step_start(strategy.roster.infos["0"]) == size(list(strategy.arrays().values()))

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import yaml
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import fedhet
@@ -49,6 +50,7 @@ GRID = {
 WORK = {"rounds", "local-epochs", "clients", "dataset", "models", "image-size", "evaluate-every"}
 DEEP = 60
 FAILURES = (UserError, RunFailedError)
+BROKEN = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
 
 NASTY: tuple[Callable[[random.Random], Any], ...] = (
     lambda _: None,
@@ -357,7 +359,7 @@ def marks_fitted(run: Path) -> None:
             meta[key] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         meta["environment"] = digest(run / "environment.json")
         meta["experiment"] = RunFolder(run).experiment
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, *FAILURES):
+    except (*BROKEN, *FAILURES):
         return  # then it is seen at once
     _write_checkpoint(path, arrays, meta)
 

@@ -25,12 +25,14 @@ from typing import Any
 import numpy as np
 import yaml
 from PIL import Image
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import fedhet
 from fedhet.cli.app import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
+from fedhet.reading.bounds import read_bytes
 from fedhet.records.checkpoint import Checkpoint, save_checkpoint
 from fedhet.records.run_folder import RunFolder, digest
 from fedhet.runtime.control_api import Run
@@ -48,6 +50,7 @@ GRID = {
 WORK = {"rounds", "local-epochs", "clients", "dataset", "models", "image-size", "evaluate-every"}
 DEEP = 60
 FAILURES = (UserError, RunFailedError)
+BROKEN = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
 
 NASTY: tuple[Callable[[random.Random], Any], ...] = (
     lambda _: None,
@@ -130,6 +133,11 @@ class Found:
 # --- how a folder is changed -----------------------------------------------------------------
 
 
+def content(path: Path) -> bytes:
+    """The bytes of a file; ValueError or OSError where it is none any more, or a long one."""
+    return read_bytes(path, 2**26)
+
+
 def put(path: Path, data: bytes) -> None:
     """Another content; whatever was there, a link too, is not written through."""
     remove(path)
@@ -154,7 +162,7 @@ def remove(path: Path) -> None:
 def bytes_changed(rng: random.Random, path: Path) -> str:
     """Something that no format allows for, or another kind of entry."""
     small = path.is_file() and path.stat().st_size < 2**26
-    data = path.read_bytes() if small else b""
+    data = content(path) if small else b""
     place = rng.randrange(len(data) + 1)
     contents: dict[str, Callable[[], bytes]] = {
         "empty": lambda: b"",
@@ -218,7 +226,7 @@ def value_changed(rng: random.Random, document: Any) -> str:
 
 def json_changed(rng: random.Random, path: Path) -> str:
     """One value of a JSON file, or of one line of a file of lines."""
-    lines = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
+    lines = content(path).splitlines() if path.suffix == ".jsonl" else [content(path)]
     number = rng.randrange(len(lines))
     document = json.loads(lines[number])
     what = value_changed(rng, document)
@@ -234,7 +242,7 @@ def _dumped(document: Any) -> bytes:
 
 def table_changed(rng: random.Random, path: Path) -> str:
     """One field of a CSV, or its rows."""
-    rows = [line.split(b",") for line in path.read_bytes().splitlines()]
+    rows = [line.split(b",") for line in content(path).splitlines()]
     row = rng.randrange(len(rows))
     kind = rng.choice(("field", "field", "field", "row gone", "row twice", "field more", "no head"))
     if kind == "field":
@@ -278,10 +286,10 @@ def config_changed(rng: random.Random, run: Path) -> tuple[str, bool]:
     """``config.yaml`` and, so that they agree, ``run.json``; and whether it asks for more work."""
     if rng.random() < 0.25:
         number = rng.randrange(len(BOMBS))
-        old = (run / "config.yaml").read_bytes() if rng.random() < 0.5 else b""
+        old = content(run / "config.yaml") if rng.random() < 0.5 else b""
         put(run / "config.yaml", old + BOMBS[number].encode())
         return f"config.yaml: bomb {number}", False
-    identity = json.loads((run / "checkpoint" / "run.json").read_bytes())
+    identity = json.loads(content(run / "checkpoint" / "run.json"))
     config = identity["config"]
     key = rng.choice(sorted(config))
     value = rng.choice(NASTY)(rng)
@@ -326,7 +334,7 @@ def checkpoint_changed(rng: random.Random, run: Path) -> str:
 
 
 def _checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    data = path.read_bytes()
+    data = content(path)
     head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return load_file(path), json.loads(head["__metadata__"]["json"])
 
@@ -347,11 +355,11 @@ def marks_fitted(run: Path) -> None:
     try:
         arrays, meta = _checkpoint(path)
         for key, name in (("rounds", "rounds.jsonl"), ("clients", "clients.csv")):
-            data = (run / name).read_bytes()
+            data = content(run / name)
             meta[key] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         meta["environment"] = digest(run / "environment.json")
         meta["experiment"] = RunFolder(run).experiment
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, *FAILURES):
+    except (*BROKEN, *FAILURES):
         return  # then it is seen at once
     _write_checkpoint(path, arrays, meta)
 
@@ -415,23 +423,23 @@ def craft_model(rng: random.Random, model: Path) -> str:
     card = model / "card.yaml"
     kind = rng.choice(("card", "card", "bytes", "weights", "bomb"))
     if kind == "card":
-        content = yaml.safe_load(card.read_text(encoding="utf-8"))
-        what = value_changed(rng, content)
+        said = yaml.safe_load(card.read_text(encoding="utf-8"))
+        what = value_changed(rng, said)
         with contextlib.suppress(UnicodeEncodeError, ValueError):
-            put(card, yaml.safe_dump(content).encode())
+            put(card, yaml.safe_dump(said).encode())
         return f"card: {what}"
     if kind == "bomb":
-        put(card, card.read_bytes() + rng.choice(BOMBS).encode())
+        put(card, content(card) + rng.choice(BOMBS).encode())
         return "card: bomb"
     if kind == "bytes":
         return bytes_changed(rng, rng.choice([card, model / "model.safetensors"]))
     what = bytes_changed(rng, model / "model.safetensors")
     with contextlib.suppress(OSError, ValueError):
         if (model / "model.safetensors").is_file() and "endless" not in what:
-            content = yaml.safe_load(card.read_text(encoding="utf-8"))
+            said = yaml.safe_load(card.read_text(encoding="utf-8"))
             put(
                 card,
-                yaml.safe_dump(content | {"sha256": digest(model / "model.safetensors")}).encode(),
+                yaml.safe_dump(said | {"sha256": digest(model / "model.safetensors")}).encode(),
             )
     return f"{what}, digest fitted"
 
@@ -440,9 +448,9 @@ def craft_record(rng: random.Random, record: Path) -> str:
     """Change a copy of a packed record."""
     if rng.random() < 0.3:
         return bytes_changed(rng, record)
-    content = json.loads(record.read_bytes())
-    what = value_changed(rng, content)
-    put(record, _dumped(content))
+    said = json.loads(content(record))
+    what = value_changed(rng, said)
+    put(record, _dumped(said))
     return f"record: {what}"
 
 

@@ -22,15 +22,31 @@ PLAIN = (str, bool, int, float, type(None))
 def read_bytes(path: Path, limit: int, most: int = -1) -> bytes:
     """A whole regular file of at most ``limit`` bytes, or its first ``most``.
 
-    OSError where there is none.
+    FileNotFoundError where there is none; ReadError for one that cannot be read or is too long.
     """
+    try:
+        return _read(path, limit, most)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ReadError(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
+
+
+def _read(path: Path, limit: int, most: int) -> bytes:
     # A pipe would be waited for, for ever, and a device has no end.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise ReadError(f"'{path}'", "", "no regular file")
-        # By its length first: a file that is long may take no room, and would be read all the same.
-        data = b"" if found.st_size > limit else file.read(most if most >= 0 else limit + 1)
+        # By its length: a file that is long may take no room, and would be read all the same.
+        data = b""
+        if found.st_size <= limit:
+            wanted = found.st_size + 1 if most < 0 else most  # the room is taken at once
+            with os.fdopen(os.dup(handle), "rb") as file:
+                data = file.read(wanted)
+    finally:
+        os.close(handle)
     if max(found.st_size, len(data)) > limit:
         raise ReadError(f"'{path}'", "", f"longer than the {limit} bytes that are read of it")
     return data

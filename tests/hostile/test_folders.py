@@ -73,6 +73,12 @@ def test_those_that_once_escaped(sandbox: Sandbox, kind: str) -> None:
     assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
 
 
+@pytest.mark.parametrize("name", ["rounds.jsonl", "clients.csv", "partition.csv", "summary.json"])
+def test_folders_where_files_belong(sandbox: Sandbox, name: str) -> None:
+    sandbox.attack(0, lambda run: ((run / name).unlink(), (run / name).mkdir()))
+    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
+
+
 @pytest.mark.parametrize(
     "name",
     ["rounds.jsonl", "clients.csv", "checkpoint/server.safetensors", "../model/model.safetensors"],

@@ -124,18 +124,23 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     square = moved = 0.0
     for i, array in enumerate(arrays):
         if np.issubdtype(array.dtype, np.floating):
-            values = array.ravel().astype(np.float64)
-            norm = float(np.linalg.norm(values))
+            norm = float(np.linalg.norm(array.ravel().astype(np.float64)))
             if not math.isfinite(norm):
                 raise Rejected(f"array {i} holds NaN or infinity")
             square += norm * norm
             if began:
-                values -= began[i].ravel()
-                moved += float(values @ values)
+                moved += _square(array, began[i])
     if math.sqrt(square) > max_norm:
         raise Rejected(f"norm {math.sqrt(square):.4g} is above max-update-norm={max_norm:g}")
     total = moved if began and math.isfinite(moved) else square
     return math.sqrt(total / max(1, payload.telling_floats))
+
+
+def _square(array: Array, start: Array) -> float:
+    """Squared distance in the arrays' own precision: of steps no more than the magnitude counts."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        away = (array - start).ravel()
+        return float(away @ away)
 
 
 def check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:

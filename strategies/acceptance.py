@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedhet.node.privacy import sigma
 from fedhet.protocol.checks import (
     Rejected,
     check_arrays,
@@ -37,7 +38,7 @@ class Acceptance:
     def __init__(self, strategy: MethodStrategy[Any]) -> None:
         self.strategy = strategy
         self.work = Work()  # the server gives it a count of its own (fedhet.flop_count)
-        self.steps = Steps(strategy.config.max_update_ratio)
+        self.steps = Steps(strategy.config.max_update_ratio, sigma(strategy.config))
 
     def valid(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
         """A reply with its payload; Rejected with a reason if anything about it is wrong."""

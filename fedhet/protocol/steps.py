@@ -9,7 +9,8 @@ lower middle is taken; steps of length 0 do not vote.
 Two things keep honest clients in. What began with a size of its own (parameters) may always move by
 as much as that was in the first round: who has a hundred times the images walks farther. And what
 starts from nothing (mean representations) differs between architectures and grows in training:
-``SPREAD`` times more is left to it. The start votes as well, so that one liar and one honest client
+``SPREAD`` times more is left to it. What clients add as noise has a known size, and is nobody's
+fault. The start votes as well, so that one liar and one honest client
 are told apart in round 1.
 """
 
@@ -36,8 +37,9 @@ def size(arrays: Sequence[Array]) -> float:
 class Steps:
     """What the steps of a run usually are."""
 
-    def __init__(self, ratio: float) -> None:
+    def __init__(self, ratio: float, noise: float = 0.0) -> None:
         self.ratio = ratio  # 0: no step is too long
+        self.noise = noise  # standard deviation of what clients add to every float (dp-clip)
         self.start: float | None = None  # size of what the first round's steps started from
         self.medians: list[float] = []  # of the accepted steps of earlier rounds
 
@@ -49,7 +51,7 @@ class Steps:
     def limit(self, lengths: Sequence[float]) -> float:
         """The longest step that counts in a round of these; 0 where nothing is known."""
         times = self.ratio if self.start else self.ratio * SPREAD
-        return max(times * self.usual(lengths), self.start or 0.0)
+        return max(times * self.usual(lengths), self.start or 0.0, self.ratio * self.noise)
 
     def odd(self, lengths: Mapping[str, float]) -> dict[str, str]:
         """Reasons by client, for steps that are too long."""

@@ -13,6 +13,7 @@ from fedhet.cli.app import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.shapes import Line
 from fedhet.runtime import launch, node
 from fedhet.runtime.certs import make
 from fedhet.runtime.control_api import Node, Run
@@ -170,8 +171,10 @@ def test_status_puts_superlink_and_run_folder_together(tmp_path):
         "round,client,model,generation,test_accuracy,val_accuracy,other\n1,a,cnn-5,1,50.0,,\n"
         "2,a,cnn-5,2,75.0,,\n"
     )
-    records = [{"round": 2, "test_accuracy_mean": 75.0, "failures": [{"client": "b"}]}]
-    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    failed = {"failures": [{"client": "b", "reason": "away"}], "lost": [], "sha256": "0" * 64}
+    figures = dict.fromkeys(Line.model_fields.keys() - failed.keys() - {"epsilon_spent"}, 0)
+    line = figures | failed | {"round": 2, "test_accuracy_mean": 75.0}
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(line) + "\n")
     found = collect(Link(tmp_path))
     assert found["nodes"] == [
         {"name": "a", "node": "2", "status": "offline", "images": 7, "model": "cnn-5",
@@ -209,7 +212,7 @@ def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypa
     kept = (folder.config, folder.identity, folder.summary)
     before = [(path.read_bytes(), path.stat().st_mode) for path in kept]
 
-    def refuse(connection, run_config, federation, env):
+    def refuse(_connection, _home, _envelope, _federation, _env):
         assert folder.read_summary() == {}  # while it runs, an old ending must not pass for its own
         assert folder.started_config()["rounds"] == 4
         raise ending
@@ -233,7 +236,7 @@ def test_a_resumption_that_finds_the_disk_full_changes_nothing(tmp_path, monkeyp
     def full(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(launch, "write_run_config", full)
+    monkeypatch.setattr(launch, "submit", full)
     more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
     with pytest.raises(UserError, match=r"'.*ended' cannot be written: No space left"):
         launch.submit_remote(more, "local", lambda _: None, lambda _: None)

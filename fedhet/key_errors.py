@@ -63,8 +63,6 @@ def unknown_key(key: str, method: str, own: set[str]) -> str:
     whole = plain in known and key[-1] not in "-_"
     alike = {} if whole else _alike(plain, known)
     hint = nearest(plain, sorted(known), 0.8 if alike else 0.5)
-    if plain == "d":
-        hint = "; did you mean 'representation', the width d of all models?"
     whose = [f"{k} is {' and '.join(names)}" for k, names in list(alike.items())[:_SHOWN]]
     return f"{key}: unknown key{hint}{'; ' if whose else ''}{', '.join(whose)}"
 

@@ -131,7 +131,7 @@ def test_a_sweep_names_what_changes_nothing_in_any_cell(capsys, here):
         ("method=fedssa,fedavg", ["`grid: {method: [fedssa, fedavg]}`"]),
         ("mu0=0.1,0.2", ["`grid: {mu0: [0.1, 0.2]}`"]),
         ("dataset=digits,cifar10", ["one value is needed"]),
-        ("d=256", ["width d is 500", "d1 is fedmrl's"]),
+        ("d=256", ["did you mean 'representation' (d)"]),
         ("lr_=1", ["did you mean 'lr'", "lr-extractor is pfedes's"]),
         ("lr_extractor=1", ["lr_extractor: only method pfedes has this key"]),
         ("server-epoch=3", ["server-epochs is fedgh's and fedtgp's and fedgen's"]),

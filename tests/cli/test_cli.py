@@ -8,32 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
+from cli.refusals import refused
 from PIL import Image
 
-import fedhet
 from fedhet.cli.app import execute
-from fedhet.cli.display import show_table
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import read_run_config
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import session
-from fedhet.runtime.launch import Launch
 from fedhet.runtime.ray_session import federation_config
 from fedhet.runtime.signals import Interrupted
 from fedhet.runtime.superlink import SuperLink, script, write_run_config
 
+pytestmark = pytest.mark.usefixtures("here")
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty folder to work in, and no way to start a process by accident."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "engine", lambda _: _never)
-    monkeypatch.setattr(session, "submit_remote", _never)
-    return tmp_path
 
 
 def test_a_module_without_its_name_is_told_from_a_typo(capsys, here, monkeypatch):
@@ -43,40 +32,6 @@ def test_a_module_without_its_name_is_told_from_a_typo(capsys, here, monkeypatch
         line = refused(capsys, "run", "quickstart", f"{key}=fedmine")
         assert f"'fedmine' is a module: write fedmine:NAME, such as fedmine:{name}" in line
         assert "did you mean" not in line
-
-
-def _never(*_: object) -> None:
-    raise AssertionError("a process would have been started")
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
-    """The one line that a mistake gets."""
-    assert execute(list(words)) == code
-    output = capsys.readouterr()
-    assert output.out == ""
-    (line,) = output.err.splitlines()
-    assert line.startswith("fedhet: error: ")
-    return line.removeprefix("fedhet: error: ")
-
-
-@pytest.fixture
-def pretend(monkeypatch):
-    """Replaces the simulation by one that reports a round and ends as it is told."""
-    launches: list[Launch] = []
-
-    def install(ending: BaseException | None = None) -> list[Launch]:
-        def simulate(launch, on_rounds):
-            launches.append(launch)
-            on_rounds([{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}])
-            status = "failed" if ending else "completed"
-            launch.folder.write_summary(launch.config, status, 2, str(ending or ""))
-            if ending:
-                raise ending
-
-        monkeypatch.setattr(session, "engine", lambda _: simulate)
-        return launches
-
-    return install
 
 
 @pytest.mark.parametrize(
@@ -287,142 +242,6 @@ def test_a_pipe_sees_no_such_line(here):
     assert first_line("run quickstart", stderr=subprocess.PIPE).stderr == ""
 
 
-@pytest.fixture
-def stopped(capsys, here, pretend) -> Path:
-    """A run folder of a run that did not complete."""
-    pretend(RunFailedError("run failed"))
-    assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 3
-    capsys.readouterr()
-    return here / "runs" / "first"
-
-
-def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypatch, tmp_path):
-    launches = pretend()
-    experiment = RunFolder(stopped).experiment
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert execute(["resume", str(stopped)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(stopped)
-    assert launches[-1].resume
-    assert json.loads(launches[-1].envelope(1))["run"]["experiment"] == experiment
-    assert "completed" in refused(capsys, "resume", str(stopped))
-
-
-def test_resume_names_the_key_that_was_edited(capsys, stopped):
-    config = stopped / "config.yaml"
-    config.write_text(config.read_text().replace("lr: 0.01", "lr: 0.02"), encoding="utf-8")
-    line = refused(capsys, "resume", str(stopped))
-    assert line.startswith("lr: config.yaml says '0.02'")
-
-
-def test_resume_needs_states_in_files(capsys, here, pretend):
-    pretend(RunFailedError("run failed"))
-    words = [*SMALL, "state-backend=context", "--name", "first"]
-    assert execute(["run", "quickstart", *words]) == 3
-    capsys.readouterr()
-    assert "state-backend=context" in refused(capsys, "resume", "runs/first")
-
-
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["lr=0.1"], ["lr", "a resumed run keeps its own", "engine, rounds"]),
-        (["rounds=0"], ["rounds", "'0'", "greater than or equal to 1"]),
-        (["engine=rey"], ["engine", "'rey'"]),
-    ],
-)
-def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words, parts):
-    line = refused(capsys, "resume", str(stopped), *words)
-    for part in parts:
-        assert part in line
-    assert RunFolder(stopped).started_config()["lr"] == 0.01
-
-
-@pytest.mark.parametrize("lock", [".owner", ".lock"])
-def test_one_command_at_a_time_in_a_run_folder(capsys, stopped, monkeypatch, lock):
-    monkeypatch.setattr("fedhet.runtime.launch.TAKE_OVER", 0.3)
-    with FileLock(stopped / lock):
-        assert "in use by another process" in refused(capsys, "resume", str(stopped))
-    assert stopped.exists()
-
-
-def test_resume_ends_what_a_killed_command_left_behind(stopped, pretend):
-    pretend()
-    program = "import os, time; os.environ.clear(); time.sleep(60)"
-    left = subprocess.Popen(
-        [sys.executable, "-c", program], env={"FEDHET_RUN_FOLDER": str(stopped)}
-    )
-    other = subprocess.Popen([sys.executable, "-c", program])
-    try:
-        assert execute(["resume", str(stopped)]) == 0
-        assert left.wait(timeout=5) < 0
-        assert other.poll() is None
-    finally:
-        left.kill()
-        other.kill()
-        other.wait()
-
-
-def test_methods_and_models_for_people_and_programs(capsys):
-    assert execute(["methods"]) == 0
-    assert "mu0=0.5" in capsys.readouterr().out
-    assert execute(["methods", "--json"]) == 0
-    table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert table["fedssa"]["keys"]["t-stable"]["default"] == 5
-    assert execute(["models", "--json", "--classes", "100"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["parameters"] == 2_666_648
-    assert execute(["models"]) == 0
-    assert "2,621,558" in capsys.readouterr().out
-
-
-def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):
-    assert execute(["partition", "quickstart", "clients=3"]) == 0
-    assert list(here.iterdir()) == []
-    capsys.readouterr()
-    words = ["partition", "quickstart", "clients=3", "--plot"]
-    assert execute([*words, "pictures/deal.png"]) == 0
-    output = capsys.readouterr()
-    assert "4 classes have no owner" in output.err
-    assert output.out.splitlines()[-1] == str(here / "pictures" / "deal.png")
-    with Image.open(here / "pictures" / "deal.png") as picture:
-        assert picture.format == "PNG"
-    assert execute([*words, "deal.svg"]) == 0
-    assert "<svg" in (here / "deal.svg").read_text()
-    capsys.readouterr()
-    assert execute(["partition", "quickstart", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [sum(n > 0 for n in row) for row in shown["clients"].values()] == [2] * 10
-    assert sum(map(sum, shown["clients"].values())) == 1797
-
-
-def test_names_of_classes_are_text_whatever_they_look_like(capsys, here):
-    """Neither markup of the table nor a formula of the picture."""
-    names = ("[red]", "[bold]cat", r"$\bad$")
-    for name in names:
-        (here / "data" / name).mkdir(parents=True)
-        for i in range(10):
-            pixels = np.full((8, 8, 3), 20 * i, dtype=np.uint8)
-            Image.fromarray(pixels).save(here / "data" / name / f"{i}.png")
-    words = ["dataset=image-folder", "data-path=data", "clients=2", "classes-per-client=2"]
-    assert execute(["partition", "quickstart", *words]) == 0
-    header = capsys.readouterr().out.splitlines()[2]
-    assert all(f" {name} " in header for name in names)
-
-
-def test_a_table_shows_brackets_that_others_put_there(capsys):
-    """Folders are titles; rich would end at a closing tag that nothing opened."""
-    show_table("/data/[/runs]", ("name",), [("[/ward]",)])
-    assert capsys.readouterr().out.count("[/") == 2
-
-
-def test_help_does_not_wait_for_torch(capsys):
-    program = "import sys, fedhet.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-    assert execute(["--help"]) == 0
-    assert "resume" in capsys.readouterr().out
-    assert execute([]) == 0
-
-
 def test_the_run_configuration_survives_flowers_parser(tmp_path):
     text = json.dumps({"a": "quote \" slash \\ tab \t 'x' ü €", "b": [1, None]})
     write_run_config(tmp_path / "flwr" / "run-config.toml", text)
@@ -503,37 +322,3 @@ def test_a_runs_own_configuration_is_a_preset(capsys, here, pretend):
     assert execute(["run", "FedSSA", "dataset=digits", *SMALL, "--name", "first"]) == 0
     assert execute(["run", "runs/first/config.yaml", "name=second"]) == 0
     assert (here / "runs" / "second").is_dir()
-
-
-def test_help_says_what_arguments_mean(capsys):
-    assert execute(["run", "-h"]) == 0
-    text = capsys.readouterr().out
-    assert "shipped preset" in text and "keys that replace" in text
-    assert execute(["--version"]) == 0
-    assert capsys.readouterr().out == f"fedhet {fedhet.__version__}\n"
-    done = subprocess.run(
-        [sys.executable, "-m", "fedhet", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("fedhet ")
-
-
-def test_keys_and_methods_say_all_that_the_schema_knows(capsys):
-    assert execute(["keys", "FedSSA", "--json"]) == 0
-    keys = json.loads(capsys.readouterr().out)
-    assert keys["rounds"]["default"] == 100 and keys["rounds"]["allowed"].startswith(">= 1")
-    assert keys["engine"]["allowed"] == "ray | inline" and keys["mu0"]["default"] == 0.5
-    assert execute(["keys"]) == 0
-    assert "alpha=0.3  concentration" in capsys.readouterr().out
-    assert execute(["methods", "LG-FedAvg"]) == 0
-    assert "arXiv 2001.01523" in capsys.readouterr().out
-
-
-def test_runs_are_listed_with_status_method_and_accuracy(capsys, here, stopped):
-    (here / "runs" / "odd" / "checkpoint").mkdir(parents=True)
-    (here / "runs" / "odd" / "checkpoint" / "run.json").write_text("{")
-    assert execute(["runs", "--json"]) == 0
-    rows = {Path(row["folder"]).name: row for row in json.loads(capsys.readouterr().out)}
-    assert (rows["first"]["status"], rows["first"]["method"]) == ("failed", "fedssa")
-    assert rows["odd"]["status"] == "damaged"
-    assert execute(["runs"]) == 0
-    assert "failed" in capsys.readouterr().out

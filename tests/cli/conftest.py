@@ -1,0 +1,54 @@
+"""What the tests of the command line share: an empty folder, a pretended simulation."""
+
+from pathlib import Path
+
+import pytest
+
+from fedhet.cli.app import execute
+from fedhet.errors import RunFailedError
+from fedhet.runtime import session
+from fedhet.runtime.launch import Launch
+
+SMALL = ("models=cnn-5", "clients=2", "rounds=1")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, and no way to start a process by accident."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "engine", lambda _: _never)
+    monkeypatch.setattr(session, "submit_remote", _never)
+    return tmp_path
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("a process would have been started")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Replaces the simulation by one that reports a round and ends as it is told."""
+    launches: list[Launch] = []
+
+    def install(ending: BaseException | None = None) -> list[Launch]:
+        def simulate(launch, on_rounds):
+            launches.append(launch)
+            on_rounds([{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}])
+            status = "failed" if ending else "completed"
+            launch.folder.write_summary(launch.config, status, 2, str(ending or ""))
+            if ending:
+                raise ending
+
+        monkeypatch.setattr(session, "engine", lambda _: simulate)
+        return launches
+
+    return install
+
+
+@pytest.fixture
+def stopped(capsys, here, pretend) -> Path:
+    """A run folder of a run that did not complete."""
+    pretend(RunFailedError("run failed"))
+    assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 3
+    capsys.readouterr()
+    return here / "runs" / "first"

@@ -1,0 +1,15 @@
+"""The one line that a mistake gets."""
+
+import pytest
+
+from fedhet.cli.app import execute
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    """The one line that a mistake gets."""
+    assert execute(list(words)) == code
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("fedhet: error: ")
+    return line.removeprefix("fedhet: error: ")

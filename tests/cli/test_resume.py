@@ -1,0 +1,83 @@
+"""`fedhet resume` in this process: what it takes up, what it refuses to change."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from cli.refusals import refused
+from filelock import FileLock
+
+from fedhet.cli.app import execute
+from fedhet.errors import RunFailedError
+from fedhet.records.run_folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("here")
+SMALL = ("models=cnn-5", "clients=2", "rounds=1")
+
+
+def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypatch, tmp_path):
+    launches = pretend()
+    experiment = RunFolder(stopped).experiment
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert execute(["resume", str(stopped)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(stopped)
+    assert launches[-1].resume
+    assert json.loads(launches[-1].envelope(1))["run"]["experiment"] == experiment
+    assert "completed" in refused(capsys, "resume", str(stopped))
+
+
+def test_resume_names_the_key_that_was_edited(capsys, stopped):
+    config = stopped / "config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.01", "lr: 0.02"), encoding="utf-8")
+    line = refused(capsys, "resume", str(stopped))
+    assert line.startswith("lr: config.yaml says '0.02'")
+
+
+def test_resume_needs_states_in_files(capsys, here, pretend):
+    pretend(RunFailedError("run failed"))
+    words = [*SMALL, "state-backend=context", "--name", "first"]
+    assert execute(["run", "quickstart", *words]) == 3
+    capsys.readouterr()
+    assert "state-backend=context" in refused(capsys, "resume", "runs/first")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["lr=0.1"], ["lr", "a resumed run keeps its own", "engine, rounds"]),
+        (["rounds=0"], ["rounds", "'0'", "greater than or equal to 1"]),
+        (["engine=rey"], ["engine", "'rey'"]),
+    ],
+)
+def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words, parts):
+    line = refused(capsys, "resume", str(stopped), *words)
+    for part in parts:
+        assert part in line
+    assert RunFolder(stopped).started_config()["lr"] == 0.01
+
+
+@pytest.mark.parametrize("lock", [".owner", ".lock"])
+def test_one_command_at_a_time_in_a_run_folder(capsys, stopped, monkeypatch, lock):
+    monkeypatch.setattr("fedhet.runtime.launch.TAKE_OVER", 0.3)
+    with FileLock(stopped / lock):
+        assert "in use by another process" in refused(capsys, "resume", str(stopped))
+    assert stopped.exists()
+
+
+def test_resume_ends_what_a_killed_command_left_behind(stopped, pretend):
+    pretend()
+    program = "import os, time; os.environ.clear(); time.sleep(60)"
+    left = subprocess.Popen(
+        [sys.executable, "-c", program], env={"FEDHET_RUN_FOLDER": str(stopped)}
+    )
+    other = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        assert execute(["resume", str(stopped)]) == 0
+        assert left.wait(timeout=5) < 0
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        other.wait()

@@ -66,7 +66,7 @@ class Process:
         return max(found, key=lambda child: child.create_time(), default=None)
 
     def trains(self) -> int:
-        """Process id of a SuperNode's message that has its images open; 0 if none has.
+        """Process id of a SuperNode's message that has its examples open; 0 if none has.
 
         They are mapped after the imports and before the training, whatever the machine's speed.
         """
@@ -74,7 +74,7 @@ class Process:
         jobs = [job["pid"] for job in state(self.env).get("jobs", []) if job["for"] in mine]
         for pid in (*jobs, *mine):
             with contextlib.suppress(psutil.Error):
-                if any("images" in found.path for found in psutil.Process(pid).memory_maps()):
+                if any("examples.npy" in found.path for found in psutil.Process(pid).memory_maps()):
                     return pid
         return 0
 

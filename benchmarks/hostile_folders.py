@@ -394,9 +394,7 @@ def craft(rng: random.Random, run: Path) -> tuple[str, bool]:
         tables = [run / "partition.csv", run / "clients.csv"]
         files = [*texts, *tables, run / "config.yaml", run / ".lock", run / "log.txt",
                  run / "flwr", run / "checkpoint/server.safetensors"]  # fmt: skip
-        with contextlib.suppress(
-            OSError, ValueError, IndexError, KeyError, UnicodeError, TypeError
-        ):
+        with contextlib.suppress(*BROKEN):
             if kind == "config":
                 what, work = config_changed(rng, run)
                 said.append(what)

@@ -28,6 +28,9 @@ from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 
 
+_CARD = ("method", "architecture", "run", "client")  # of the description, for the card
+
+
 @dataclass(frozen=True)
 class Exported:
     """A client's inference model with what is known about it."""
@@ -165,6 +168,8 @@ def open_state(state: Path, generation: int | None = None, *, trust: bool = Fals
     known = isinstance(run, str) and is_id(run) and register.trusts(run, state.parent, names)
     register.require_trust(f"state '{state}'", names, trusted=trust or known)
     try:
+        for key in _CARD:
+            _ = description[key]
         with plugins.guarded(lambda _: trust or known):
             client = rebuild(description, state, chosen)
         return Exported(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hostile_folders import Base, Sandbox, marks_fitted, put, sparse
+from benchmarks.hostile_craft import marks_fitted, put, sparse
+from benchmarks.hostile_folders import Base, Sandbox
 
 FEW = range(8)
 SHARE = 50  # folders of one slow test

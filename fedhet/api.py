@@ -19,7 +19,7 @@ from fedhet.export.save import open_state
 from fedhet.ids import check_id
 from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
-from fedhet.records import register
+from fedhet.records.opening import opened
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import states_of
 from fedhet.records.tables import OTHER, read_evaluations
@@ -65,10 +65,8 @@ class Run:
         client has no state here: never sampled, another machine's, or ``keep-state=false``; or if
         the run names code of others, unless this user made it or ``trust``.
         """
-        names = register.named(self.config)
-        trusted = trust or register.trusts(self._folder.experiment, self.path, names)
-        register.require_trust(f"'{self.path}'", names, trusted=trusted)
-        states = states_of(self._folder, build_config(self.config))
+        with opened(self._folder, trust=trust) as started:
+            states = states_of(self._folder, build_config(started))
         state = states / check_id(str(client), "client")
         return open_state(state, generation, trust=trust).model
 

@@ -25,7 +25,11 @@ from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 from fedhet.reading.structured import read_json
 from fedhet.records import register
+from fedhet.records.opening import opened
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.states import states_of
+
+_CARD = ("method", "architecture", "run", "client")  # of the description, for the card
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def export_all(
     out = out.expanduser().absolute()
     if out.exists():
         raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
-    states = _states_of(run.expanduser().absolute())
+    states = _states_of(run.expanduser().absolute(), trust=trust)
     made, left_out = [], {}
     for state in states:
         try:
@@ -137,12 +141,13 @@ def export_all(
     return made, left_out
 
 
-def _states_of(run: Path) -> list[Path]:
+def _states_of(run: Path, *, trust: bool) -> list[Path]:
     """The state folders of a run's clients here, in client order."""
     folder = RunFolder(run)
     if not folder.identity.exists():
         raise UserError(f"'{run}' is not a run folder: --all exports the clients of one")
-    there = folder.state_dir(build_config(folder.started_config())) / folder.experiment
+    with opened(folder, trust=trust) as started:
+        there = states_of(folder, build_config(started))
     found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
     if not found:
         raise UserError(
@@ -165,6 +170,8 @@ def open_state(state: Path, generation: int | None = None, *, trust: bool = Fals
     known = isinstance(run, str) and is_id(run) and register.trusts(run, state.parent, names)
     register.require_trust(f"state '{state}'", names, trusted=trust or known)
     try:
+        for key in _CARD:
+            _ = description[key]
         with plugins.guarded(lambda _: trust or known):
             client = rebuild(description, state, chosen)
         return Exported(

@@ -166,14 +166,22 @@ class RosterPart(_Strict):
         return value
 
 
-class Meta(_Open):
-    """The books in a checkpoint; a method's or another room's own fields are theirs to check."""
+class Steps(_Strict):
+    """How long updates were: of the round loop's check of uploads."""
+
+    start: float | None = None
+    medians: list[float] = Field(default_factory=list)
+
+
+class Meta(_Strict):
+    """The books in a checkpoint, all of them."""
 
     names: list[str]
     round: Count
     simulated: bool
     roster: RosterPart
     sha256: Digest
+    steps: Steps = Steps()
     scores: dict[Id, Score]
     rounds: Mark
     clients: Mark

@@ -152,6 +152,8 @@ def _lines(
             f"'{folder.checkpoint}' is of round {last}, but '{path.name}' goes to round "
             f"{len(records)}: the checkpoint is an older one"
         )
+    if len(records) < last:
+        raise VerifyError(f"'{path}' ends with round {len(records)} of {last}")
     final_part(path, meta["rounds"])
     tail = present_bytes(folder.clients)
     tail = tail[len(final_part(folder.clients, meta["clients"])) :]

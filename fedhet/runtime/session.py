@@ -3,17 +3,18 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedhet import examples, idle_keys, layout, plugins
+from fedhet import examples, idle_keys, layout
 from fedhet.config import build_config, method_name, read_overrides, resumed_config
 from fedhet.data.sources import TORCHVISION
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.records import register, verification
+from fedhet.records.opening import opened
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import adopt_states, check_owner
 from fedhet.records.summary import DIVERGENCE, nobody_replied
@@ -113,7 +114,7 @@ def resume(
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
     folder = _existing(path)
-    with _opened(folder, trust=trust) as started:
+    with opened(folder, trust=trust) as started:
         config = resumed_config(started, overrides)
         if not trust:
             _check_reach(folder, config)
@@ -156,7 +157,7 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
     with contextlib.ExitStack() as stack:
         if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
             stack.enter_context(folder.lock())
-        started = stack.enter_context(_opened(folder, trust=trust))
+        started = stack.enter_context(opened(folder, trust=trust))
         return folder, verification.verify(folder, build_config(started))
 
 
@@ -166,17 +167,6 @@ def _existing(path: Path) -> RunFolder:
     if folder.path.is_dir():
         verification.check_entries(folder.path)
     return folder
-
-
-@contextlib.contextmanager
-def _opened(folder: RunFolder, *, trust: bool) -> Iterator[dict[str, Any]]:
-    """The configuration that a run was started with; no code that it names runs unasked."""
-    started = folder.started_config()
-    names = register.named(started)
-    trusted = trust or register.trusts(folder.experiment, folder.path, names)
-    register.require_trust(f"'{folder.path}'", names, trusted=trusted)
-    with plugins.guarded(lambda _: trusted):
-        yield started
 
 
 def _check_reach(folder: RunFolder, config: RunConfig) -> None:

@@ -1,11 +1,13 @@
 """Crafted run folders, models and packed records under every command (benchmarks.hostile)."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.hostile_folders import Base, Sandbox, put, sparse
+from benchmarks.hostile_craft import marks_fitted, put, sparse
+from benchmarks.hostile_folders import Base, Sandbox
 
 FEW = range(8)
 SHARE = 50  # folders of one slow test
@@ -70,6 +72,26 @@ CORPUS: dict[str, tuple[str, bytes]] = {
 def test_those_that_once_escaped(sandbox: Sandbox, kind: str) -> None:
     name, data = CORPUS[kind]
     sandbox.attack(0, lambda run: put(run / name, data))
+    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
+
+
+def test_a_state_that_does_not_say_of_which_run(sandbox: Sandbox) -> None:
+    def change(run: Path) -> None:
+        for note in run.glob("state/*/0/client.json"):
+            said = json.loads(note.read_bytes())
+            del said["run"]
+            put(note, json.dumps(said).encode())
+
+    sandbox.attack(0, change)
+    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
+
+
+def test_lines_that_are_no_more_with_marks_that_fit(sandbox: Sandbox) -> None:
+    def change(run: Path) -> None:
+        put(run / "rounds.jsonl", b'{"a":')
+        marks_fitted(run)
+
+    sandbox.attack(0, change)
     assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
 
 

@@ -220,10 +220,11 @@ def _commands(folder: RunFolder, out: Path) -> dict[str, list[str]]:
         "resume": ["resume", ".", "rounds=2"],
         "report": ["report", ".", "--out", str(out)],
         "export": ["export", str(state), "--out", str(out)],
+        "export all": ["export", str(folder.path), "--all", "--out", str(out)],
     }
 
 
-@pytest.mark.parametrize("command", ["verify", "resume", "report", "export"])
+@pytest.mark.parametrize("command", ["verify", "resume", "report", "export", "export all"])
 def test_code_that_a_strangers_folder_names_is_imported_only_with_trust(
     home, theirs, capsys, command
 ):

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -88,11 +88,19 @@ def find_file(dataset: str, data_path: str) -> Path:
     return path
 
 
-def file_fingerprint(path: Path, reading: Reading) -> list[object]:
-    """What changes when the file or the reading of it does."""
-    stat = path.stat()
-    text = hashlib.sha256(repr(reading).encode()).hexdigest()
-    return [str(path), stat.st_size, stat.st_mtime_ns, text]
+@dataclass(frozen=True)
+class DataFile:
+    """A file and how it is read: what sources of every kind but images are."""
+
+    path: Path
+    reading: Reading
+    dataset: ClassVar[str]  # the name by which a run asks for such a file
+
+    def fingerprint(self) -> list[object]:
+        """What changes when the file or the reading of it does."""
+        stat = self.path.stat()
+        text = hashlib.sha256(repr(self.reading).encode()).hexdigest()
+        return [self.dataset, str(self.path), stat.st_size, stat.st_mtime_ns, text]
 
 
 def need(columns: Sequence[str], wanted: Sequence[str], key: str, where: str) -> None:

@@ -20,10 +20,10 @@ from fedhet.data.reading import (
     Chunk,
     Classes,
     Content,
+    DataFile,
     Reading,
     Sites,
     Stream,
-    file_fingerprint,
     find_file,
     need,
 )
@@ -141,15 +141,10 @@ class NpzFile:
 
 
 @dataclass(frozen=True)
-class Signals:
+class Signals(DataFile):
     """Windows (n, c, t) of an NPZ, with the target ``y`` and the sites."""
 
-    path: Path
-    reading: Reading
-
-    def fingerprint(self) -> list[object]:
-        """Path, size and time of the file, and what is read of it."""
-        return ["signals", *file_fingerprint(self.path, self.reading)]
+    dataset = "signals"
 
     def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
         """The windows in the file's order."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +15,11 @@ from fedhet.data.reading import (
     Chunk,
     Classes,
     Content,
+    DataFile,
     Reading,
     Sites,
     Stream,
     canonical,
-    file_fingerprint,
     find_file,
     need,
     shown,
@@ -28,6 +27,8 @@ from fedhet.data.reading import (
 from fedhet.errors import UserError
 
 Where = Callable[[int], str]
+Lines = Sequence[int]
+Rows = Sequence[Sequence[str]]
 
 
 class Coder:
@@ -102,7 +103,7 @@ class Columns:
         coders = {name: Coder(values) for name, values in reading.categories}
         return Columns(tuple(features), tuple(columns.index(name) for name in features), coders)
 
-    def numbers(self, file: CsvFile, lines: Sequence[int], rows: Sequence[Sequence[str]]) -> Chunk:
+    def numbers(self, file: CsvFile, lines: Lines, rows: Rows) -> Chunk:
         """(k, f) float32."""
         found = np.empty((len(rows), len(self.features)), dtype=np.float32)
         for place, (name, index) in enumerate(zip(self.features, self.places, strict=True)):
@@ -122,20 +123,15 @@ class Columns:
         return Inputs.table(self.features, categories)
 
 
-def _where(file: CsvFile, lines: Sequence[int], column: str) -> Where:
+def _where(file: CsvFile, lines: Lines, column: str) -> Where:
     return lambda index: file.at(lines[index], column)
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(DataFile):
     """Rows of a CSV: the target, the sites, and everything else that is not ignored."""
 
-    path: Path
-    reading: Reading
-
-    def fingerprint(self) -> list[object]:
-        """Path, size and time of the file, and what is read of it."""
-        return ["table", *file_fingerprint(self.path, self.reading)]
+    dataset = "table"
 
     def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
         """The rows in the file's order."""
@@ -153,21 +149,14 @@ class Table:
         columns = Columns.of(file.columns, features, reading)
         targets, sites = Classes(reading, classes), Sites()
 
-        def chunks() -> Iterator[Chunk]:
-            stored = 0
-            for lines, rows in file.chunks():
-                found = columns.numbers(file, lines, rows)
-                add_keys(file, lines, rows, reading, targets, sites)
-                stored += found.nbytes
-                if stored > MAX_BYTES:
-                    raise UserError(f"{file.where}: more than {MAX_BYTES >> 30} GiB of numbers")
-                yield found
-
         def content() -> Content:
             labels, names = targets.done()
             return Content(columns.inputs(), labels, names, *sites.done())
 
-        return Stream(chunks(), content)
+        def numbers(lines: Lines, rows: Rows) -> Chunk:
+            return columns.numbers(file, lines, rows)
+
+        return Stream(stored_chunks(file, reading, targets, sites, numbers), content)
 
     def _check_categories(self) -> None:
         taken = {self.reading.target, *self.reading.site, *self.reading.ignore}
@@ -181,8 +170,29 @@ class Table:
                 )
 
 
-def add_keys(
-    file: CsvFile, lines: Sequence[int], rows: Sequence[Sequence[str]], reading: Reading,
+def stored_chunks(
+    file: CsvFile,
+    reading: Reading,
+    targets: Classes,
+    sites: Sites,
+    convert: Callable[[Lines, Rows], Chunk],
+) -> Iterator[Chunk]:
+    """What ``convert`` makes of every piece of a file, whose targets and sites are noted with it.
+
+    Raises UserError once all of it takes more than the bound of any data set.
+    """
+    stored = 0
+    for lines, rows in file.chunks():
+        found = convert(lines, rows)
+        _add_keys(file, lines, rows, reading, targets, sites)
+        stored += found.nbytes
+        if stored > MAX_BYTES:
+            raise UserError(f"{file.where}: more than {MAX_BYTES >> 30} GiB of examples")
+        yield found
+
+
+def _add_keys(
+    file: CsvFile, lines: Lines, rows: Rows, reading: Reading,
     targets: Classes, sites: Sites,
 ) -> None:  # fmt: skip
     """Note the targets and the sites of some rows."""

@@ -6,9 +6,8 @@ word has the same id everywhere. Id 0 is for padding.
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +15,17 @@ import numpy.typing as npt
 from fedhet.data.csv_file import CsvFile
 from fedhet.data.inputs import TOKENS, Inputs
 from fedhet.data.reading import (
-    MAX_BYTES,
     Chunk,
     Classes,
     Content,
+    DataFile,
     Reading,
     Sites,
     Stream,
-    file_fingerprint,
     find_file,
     need,
 )
-from fedhet.data.table import add_keys
-from fedhet.errors import UserError
+from fedhet.data.table import Lines, Rows, stored_chunks
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -46,15 +43,10 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(DataFile):
     """Texts of a CSV, with the target and the sites."""
 
-    path: Path
-    reading: Reading
-
-    def fingerprint(self) -> list[object]:
-        """Path, size and time of the file, and what is read of it."""
-        return ["texts", *file_fingerprint(self.path, self.reading)]
+    dataset = "texts"
 
     def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
         """The texts in the file's order."""
@@ -68,24 +60,18 @@ class Texts:
         targets, sites = Classes(reading, classes), Sites()
         empty = 0
 
-        def chunks() -> Iterator[Chunk]:
+        def tokens(_lines: Lines, rows: Rows) -> Chunk:
             nonlocal empty
-            stored = 0
-            for lines, rows in file.chunks():
-                found = token_ids([row[place] for row in rows], inputs)
-                empty += int((found[:, 0] == 0).sum())
-                add_keys(file, lines, rows, reading, targets, sites)
-                stored += found.nbytes
-                if stored > MAX_BYTES:
-                    raise UserError(f"{file.where}: more than {MAX_BYTES >> 30} GiB of tokens")
-                yield found
+            found = token_ids([row[place] for row in rows], inputs)
+            empty += int((found[:, 0] == 0).sum())
+            return found
 
         def content() -> Content:
             labels, names = targets.done()
             warnings = (f"{empty} texts have no word",) if empty else ()
             return Content(inputs, labels, names, *sites.done(), warnings)
 
-        return Stream(chunks(), content)
+        return Stream(stored_chunks(file, reading, targets, sites, tokens), content)
 
 
 def open_texts(data_path: str, reading: Reading) -> Texts:

@@ -416,6 +416,6 @@ class MethodClient(NumPyClient, Generic[P]):
     def _flops(self, number: int, phase: Phase, data: Examples) -> float:
         kind = (
             type(self), self.setup.model, self.classes, self.inputs, self.d,
-            self.config.small_model, number,
+            self.config.small_model, number, phase.name,
         )  # fmt: skip
         return phase_flops(kind, phase, data, self.config, self.modules, self._generators)

@@ -13,6 +13,7 @@ from fedhet.clients.fedapen import Ensemble, hold_out
 from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+from fedhet.training import flop_cost
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
@@ -242,3 +243,20 @@ def test_uploads_are_copies(tmp_path):
 def test_values_out_of_range(key, value):
     with pytest.raises(UserError, match=f"^{key}: '{value}' is not allowed"):
         build_config({"method": "fedapen", key: value})
+
+
+def test_flops_do_not_depend_on_who_was_counted_before_in_the_process(tmp_path, monkeypatch):
+    """Who has too few images to hold any out begins with what is others' second phase."""
+    counted: dict[tuple[object, ...], float] = {}
+    monkeypatch.setattr(flop_cost, "_FLOPS", counted)
+
+    def flops(images: int, name: str) -> float:
+        keys = {"clients": 1, "classes_per_client": 4, "models": ["cnn-5"], "rounds": 1}
+        config = small(tmp_path / name, method="fedapen", dataset=f"synthetic:{images}x4",
+                       batch_size=2, **keys)  # fmt: skip
+        return float(simulate(config)[0].read_rounds()[0]["train_flops"])
+
+    alone = flops(200, "alone")
+    counted.clear()
+    flops(12, "few")
+    assert flops(200, "after") == alone

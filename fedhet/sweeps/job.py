@@ -100,10 +100,11 @@ class Job:
     def _check_config(self, path: Path) -> None:
         """VerifyError if the folder is another cell's, as one that was renamed is.
 
-        What a resumption may change decides nothing, but for the number of rounds.
+        What a resumption may change decides nothing, but for the number of rounds; nor does a
+        number of clients that was left to the data, and that the folder knows.
         """
         asked, found = deciding(self.cell.config.flat()), deciding(read_yaml(path))
-        free = set(RESUMABLE) - {"rounds"}
+        free = set(RESUMABLE) - {"rounds"} | ({"clients"} if not asked["clients"] else set())
         for key in sorted((asked.keys() | found.keys()) - free):
             there, here = found.get(key, "absent"), asked.get(key, "absent")
             if there != here:

@@ -51,12 +51,12 @@ class Both(nn.Module):
 def twice_differentiable() -> Iterator[None]:
     """Leave fused recurrent layers and attention alone, which have no second derivative."""
     fused = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mkldnn.enabled = fused
+        torch.backends.mkldnn.enabled = fused  # type: ignore[assignment]
 
 
 def guiding_gradient(

@@ -56,7 +56,7 @@ def twice_differentiable() -> Iterator[None]:
         with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mkldnn.enabled = fused  # type: ignore[assignment]
+        torch.backends.mkldnn.enabled = fused
 
 
 def guiding_gradient(

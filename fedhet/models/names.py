@@ -8,7 +8,24 @@ from fedhet.errors import UserError, nearest
 
 CNN_NAMES = tuple(f"cnn-{number}" for number in range(1, 6))
 TORCHVISION_NAMES = ("resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0")
-MODEL_NAMES: tuple[str, ...] = (*CNN_NAMES, *TORCHVISION_NAMES)  # for images
+MODEL_NAMES: tuple[str, ...] = (*CNN_NAMES, *TORCHVISION_NAMES)  # for images, those listed first
+# Every other classifier of torchvision: by name, so that nothing need be imported to know them.
+MORE_OF_TORCHVISION = tuple(
+    """
+    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161
+    densenet169 densenet201 efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3
+    efficientnet_b4 efficientnet_b5 efficientnet_b6 efficientnet_b7 efficientnet_v2_l
+    efficientnet_v2_m efficientnet_v2_s inception_v3 maxvit_t mnasnet0_5 mnasnet0_75 mnasnet1_0
+    mnasnet1_3 mobilenet_v3_large mobilenet_v3_small regnet_x_16gf regnet_x_1_6gf regnet_x_32gf
+    regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf regnet_y_128gf regnet_y_16gf
+    regnet_y_1_6gf regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf regnet_y_8gf
+    resnet101 resnet152 resnet34 resnet50 resnext101_32x8d resnext101_64x4d resnext50_32x4d
+    shufflenet_v2_x0_5 shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b
+    swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19
+    vgg19_bn vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
+    """.split()  # noqa: SIM905  (a list of eighty lines says no more)
+)
+TIMM = "timm:"  # and the name of one of timm's, from the extra `timm`
 CONV1D_NAMES = tuple(f"conv1d-{number}" for number in range(1, 6))
 MLP_NAMES = tuple(f"mlp-{number}" for number in range(1, 6))
 TRANSFORMER_NAMES = tuple(f"transformer-{number}" for number in range(1, 6))
@@ -18,8 +35,16 @@ MODELS: dict[str, tuple[str, ...]] = {
     TABLE: MLP_NAMES,
     TOKENS: ("fasttext", "textcnn", "lstm", "bilstm", "gru", *TRANSFORMER_NAMES),
 }
+_EIGHT = ("cnn-1", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101",
+          "resnet152")  # fmt: skip
 GROUPS: dict[str, tuple[str, ...]] = {
     "@image-5": CNN_NAMES,
+    # HtFLlib's groups (Zhang et al. 2025), with CNN-1 in place of its own small network.
+    "@htfe-img-2": ("cnn-1", "resnet18"),
+    "@htfe-img-4": ("cnn-1", "googlenet", "mobilenet_v2", "resnet18"),
+    "@htfe-img-5": ("googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"),
+    "@htfe-img-8": _EIGHT,
+    "@htm-img-10": (*_EIGHT, "vit_b_16", "vit_b_32"),
     "@signal-5": CONV1D_NAMES,
     "@table-5": MLP_NAMES,
     "@tokens-5": ("transformer-1", "bilstm", "lstm", "textcnn", "fasttext"),
@@ -44,8 +69,14 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a model of that name is ours, for whatever kind."""
-    return any(name in names for names in MODELS.values())
+    """Whether a model of that name needs no module of the user's, for whatever kind."""
+    return any(_is_known(name, kind) for kind in MODELS)
+
+
+def _is_known(name: str, kind: str) -> bool:
+    """Whether a model of that name is for ``kind``: one that is listed, or of a library."""
+    of_library = name in MORE_OF_TORCHVISION or name.startswith(TIMM)
+    return name in MODELS[kind] or (kind == IMAGE and of_library)
 
 
 def validate_model_name(name: str, kind: str = "") -> None:
@@ -57,19 +88,22 @@ def validate_model_name(name: str, kind: str = "") -> None:
         UserError: anything else; names the nearest model.
 
     """
-    if name in MODELS.get(kind, ()) or (not kind and is_built_in(name)):
-        return
     if is_built_in(name):
-        kinds = [PLURAL[own] for own, names in MODELS.items() if name in names]
+        if not kind or _is_known(name, kind):
+            return
+        kinds = [PLURAL[own] for own in MODELS if _is_known(name, own)]
         raise UserError(
             f"model {name!r} is for {' and '.join(kinds)}, and this run's examples are "
             f"{PLURAL[kind]}: {', '.join(MODELS[kind])} or your own module:factory"
         )
     if not plugins.is_own("model", name):
         known = [*(MODELS[kind] if kind else _all()), *plugins.installed("model")]
+        images = kind in ("", IMAGE)
+        nearest_of = [*known, *(MORE_OF_TORCHVISION if images else ())]
+        more = ", any classifier of torchvision, timm:NAME" if images else ""
         raise UserError(
-            f"model {name!r} is unknown{plugins.hint('model', name, known)}; allowed: "
-            f"{', '.join(known)} or your own module:factory"
+            f"model {name!r} is unknown{plugins.hint('model', name, nearest_of)}; allowed: "
+            f"{', '.join(known)}{more} or your own module:factory"
         )
 
 

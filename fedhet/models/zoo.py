@@ -11,20 +11,24 @@ from torch.nn.functional import relu
 
 from fedhet import plugins
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.errors import UserError, brief
+from fedhet.errors import UserError, brief, nearest
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.cnn import cnn
-from fedhet.models.names import CNN_NAMES, MODELS, validate_model_name
+from fedhet.models.names import (
+    CNN_NAMES,
+    TIMM,
+    TORCHVISION_NAMES,
+    is_built_in,
+    validate_model_name,
+)
 from fedhet.models.rows import MLP
 from fedhet.models.signals import signal_model
 from fedhet.models.tokens import token_model
 
-# Factory arguments besides weights=None. GoogLeNet's auxiliary heads have no place in features().
+# Factory arguments besides weights=None. Auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
-    "resnet18": {},
-    "mobilenet_v2": {},
     "googlenet": {"aux_logits": False, "init_weights": False},
-    "shufflenet_v2_x1_0": {},
+    "inception_v3": {"aux_logits": False, "init_weights": True},
 }
 _FACTORIES: dict[str, Callable[[str, Inputs, int, int], SplitModel]] = {
     SIGNAL: signal_model,
@@ -34,7 +38,7 @@ _FACTORIES: dict[str, Callable[[str, Inputs, int, int], SplitModel]] = {
 
 
 class Backbone(SplitModel):
-    """A torchvision network without its last FC, then ReLU(Linear(width, d)), then ``head``.
+    """A network of a library without its last FC, then ReLU(Linear(width, d)), then ``head``.
 
     The ReLU makes the representation non-negative like the CNNs', so that prototypes and nested
     representations of different architectures live in the same space. Dropout before the last FC
@@ -86,13 +90,15 @@ def build_model(
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
     inputs = inputs or Inputs.image(image_size)
     validate_model_name(name, inputs.kind)
-    if name not in MODELS[inputs.kind]:
+    if name in CNN_NAMES:
+        return cnn(name, classes, d, inputs.shape[-1])
+    if not is_built_in(name):
         return _users_own(name, classes, d, inputs)
     if inputs.kind != IMAGE:
         return _FACTORIES[inputs.kind](name, inputs, classes, d)
-    if name in CNN_NAMES:
-        return cnn(name, classes, d, inputs.shape[-1])
-    return _torchvision(name, classes, d)
+    if name.startswith(TIMM):
+        return _timm(name, classes, d, inputs)
+    return _torchvision(name, classes, d, inputs)
 
 
 def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) -> None:
@@ -158,7 +164,7 @@ def _check_tensor(h: object, name: str, d: int) -> None:
     )
 
 
-def _torchvision(name: str, classes: int, d: int) -> SplitModel:
+def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     try:  # only here: a torchvision that does not fit torch must not break the CNNs
         from torchvision.models import get_model  # noqa: PLC0415
     except (ImportError, RuntimeError) as error:
@@ -166,22 +172,70 @@ def _torchvision(name: str, classes: int, d: int) -> SplitModel:
             f"model {name!r} needs a torchvision of the same build as torch {torch.__version__}: "
             f"{brief(error)}"
         ) from error
-    network: nn.Module = get_model(name, weights=None, num_classes=1, **_TORCHVISION[name])
-    return Backbone(network, _cut(network), classes, d)
+    arguments = dict(_TORCHVISION.get(name, {}))
+    if name.startswith("vit_"):
+        arguments["image_size"] = inputs.shape[-1]
+    if name.startswith("maxvit"):
+        arguments["input_size"] = inputs.shape[1:]
+    try:
+        network: nn.Module = get_model(name, weights=None, num_classes=1, **arguments)
+    except ValueError as error:
+        raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
+    model = Backbone(network, _cut(network), classes, d)
+    if name not in TORCHVISION_NAMES:  # of those it is known that they take any size
+        _check_forward(model, name, d, inputs)
+    return model
+
+
+def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
+    try:
+        import timm  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise UserError(
+            f"model {name!r} needs timm: pip install 'fedhet[timm]' ({brief(error)})"
+        ) from error
+    own = name.removeprefix(TIMM)
+    if not timm.is_model(own):
+        raise UserError(
+            f"model {name!r}: timm has no model {own!r}{nearest(own, timm.list_models())}"
+        )
+    size = {"img_size": inputs.shape[-1]}
+    try:
+        try:
+            network = timm.create_model(own, pretrained=False, num_classes=0, **size)
+        except TypeError:  # most convolutional networks take any size, and no such argument
+            network = timm.create_model(own, pretrained=False, num_classes=0)
+        with untouched(network):
+            answer = network(torch.from_numpy(inputs.blank(2)))
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
+    if answer.dim() != 2:  # noqa: PLR2004  (B, width)
+        raise UserError(
+            f"model {name!r} answers with {tuple(answer.shape)} for two images: a classifier is "
+            "needed, whose features are (B, width)"
+        )
+    return Backbone(network, answer.shape[1], classes, d)
 
 
 def _cut(network: nn.Module) -> int:
-    """Replace the last Linear by Identity, in place; returns how many features it took."""
-    linears = [
-        (parent, key, child)
-        for parent in network.modules()
-        for key, child in parent.named_children()
-        if isinstance(child, nn.Linear)
-    ]
-    assert len(linears) == 1, "each of these networks has one fully connected layer"
-    parent, key, last = linears[0]
-    setattr(parent, key, nn.Identity())
-    return last.in_features
+    """Replace the last Linear, or SqueezeNet's convolution in its place, by Identity, in place.
+
+    Returns how many features it took.
+    """
+    for kind in (nn.Linear, nn.Conv2d):
+        found = [
+            (parent, key, child)
+            for parent in network.modules()
+            for key, child in parent.named_children()
+            if isinstance(child, kind)
+        ]
+        last = [(p, k, c) for p, k, c in found if 1 in (getattr(c, "out_features", 0),
+                                                        getattr(c, "out_channels", 0))]  # fmt: skip
+        if last:
+            parent, key, layer = last[-1]
+            setattr(parent, key, nn.Identity())
+            return int(getattr(layer, "in_features", 0) or layer.in_channels)
+    raise AssertionError("every classifier ends in a layer with as many outputs as classes")
 
 
 def _sized(inputs: Inputs) -> str:

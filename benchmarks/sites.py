@@ -70,9 +70,13 @@ def lay_out(zipped: Path, partition: Path, out: Path) -> dict[str, list[str]]:
 class Deployment:
     """The commands, started as a person would."""
 
-    def __init__(self, folder: Path, sites: Sequence[str]) -> None:
-        self.folder = folder
-        self.models = dict(zip(sites, MODELS, strict=False))
+    def __init__(
+        self, folder: Path, models: Mapping[str, str], data: Callable[[str], Sequence[str]]
+    ) -> None:
+        """``models`` by site; ``data``: the words of ``fedhet node`` for what a site has."""
+        self.folder, self.data = folder, data
+        self.models = dict(models)
+        sites = list(models)
         self.env = environment({"HOME": str(folder)})
         (self.port,) = free_ports(1)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -106,8 +110,8 @@ class Deployment:
     def join(self, site: str) -> None:
         """Start a site's node."""
         self.start(
-            site, "node", f"tls/clients/{site}", "--server", f"127.0.0.1:{self.port}", "--data",
-            f"sites/{site}", "--split", f"sites/{site}.csv", "--model", self.models[site],
+            site, "node", f"tls/clients/{site}", "--server", f"127.0.0.1:{self.port}",
+            *self.data(site), "--model", self.models[site],
             before=("nice", "-n", "2"),  # the SuperLink never waits for its clients' training
         )  # fmt: skip
 
@@ -194,6 +198,24 @@ def simulated(config: Mapping[str, Any], sites: Sequence[str], lost: set[tuple[i
     return str(json.loads(folder.summary.read_text())["run_sha256"])
 
 
+def compare(
+    place: Deployment, config: Mapping[str, Any], more: Mapping[str, Any], *, disturbed: bool
+) -> dict[str, Any]:
+    """Run it on the sites and, with ``more`` keys, as a simulation: what is printed of both."""
+    started = time.perf_counter()
+    found = deployed(place, config, disturbed=disturbed)
+    seconds = time.perf_counter() - started
+    lost = {(f["round"], f["client"]) for f in found["failures"]}
+    out = {"out": str(place.folder / "simulated" / str(config["method"]))}
+    same = simulated({**config, **more, **out}, list(place.models), lost) == found["run_sha256"]
+    return {
+        "method": config["method"], "rounds": config["rounds"],
+        "same_bytes_as_the_simulation": same, "lost": sorted(lost), "seconds": round(seconds),
+        "accuracy": round(found["test_accuracy_mean"], 2), "sites": found["sites"],
+        "load": os.getloadavg()[0],
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measure and print; a signal ends everything that was started."""
     with interruptible():
@@ -214,7 +236,11 @@ def _main() -> None:
         lines = lay_out(chosen.zip, chosen.partition, folder / "sites")
         sites = sorted(lines)
         classes = sorted({line.split("/")[0] for own in lines.values() for line in own})
-        place = Deployment(folder, sites)
+        place = Deployment(
+            folder,
+            dict(zip(sites, MODELS, strict=False)),
+            lambda site: ("--data", f"sites/{site}", "--split", f"sites/{site}.csv"),
+        )
         try:
             for method in chosen.methods:
                 config = {
@@ -223,21 +249,13 @@ def _main() -> None:
                     "local-epochs": chosen.epochs, "round-timeout": PATIENCE,
                     "start-timeout": PATIENCE,
                 }  # fmt: skip
-                started = time.perf_counter()
-                found = deployed(place, config, disturbed=chosen.disturb)
-                seconds = time.perf_counter() - started
-                lost = {(f["round"], f["client"]) for f in found["failures"]}
                 more = {
                     "data-path": str(chosen.zip.absolute()), "partition": "file",
                     "partition-file": str(chosen.partition.absolute()), "models": MODELS,
-                    "out": str(folder / "simulated" / method),
                 }  # fmt: skip
-                same = simulated(config | more, sites, lost) == found["run_sha256"]
                 emit(
-                    "sites", method=method, rounds=chosen.rounds, epochs=chosen.epochs,
-                    same_bytes_as_the_simulation=same, lost=sorted(lost), seconds=round(seconds),
-                    accuracy=round(found["test_accuracy_mean"], 2), sites=found["sites"],
-                    load=os.getloadavg()[0],
+                    "sites", epochs=chosen.epochs,
+                    **compare(place, config, more, disturbed=chosen.disturb),
                 )  # fmt: skip
         finally:
             place.stop()

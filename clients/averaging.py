@@ -9,6 +9,7 @@ from torch import nn
 
 from fedhet.clients.base import MethodClient
 from fedhet.errors import HookError
+from fedhet.models.base import exchanged
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
 from fedhet.schema import P
@@ -17,33 +18,37 @@ Shared = TypeVar("Shared", bound=nn.Module)
 
 
 def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
-    """Copy arrays, in the order of ``module.parameters()``, into a module.
+    """Copy arrays, in the order of ``exchanged``, into a module.
 
+    Noise and rounding may leave a variance below 0, where BatchNorm has no root: it becomes 0.
     Raises HookError if they are another module's.
     """
-    own, sent = [tuple(p.shape) for p in module.parameters()], [a.shape for a in arrays]
+    named = exchanged(module)
+    own, sent = [tuple(t.shape) for t in named.values()], [a.shape for a in arrays]
     if own != sent:
         raise HookError(
-            f"the client's module has {len(own)} parameters {own[:3]}..., the strategy sends "
+            f"the client's module has {len(own)} arrays {own[:3]}..., the strategy sends "
             f"{len(sent)} {sent[:3]}...: 'shared' and 'shared_module' must give the same module"
         )
     with torch.no_grad():
-        for parameter, array in zip(module.parameters(), arrays, strict=True):
-            parameter.copy_(torch.as_tensor(array))
+        for (name, tensor), array in zip(named.items(), arrays, strict=True):
+            tensor.copy_(torch.as_tensor(array))
+            if name.endswith("running_var"):
+                tensor.clamp_(min=0.0)
 
 
 def get_parameters(module: nn.Module) -> tuple[Array, ...]:
-    """Copies of a module's parameters as float32 arrays, in the order of ``parameters()``."""
-    return tuple(p.detach().cpu().numpy().copy() for p in module.parameters())
+    """Copies of what is sent of a module as float32 arrays, in the order of ``exchanged``."""
+    return tuple(t.detach().cpu().numpy().copy() for t in exchanged(module).values())
 
 
 def blanks_of(module: nn.Module) -> tuple[Array, ...]:
-    """Stand-ins for a module's parameters as they are sent, float32."""
-    return tuple(blank(p.shape) for p in module.parameters())
+    """Stand-ins for what is sent of a module, float32."""
+    return tuple(blank(t.shape) for t in exchanged(module).values())
 
 
 class AveragingClient(MethodClient[P]):
-    """Exchanges all parameters of one module; BatchNorm buffers stay private."""
+    """Exchanges all parameters of one module, with BatchNorm's running statistics."""
 
     download_type: type[Payload] = ModelArrays
 

@@ -140,6 +140,11 @@ METHODS: dict[str, Method] = {
         "prototypes trained by the server to stay apart, towards which clients are drawn",
         "FedTGP",
     ),
+    "fedl2g": _own(
+        "fedl2g",
+        "vectors per class that guide the models, and learn to guide by quizzes",
+        "FedL2G",
+    ),
     "fedgen": _own(
         "fedgen",
         "weighted mean of headers, and a generator of representations that they recognise",

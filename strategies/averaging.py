@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedhet.models.base import exchanged
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
@@ -96,7 +97,7 @@ def _row_sums(
 
 
 class AveragingStrategy(MethodStrategy[P]):
-    """Sends all parameters of a shared module down and averages what comes back."""
+    """Sends a shared module down, running statistics included, and averages what comes back."""
 
     upload_type: type[Payload] = ModelArrays
     aggregations = ROBUST
@@ -109,12 +110,12 @@ class AveragingStrategy(MethodStrategy[P]):
         """Draw the shared module from the run's "global" generator."""
         with torch_seeded(self.config.seed, "global"):
             module = self.shared_module()
-        named = list(module.named_parameters())
-        self.names = [name for name, _ in named]
-        self.tensors = tuple(p.detach().numpy().copy() for _, p in named)
+        named = exchanged(module)
+        self.names = list(named)
+        self.tensors = tuple(t.detach().numpy().copy() for t in named.values())
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The shared module's parameters."""
+        """The shared module's arrays."""
         return ModelArrays(self.tensors)
 
     def audience(self, info: ClientInfo) -> Hashable:
@@ -131,7 +132,7 @@ class AveragingStrategy(MethodStrategy[P]):
         return {}
 
     def arrays(self) -> dict[str, Array]:
-        """The shared module's parameters by name."""
+        """The shared module's parameters and running statistics by name."""
         return dict(zip(self.names, self.tensors, strict=True))
 
     def load(self, arrays: Mapping[str, Array]) -> None:

@@ -11,8 +11,8 @@ The table's question to it: what do architectures of one's own cost or bring? A 
 architecture is therefore not used; FLOPs and floats are the common model's. Inference is by the
 client's trained copy, so that it is personalised by the last E epochs, as every other method is.
 
-Differs from the paper, which answers by the mean model. BatchNorm's running statistics stay at the
-client, as in every method here (Li et al. 2021, FedBN).
+Differs from the paper, which answers by the mean model. BatchNorm's running statistics are sent and
+averaged like the rest, as the model is sent whole.
 """
 
 from pydantic import Field

@@ -156,12 +156,12 @@ def models(names: Sequence[str], classes: int, *, as_json: bool) -> None:
         (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"], row["forward_flops"])
         for row in table
     ]
-    columns = ("model", "parameters", "MiB", "buffers (private)", "FLOPs per image, forward")
+    columns = ("model", "parameters", "MiB", "buffers", "FLOPs per image, forward")
     show_table(f"{classes} classes, 32 x 32 pixels", columns, rows)
     for kind in (SIGNAL, TABLE, TOKENS):
         print(f"for {PLURAL[kind]}: {', '.join(MODELS[kind])}")
     print(f"groups: {', '.join(GROUPS)}")
-    print("buffers: BatchNorm statistics, which no method ever sends; or your own: module:factory")
+    print("buffers: BatchNorm statistics, sent of a shared model only; or your own: module:factory")
 
 
 def runs(folder: Path, *, as_json: bool) -> None:

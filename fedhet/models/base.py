@@ -28,6 +28,21 @@ class SplitModel(nn.Module):
         return logits
 
 
+def exchanged(module: nn.Module) -> dict[str, torch.Tensor]:
+    """What crosses the wire of a module that is shared as a whole, by name, in a fixed order.
+
+    Its parameters, then BatchNorm's running means and variances, all floating point; not how many
+    batches they are of, which nothing needs.
+    """
+    found: dict[str, torch.Tensor] = dict(module.named_parameters())
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            for name, buffer in layer.named_buffers(prefix, recurse=False):
+                if buffer.is_floating_point():
+                    found[name] = buffer
+    return found
+
+
 @contextmanager
 def still_statistics(model: nn.Module) -> Iterator[None]:
     """Run the body so that BatchNorm uses a batch's own statistics and does not remember them.

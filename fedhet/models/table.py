@@ -21,7 +21,7 @@ class ModelRow(TypedDict):
     mib: float
     """Of the parameters as stored (float32), in MiB."""
     buffers: int
-    """Elements of buffers, e.g. BatchNorm's running statistics; never exchanged."""
+    """Elements of buffers, e.g. BatchNorm's running statistics; private in a client's own model."""
     buffers_mib: float
     forward_flops: int
     """Of one example, multiply-adds x 2."""

@@ -58,8 +58,9 @@ def build_model(
     """Build a model in train mode on the CPU; weights come from torch's global generator.
 
     The caller seeds that generator (``fedhet.rng.torch_seeded``): same seed, same weights.
-    BatchNorm's running statistics are buffers of this model; they are private to a client and no
-    method ever exchanges them. In train mode BatchNorm needs batches of at least two examples.
+    BatchNorm's running statistics are buffers of this model; of a client's own model they stay with
+    it, and only a model that is shared as a whole is sent with them. In train mode BatchNorm needs
+    batches of at least two examples.
 
     Args:
         name: one that ``fedhet models`` lists for this kind of input, or ``module:factory``, called

@@ -145,7 +145,7 @@ class MaskedHeader(Payload):
 
 @dataclass(frozen=True)
 class ModelArrays(Payload):
-    """All parameters of a shared model, in the order of ``module.parameters()``."""
+    """All arrays of a shared model, in the order of ``fedhet.models.base.exchanged``."""
 
     tensors: tuple[Float32, ...] = rest()
 

@@ -92,3 +92,36 @@ def test_which_model_that_is(tmp_path, changes, width):
 def test_a_common_model_that_does_not_exist_is_refused():
     with pytest.raises(UserError, match="cnn-9"):
         build_config({"method": "fedavg", "common-model": "cnn-9"})
+
+
+def test_running_statistics_are_sent_and_averaged_like_the_rest(tmp_path):
+    """A model with BatchNorm is sent whole: by name, two arrays more for each such layer."""
+    sent = {}
+
+    def watch(node, message, reply):
+        config = message.content.config_records["config"]
+        if message.metadata.message_type == "train":
+            sent[config["round"], node] = [arrays_of(one) for one in (message, reply)]
+        return reply
+
+    config = fedavg(tmp_path, common_model="shufflenet_v2_x1_0", weighting="uniform")
+    simulate(config, tamper=watch)
+    strategy = make_strategy(config, [[0, 1]], [50], 4)
+    names = list(strategy.arrays())
+    layers = [n for n in names if n.endswith("running_mean")]
+    assert layers and len(names) == len(sent[2, 0][0]) == len(sent[1, 0][1])
+    for name in (layers[0], layers[0].replace("mean", "var")):
+        i = names.index(name)
+        mean = sum(sent[1, k][1][i].astype(np.float64) for k in range(3)) / 3
+        assert np.allclose(sent[2, 0][0][i], mean, rtol=1e-6)
+        assert not np.allclose(mean, sent[1, 0][0][i]), "training moved it"
+
+
+def test_a_variance_below_zero_becomes_zero(tmp_path):
+    """As noise on an upload may leave one; BatchNorm takes a root of it."""
+    client = make_client(fedavg(tmp_path, common_model="shufflenet_v2_x1_0"), 0, tmp_path)
+    arrays = [np.full(a.shape, -0.1, np.float32) for a in client.upload().to_ndarrays()]
+    client.receive(type(client.upload())(tuple(arrays)))
+    state = client.model.state_dict()
+    assert all((v == 0).all() for n, v in state.items() if n.endswith("running_var"))
+    assert all((v < 0).all() for n, v in state.items() if n.endswith("running_mean"))

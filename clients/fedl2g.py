@@ -1,0 +1,201 @@
+"""FedL2G on the client: follow the guiding vectors, then say how they should guide.
+
+Locally CE + MSE(o(x), G_y) on the training examples outside the quiz set, for E epochs; then, in
+a phase of its own that moves nothing, the gradient of the quiz's CE with respect to G through one
+such step (``strategies/fedl2g.py`` has the formula). Inference is the model alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.models import SplitModel
+from fedhet.protocol.payload import ClassVectors, Payload
+from fedhet.rng import generator
+from fedhet.strategies.fedl2g import FedL2GParams, width_of
+from fedhet.training.loop import Phase, batches
+
+Batch = tuple[Tensor, Tensor]
+Answer = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
+
+
+class Guides(nn.Module):
+    """G (C, w), as it came."""
+
+    def __init__(self, classes: int, width: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.zeros(classes, width))
+
+
+class Both(nn.Module):
+    """A model that answers with representations (B, d) and logits (B, C)."""
+
+    def __init__(self, model: SplitModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Both."""
+        features = self.model.features(inputs)
+        return features, self.model.head(features)
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Leave fused recurrent layers and attention alone, which have no second derivative."""
+    fused = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = fused
+
+
+def guiding_gradient(
+    answer: Answer,
+    weights: Mapping[str, Tensor],
+    guides: Tensor,
+    sets: tuple[Batch, Batch],
+    lr: float,
+) -> tuple[Tensor, Tensor]:
+    """Loss of the quiz after a guided step, a scalar, and its gradient (C, w) to the guides (C, w).
+
+    ``answer(weights, x)`` gives the guided output (B, w) and logits (B, C); ``sets`` are the study
+    and the quiz batch. Exact: see the docstring of ``strategies/fedl2g.py``.
+    """
+    (study, labels), (quiz, answers) = sets
+    names = list(weights)
+    at = {name: weights[name].detach().requires_grad_() for name in names}
+    output, logits = answer(at, study)
+    loss = F.cross_entropy(logits, labels) + F.mse_loss(output.float(), guides[labels])
+    slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
+    moved = {
+        name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
+        for (name, w), slope in zip(at.items(), slopes, strict=True)
+    }
+    quizzed = F.cross_entropy(answer(moved, quiz)[1], answers)
+    towards = torch.autograd.grad(quizzed, list(moved.values()), allow_unused=True)
+    # J v without forward mode: J^T u is linear in u, and its derivative by u along v is J v.
+    u = torch.zeros_like(output, requires_grad=True)
+    back = torch.autograd.grad(output, list(at.values()), u, create_graph=True, allow_unused=True)
+    pairs = [(b, v) for b, v in zip(back, towards, strict=True) if b is not None and v is not None]
+    (along,) = torch.autograd.grad([b for b, _ in pairs], u, [v for _, v in pairs])
+    found = torch.zeros_like(guides)
+    found.index_add_(0, labels, along.to(found.dtype) * (2 * lr / output.numel()))
+    return quizzed.detach(), found
+
+
+class FedL2GClient(ClassVectorClient[FedL2GParams]):
+    """Receives guiding vectors, sends how they should move."""
+
+    def build(self) -> dict[str, nn.Module]:
+        """The model, and room for G."""
+        width = width_of(self.params, self.classes, self.d)
+        return {"model": self.local_model(), "guides": Guides(self.classes, width)}
+
+    def sent_width(self) -> int:
+        """C or d."""
+        return width_of(self.params, self.classes, self.d)
+
+    @property
+    def guides(self) -> Tensor:
+        """G (C, w)."""
+        guides: Guides = self.modules["guides"]  # type: ignore[assignment]
+        return guides.vectors
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What is guided: logits (B, C) or representations (B, d)."""
+        features = self.model.features(inputs)
+        return self.model.head(features) if self.params.guide == "logits" else features
+
+    def receive(self, payload: Payload) -> None:
+        """G of this round; no gradient is known yet."""
+        super().receive(payload)
+        with torch.no_grad():
+            self.guides.copy_(self.vectors)
+        self.gradient = torch.zeros_like(self.guides)
+        self.studied = torch.zeros(self.classes, dtype=torch.bool, device=self.device)
+
+    def phases(self) -> list[Phase]:
+        """Training on the study set, but for the warm-up; then the quiz, which moves nothing.
+
+        Who has fewer than four training examples has no quiz set, and sends no gradient.
+        """
+        count, size = len(self.examples("train")), self.config.batch_size
+        client = self.setup.data.client
+        order = generator(self.config.seed, "quiz", client).permutation(count)
+        held = min(self.params.quiz_batches * size, count // 4)
+        study = torch.from_numpy(np.sort(order[held:])).to(self.device)
+        found = []
+        if self.round > self.params.warm_up:
+            groups = [(self.model, self.config.lr)]
+            found.append(Phase(self.loss, groups, self.config.local_epochs, images=study))
+        if not held:
+            return found
+        self.quiz = torch.from_numpy(np.sort(order[:held])).to(self.device)
+        shown = min(self.params.study_batches * size, len(study))
+        drawn = generator(self.config.seed, "study", client, self.round)
+        picked = torch.from_numpy(drawn.permutation(len(study))[:shown]).to(self.device)
+        self.pieces = sum(1 for _ in batches(picked, size))
+        quiz = Phase(
+            self.quiz_loss, [(self.modules["guides"], 0.0)], 1, images=study[picked],
+            after_step=self._remember, name="guide", plain=True,
+        )  # fmt: skip
+        return [*found, quiz]
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """CE + MSE to the guiding vectors of the labels."""
+        features = self.model.features(inputs)
+        logits = self.model.head(features)
+        guided = logits if self.params.guide == "logits" else features
+        guides = self.guides.detach()[labels]
+        return F.cross_entropy(logits, labels) + F.mse_loss(guided.float(), guides)
+
+    def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The quiz's CE after a guided step; its gradient is put in by hand, the value stays."""
+        both = Both(self.model)
+        self._train_mode(both)
+        frozen = {id(p) for p in self._fixed.parameters}
+        weights = {n: p for n, p in both.named_parameters() if id(p) not in frozen}
+        logits_first = self.params.guide == "logits"
+
+        def answer(values: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+            buffers = {name: b.clone() for name, b in both.named_buffers()}
+            features, logits = functional_call(both, {**values, **buffers}, (x,))
+            return (logits if logits_first else features), logits
+
+        quiz = self.examples("train").batch(self.quiz)
+        with twice_differentiable():
+            value, gradient = guiding_gradient(
+                answer, weights, self.guides.detach(), ((inputs, labels), quiz), self.config.lr
+            )
+        both.eval()
+        self.latest = gradient, labels
+        pull = (self.guides * gradient).sum()
+        return value + pull - pull.detach()
+
+    def upload(self) -> Payload:
+        """The gradients of seen classes, marked by whether they were studied."""
+        seen = self.seen()
+        rows = self.gradient[seen.to(self.device)].float().cpu().numpy().copy()
+        marks = self.studied.cpu()[seen].to(torch.int64).numpy()
+        return ClassVectors(seen.numpy(), marks, rows)
+
+    def _train_mode(self, both: nn.Module) -> None:
+        both.train()
+        for layer in self._fixed.layers:
+            layer.training = False
+
+    def _remember(self) -> None:
+        """Add this step's gradient to the mean over the study batches."""
+        gradient, labels = self.latest
+        self.gradient += gradient / self.pieces
+        self.studied[labels] = True

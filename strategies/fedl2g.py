@@ -1,0 +1,124 @@
+"""FedL2G (Zhang et al. 2024, arXiv 2410.06490): "learning to guide".
+
+The server keeps one guiding vector per class, G (C, w), drawn once: w = C for ``guide: logits``, d
+for ``guide: features``. Down: all of G, C w floats (100 of logits at ten classes, 5,000 of features
+at d = 500). A client trains on CE + MSE(its own output, G_y), and then says how G should move for
+the step that it causes to help on a *quiz* set, which is never trained on:
+
+    theta'(G) = theta - lr grad_theta (CE + MSE(o(x), G_y))   on a study batch, in a copy
+    up: d CE(theta'(G); quiz) / d G_s for the classes s that the client has seen, |S_k| w floats
+
+Rows of seen classes that were not in the study batch are zero and marked so. The server averages,
+per class, over the clients that had it, clips the mean to norm 100, and steps by ``server-lr``
+(``FedL2GStrategy.aggregate``). In the first ``warm-up`` rounds clients do the second part alone.
+
+``theta'`` is linear in G, so that the gradient needs no second derivative of CE: with
+v = grad CE(theta'; quiz) it is, for class c, 2 lr / (n w) times the sum over the study images of c
+of J_i v, J_i being the Jacobian of the output of image i at theta. That is exact, not an
+approximation (the paper's first-order form; ``guiding_gradient`` in ``clients/fedl2g.py``).
+
+Differs from HtFLlib (the authors' own library): the quiz set is a seeded draw of a client's
+training images for the whole run, at most a quarter of them, where they take the first ones, which
+are of one class in many data sets; with several study batches each makes a step of its own from the
+same weights, and the gradients' mean is sent, where they make one step of all. They warm up for 50
+rounds; the default is 5, since a run may be shorter than that.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.rng import torch_seeded
+from fedhet.schema import Params
+from fedhet.strategies.averaging import class_means
+from fedhet.strategies.base import Upload
+from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of
+
+LARGEST = 100.0  # norm of a class's mean gradient, as in the authors' code
+
+
+class FedL2GParams(Params):
+    """Hyper-parameters of FedL2G."""
+
+    guide: Literal["logits", "features"] = Field(
+        "logits", description="what is guided: the classifier's outputs, or the representations"
+    )
+    server_lr: float = Field(
+        0.01, gt=0, description="learning rate of the guiding vectors, > 0; paper: 0.01"
+    )
+    study_batches: int = Field(
+        1, ge=1, le=1000, description="batches whose step is looked at in a round, >= 1"
+    )
+    quiz_batches: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="size of the quiz set in batches, never trained on; at most a quarter of the "
+        "client's training examples",
+    )
+    warm_up: int = Field(5, ge=0, description="first rounds in which no model trains; paper: 50")
+
+
+def width_of(params: FedL2GParams, classes: int, d: int) -> int:
+    """w, floats of a guiding vector."""
+    return classes if params.guide == "logits" else d
+
+
+class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
+    """Moves the guiding vectors by what the clients found."""
+
+    @property
+    def width(self) -> int:
+        """C or d."""
+        return width_of(self.params, self.classes, self.d)
+
+    def initialise(self) -> None:
+        """Draw G from the run's "global" generator, standard normal."""
+        with torch_seeded(self.config.seed, "global"):
+            self.guides: Array = torch.randn(self.classes, self.width).numpy()
+
+    def download(self, info: ClientInfo, round_: int) -> Payload:
+        """All of G."""
+        every = np.arange(self.classes, dtype=np.int64)
+        return ClassVectors(every, np.ones(self.classes, dtype=np.int64), self.guides)
+
+    def audience(self, info: ClientInfo) -> str:
+        """Everybody is sent the same."""
+        return ""
+
+    def check(self, info: ClientInfo, payload: Payload) -> None:
+        """The declared classes, each with or without a gradient."""
+        assert isinstance(payload, ClassVectors)
+        own = declared(info)[0]
+        if not np.array_equal(payload.classes, own):
+            raise Rejected(f"gradients of classes {payload.classes.tolist()}, but it declared "
+                           f"{own.tolist()}")  # fmt: skip
+        if not np.isin(payload.counts, (0, 1)).all():
+            raise Rejected("a gradient is marked by something else than 0 or 1")
+
+    def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
+        """One SGD step by the clipped mean per class of those who had it."""
+        payloads = payloads_of(uploads)
+        marked = [p.counts > 0 for p in payloads]
+        classes = np.concatenate([p.classes[m] for p, m in zip(payloads, marked, strict=True)])
+        rows = [p.vectors[m] for p, m in zip(payloads, marked, strict=True)]
+        means = class_means(classes, rows, None, np.zeros_like(self.guides), self.rule)
+        norms = np.linalg.norm(means.astype(np.float64), axis=1)
+        scale = np.minimum(1.0, LARGEST / np.maximum(norms, LARGEST))
+        step = self.params.server_lr * means.astype(np.float64) * scale[:, None]
+        self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
+        return {"guided_classes": float(len(np.unique(classes))), "guide_step": float(norms.max())}
+
+    def arrays(self) -> dict[str, Array]:
+        """G (C, w)."""
+        return {"guides": self.guides}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Inverse of :meth:`arrays`."""
+        self.guides = arrays["guides"]

@@ -1,0 +1,192 @@
+"""FedL2G: the meta-gradient against differences and autograd, rounds by hand."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from byhand import same, train_images
+from torch import nn
+from torch.func import functional_call
+
+from fedhet.clients.fedl2g import guiding_gradient
+from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import ClassVectors
+from fedhet.rng import generator
+from fedhet.strategies.fedl2g import LARGEST
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+
+LR = 0.3
+
+
+def fedl2g(tmp_path, **changes):
+    return small(tmp_path, **({"method": "fedl2g", "warm_up": 0} | changes))
+
+
+class Tiny(nn.Module):
+    """Curved everywhere, with a normalisation that mixes a batch's examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh())
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        features = self.body(x)
+        return features, self.head(features)
+
+
+@pytest.fixture(params=[0, 1], ids=["features", "logits"])
+def meta(request):
+    """A function of the guides alone, all in float64: the quiz's loss after a guided step."""
+    torch.manual_seed(3)  # noqa: NPY002  (the test's own draws)
+    model = Tiny().double()
+    width = (6, 3)[request.param]
+    guides = torch.randn(3, width, dtype=torch.float64)
+    study = torch.randn(7, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 0, 0])
+    quiz = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    weights = dict(model.named_parameters())
+
+    def answer(values, x):
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        both = functional_call(model, {**values, **buffers}, (x,))
+        return both[request.param], both[1]
+
+    return answer, weights, guides, (study, quiz)
+
+
+def after_a_step(answer, weights, guides, sets):
+    """The same by autograd through the whole step, second derivatives of CE included."""
+    (x, y), (quiz, answers) = sets
+    output, logits = answer(weights, x)
+    loss = F.cross_entropy(logits, y) + ((output - guides[y]) ** 2).mean()
+    slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True, allow_unused=True)
+    moved = {
+        name: w if g is None else w - LR * g
+        for (name, w), g in zip(weights.items(), slopes, strict=True)
+    }
+    return F.cross_entropy(answer(moved, quiz)[1], answers)
+
+
+def test_the_meta_gradient_is_that_of_finite_differences(meta):
+    answer, weights, guides, sets = meta
+    value, gradient = guiding_gradient(answer, weights, guides, sets, LR)
+    assert value.item() == pytest.approx(after_a_step(answer, weights, guides, sets).item())
+    for c in range(3):
+        for j in range(guides.shape[1]):
+            step = torch.zeros_like(guides)
+            step[c, j] = 1e-5
+            up, down = (after_a_step(answer, weights, guides + s, sets) for s in (step, -step))
+            slope = (up - down).item() / 2e-5
+            assert gradient[c, j].item() == pytest.approx(slope, rel=1e-5, abs=1e-9)
+    assert (gradient[2] == 0).all() and (gradient[:2] != 0).all(), "class 2 was not studied"
+
+
+def test_the_meta_gradient_is_that_of_autograd_through_the_step(meta):
+    answer, weights, guides, sets = meta
+    asked = guides.clone().requires_grad_()
+    (through,) = torch.autograd.grad(after_a_step(answer, weights, asked, sets), asked)
+    assert torch.allclose(guiding_gradient(answer, weights, guides, sets, LR)[1], through)
+
+
+@pytest.mark.parametrize("guide", ["logits", "features"])
+def test_one_round_of_a_client_by_hand(tmp_path, guide):
+    client = make_client(fedl2g(tmp_path, guide=guide), 0, tmp_path)
+    own, images, labels = deepcopy(client.model), *train_images(client)
+    width = 500 if guide == "features" else client.classes
+    sent = np.random.default_rng(0).normal(0, 1, (client.classes, width)).astype(np.float32)
+    every = np.arange(client.classes)
+    payload = ClassVectors(every, np.ones_like(every), sent)
+    (classes, marks, rows), _, _ = client.fit(
+        payload.to_ndarrays(), {"round": 1, "generation": 0, "evaluate": True}
+    )
+
+    n, name, guides = len(labels), client.setup.data.client, torch.from_numpy(sent)
+    order = generator(client.config.seed, "quiz", name).permutation(n)
+    quiz, study = np.sort(order[: min(16, n // 4)]), np.sort(order[min(16, n // 4) :])
+
+    def outputs(model, x):
+        features = model.features(x)
+        logits = model.head(features)
+        return (features if guide == "features" else logits), logits
+
+    def loss(model, x, y):
+        guided, logits = outputs(model, x)
+        return F.cross_entropy(logits, y) + ((guided - guides[y]) ** 2).mean()
+
+    rng = generator(client.config.seed, "shuffle", name, 1)
+    moved = [torch.zeros_like(p) for p in own.parameters()]
+    for index in torch.from_numpy(study[rng.permutation(len(study))]).split(16):
+        slopes = torch.autograd.grad(loss(own, images[index], labels[index]), own.parameters())
+        for p, g, v in zip(own.parameters(), slopes, moved, strict=True):
+            v.mul_(0.9).add_(g)
+            p.data.sub_(client.config.lr * v)
+    assert same(own, client.model)
+
+    picked = generator(client.config.seed, "study", name, 1).permutation(len(study))[:16]
+    picked = torch.from_numpy(study[picked])
+    asked = guides.clone().requires_grad_()
+    guides = asked
+    slopes = torch.autograd.grad(
+        loss(own, images[picked], labels[picked]), own.parameters(), create_graph=True
+    )
+    steps = zip(own.named_parameters(), slopes, strict=True)
+    after = {key: p - client.config.lr * g for (key, p), g in steps}
+    quizzed = F.cross_entropy(functional_call(own, after, (images[quiz],)), labels[quiz])
+    (gradient,) = torch.autograd.grad(quizzed, asked)
+    assert classes.tolist() == sorted(set(labels.tolist()))
+    assert np.allclose(rows, gradient[classes].numpy(), rtol=1e-3, atol=1e-7)
+    assert marks.tolist() == [int((labels[picked] == c).any()) for c in classes]
+    assert np.abs(rows).max() > 0
+
+
+def vectors(classes, marks, rows):
+    return ClassVectors(np.array(classes), np.array(marks), np.array(rows, dtype=np.float32))
+
+
+def test_one_step_of_the_server_by_hand(tmp_path):
+    strategy = make_strategy(fedl2g(tmp_path, server_lr=0.5), [[0, 1], [1, 2]], [50, 500], 3)
+    before = strategy.guides.copy()
+    uploads = {
+        "0": vectors([0, 1], [1, 1], [[300, 400, 0], [1, 2, 3]]),
+        "1": vectors([1, 2], [1, 0], [[3, 0, 1], [0, 0, 0]]),
+    }
+    strategy.aggregate(uploads_of(strategy, uploads), 1)
+    clipped = np.array([300, 400, 0]) * LARGEST / 500
+    step = np.array([clipped, [2, 1, 2], [0, 0, 0]])
+    assert np.allclose(strategy.guides, before - 0.5 * step, atol=1e-5)
+    again = make_strategy(fedl2g(tmp_path), [[0, 1]], [50], 3)
+    again.load(strategy.arrays())
+    info = again.roster.infos["0"]
+    assert np.array_equal(again.download(info, 2).vectors, strategy.guides)
+
+
+@pytest.mark.parametrize(
+    ("upload", "says"),
+    [
+        (vectors([0, 2], [1, 1], np.zeros((2, 3))), "declared"),
+        (vectors([0, 1], [1, 7], np.zeros((2, 3))), "0 or 1"),
+    ],
+)
+def test_other_classes_and_other_marks_are_refused(tmp_path, upload, says):
+    strategy = make_strategy(fedl2g(tmp_path), [[0, 1], [1, 2]], [50, 500], 3)
+    with pytest.raises(Rejected, match=says):
+        strategy.check(strategy.roster.infos["0"], upload)
+
+
+def test_nothing_trains_while_warming_up_but_the_guides_move(tmp_path):
+    client = make_client(fedl2g(tmp_path, warm_up=1), 0, tmp_path)
+    own, c = deepcopy(client.model), client.classes
+    sent = ClassVectors(np.arange(c), np.ones(c, np.int64), np.ones((c, c), np.float32))
+    (_, marks, rows), _, _ = client.fit(
+        sent.to_ndarrays(), {"round": 1, "generation": 0, "evaluate": True}
+    )
+    assert same(own, client.model, 0) and marks.any() and np.abs(rows).max() > 0
+
+
+def test_floats_each_way(tmp_path):
+    """C x C down, |S_k| x C up: of four classes, of which the three clients have two each."""
+    folder, _ = simulate(fedl2g(tmp_path, rounds=2))
+    line = folder.read_rounds()[-1]
+    assert (line["replied"], line["downlink_floats"], line["uplink_floats"]) == (3, 48, 24)

@@ -90,7 +90,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_knows_the_common_settings(tmp_path, method):
-    values = {"method": method, "clients": 2, "dataset": "synthetic:80x4", "batch_size": 8}
+    values = {"method": method, "clients": 1, "dataset": "synthetic:40x4", "batch_size": 8}
     values["image_size"] = 16
     plain = simulate(small(tmp_path, **values))[0].read_rounds()[-1]
     for changes in SETTINGS.values():

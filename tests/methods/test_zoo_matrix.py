@@ -9,7 +9,7 @@ from flwr.app import Message
 from PIL import Image
 
 from fedhet.config import load_config, method_keys
-from fedhet.models import MODEL_NAMES
+from fedhet.models.names import MODEL_NAMES, TORCHVISION_NAMES
 from fedhet.node.modules import forgotten
 from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.registry import METHODS
@@ -52,11 +52,15 @@ def run(tmp_path, method, *, refused="", **changes):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_every_architecture(tmp_path, method):
-    """One client of each, side by side."""
-    count = len(MODEL_NAMES)
-    values = {"models": list(MODEL_NAMES), "clients": count, "dataset": f"synthetic:{20 * count}x2"}
+    """One client of each, side by side; the five CNNs are one class of other widths."""
+    names = MODEL_NAMES if method == "standalone" else ("cnn-4", *TORCHVISION_NAMES)
+    values = {
+        "models": list(names),
+        "clients": len(names),
+        "dataset": f"synthetic:{20 * len(names)}x2",
+    }
     _, clients = run(tmp_path, method, image_size=32, **values)
-    assert [line.split(",")[2] for line in clients] == list(MODEL_NAMES)
+    assert [line.split(",")[2] for line in clients] == list(names)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,7 +106,7 @@ def test_clients_that_are_never_sampled_are_scored_as_initialised(tmp_path, meth
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_it_ends_with_the_same_bytes(tmp_path, method):
     """What a strategy keeps in its arrays and a client in its state is all that there is."""
-    few = {"batch_size": 8, "dataset": "synthetic:80x4", "clients": 2}
+    few = {"batch_size": 8, "dataset": "synthetic:80x4", "clients": 2, "image_size": 16}
     check_method(method, tmp_path, **few, **SHORT.get(method, {}))
 
 
@@ -132,7 +136,8 @@ def test_hostile_payloads_are_left_out_and_named(tmp_path, method):
         content["arrays"] = to_record(ATTACKS[node][0](arrays))
         return Message(content, reply_to=message)
 
-    values = {"method": method, "batch_size": 8, "rounds": 1, "dataset": "synthetic:280x4"}
+    values = {"method": method, "batch_size": 8, "rounds": 1, "image_size": 16}
+    values["dataset"] = "synthetic:280x4"
     config = small(tmp_path, **values, clients=7, **SHORT.get(method, {}))
     record = simulate(config, tamper=lie)[0].read_rounds()[0]
     reasons = {failure["client"]: failure["reason"] for failure in record["failures"]}

@@ -12,7 +12,7 @@ import time
 
 FLOWER = 150.0  # seconds of Flower's own waits: two heartbeats of 30 s, a lease, its polls
 STARTS = 100  # starts that the longest wait of a healthy test may take
-ROUND = 60  # starts that a healthy client's message may take, the other nodes' beside it
+ROUND = 20  # starts that a healthy client's message, a fork, may take, the other nodes' beside it
 
 
 @functools.cache

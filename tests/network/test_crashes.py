@@ -21,7 +21,9 @@ def test_supernodes_killed_in_training_come_back(federation, tmp_path):
     """Point 2. The simulated twin loses the same replies: everything else must be the same.
 
     Both die at once, so that their last heartbeats expire side by side, and the run goes on until
-    both are back, however many rounds that takes.
+    both are back, however many rounds that takes. Who comes back before the server has noticed that
+    its message was lost costs the run one whole `round-timeout`, which is what this test waits at
+    most.
     """
     federation.whole()
     timeout = round_timeout()
@@ -29,7 +31,13 @@ def test_supernodes_killed_in_training_come_back(federation, tmp_path):
     run.wait_rounds(1)
     memory = federation.memory()
     pids = []
-    wait_for(lambda: pids.append(caught(federation, run, 1)) or pids[-1], "1 trains", pause=0.02)
+
+    def stopped() -> int:
+        assert run.process.running(), run.process.log.read_text()  # else nobody trains ever again
+        pids.append(caught(federation, run, 1))
+        return pids[-1]
+
+    wait_for(stopped, "1 trains", pause=0.02)
     killed = len(run.rounds()) + 1
     for k in (1, 2):
         federation.nodes[k].kill()

@@ -1,0 +1,23 @@
+"""What a finished run holds of its clients, as the tests of exports ask for it."""
+
+import csv
+
+from helpers.pictures import images_of
+
+from fedhet.training.loop import correct
+
+
+def states(folder, config):
+    root = folder.state_dir(config) / folder.experiment
+    return {path.name: path for path in sorted(root.iterdir())}
+
+
+def percent(model, config, client, part):
+    data = images_of(config, client, part)
+    return 100.0 * correct(lambda x: {"": model(x)}, data, model.config)[""] / len(data)
+
+
+def recorded(folder):
+    """Newest line of clients.csv per client."""
+    with folder.clients.open(encoding="utf-8", newline="") as file:
+        return {row["client"]: row for row in csv.DictReader(file)}

@@ -1,0 +1,65 @@
+"""The ONNX file beside an exported model answers as the model does."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from export.exported import states
+from helpers.pictures import images_of, write_images
+
+from fedhet.cli import app as cli
+from fedhet.errors import UserError
+from fedhet.export import onnx as onnx_file
+from fedhet.export.model import load_model
+from fedhet.export.save import export
+from fedhet.testing import simulate, small
+
+WITH_ONNX = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),
+    reason="needs the extra onnx",
+)
+
+
+@WITH_ONNX
+@pytest.mark.parametrize("method", ["fedmrl", "fedapen"])
+def test_onnx_answers_as_torch_does(tmp_path, method):
+    import onnxruntime
+
+    config = small(tmp_path, method=method, rounds=1)
+    folder, _ = simulate(config)
+    data = images_of(config, "0")
+    (tmp_path / "pictures").mkdir()
+    write_images(tmp_path / "pictures", data.examples)
+    out = export(states(folder, config)["0"], tmp_path / "model", images=[tmp_path / "pictures"])
+    loaded, card = load_model(out)
+    assert card["onnx"]["checked-on"].startswith(f"{len(data)} images of ")
+    assert 0 <= card["onnx"]["max-logit-difference"] < 1e-4
+    assert card["onnx"]["same-class"] == f"{len(data)} of {len(data)}"
+    session = onnxruntime.InferenceSession(
+        str(out / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    for count in (1, 3, 5):  # the batch is free
+        inputs, _ = data.batch(torch.arange(count))
+        (got,) = session.run(None, {"images": inputs.contiguous().numpy()})
+        assert np.allclose(got, loaded(inputs).numpy(), atol=1e-5)
+    assert {path.name for path in out.iterdir()} == {"card.yaml", "model.onnx", "model.safetensors"}
+
+
+@WITH_ONNX
+def test_onnx_that_differs_is_not_written(run, tmp_path, monkeypatch):
+    config, folder = run
+    right = onnx_file._run
+    monkeypatch.setattr(onnx_file, "_run", lambda *a: right(*a) + 0.1)
+    with pytest.raises(UserError, match=r"differ from torch's by 0\.1"):
+        export(states(folder, config)["0"], tmp_path / "m", images=[])
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_extra_nothing_is_written(run, tmp_path, monkeypatch, capsys):
+    config, folder = run
+    monkeypatch.setattr(onnx_file.importlib.util, "find_spec", lambda name: None)
+    state = str(states(folder, config)["0"])
+    assert cli.execute(["export", state, "--out", str(tmp_path / "m"), "--onnx"]) == 2
+    assert "pip install 'fedhet[onnx]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,141 @@
+"""`fedhet predict`: answers about files, as accurate as the run was."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from export.exported import recorded
+from helpers.pictures import images_of, write_images
+from PIL import Image
+
+from fedhet.cli import app as cli
+from fedhet.data.source import to_pixels
+from fedhet.errors import UserError
+from fedhet.export.images import find_images
+from fedhet.export.model import load_model
+from fedhet.export.predict import classify, predict
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predictions_of_files_have_the_recorded_accuracy(run, model, tmp_path):
+    config, folder = run
+    data = images_of(config, "0")
+    (tmp_path / "pictures").mkdir()
+    write_images(tmp_path / "pictures", data.examples)
+    found = predict(model, [tmp_path / "pictures"], tmp_path / "p.csv")
+    rows = rows_of(tmp_path / "p.csv")
+    assert found.examples == len(rows) == len(data) and not found.warning
+    assert list(rows[0]) == ["path", "class", *(f"p_class-{label}" for label in range(4))]
+    right = 0
+    for row, label in zip(rows, data.labels.tolist(), strict=True):
+        shares = [float(row[f"p_class-{k}"]) for k in range(4)]
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert row["class"] == f"class-{np.argmax(shares)}"
+        right += row["class"] == f"class-{label}"
+    assert 100.0 * right / len(rows) == float(recorded(folder)["0"]["test_accuracy"])
+
+
+def test_other_kinds_of_image_are_converted_as_in_training(model, tmp_path):
+    wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 70), dtype=np.uint8))
+    wide.save(tmp_path / "grey.png")
+    predict(model, [tmp_path / "grey.png"], tmp_path / "p.csv")
+    loaded, _ = load_model(model)
+    _, shares = classify(loaded, torch.from_numpy(to_pixels(wide, 32)[None].copy()))
+    row = rows_of(tmp_path / "p.csv")[0]
+    assert [float(row[f"p_class-{k}"]) for k in range(4)] == pytest.approx(
+        shares[0].tolist(), rel=1e-5
+    )
+
+
+def test_predictions_are_made_without_denormal_numbers(model):
+    """As the accuracies of the run were."""
+    loaded, _ = load_model(model)
+    tiny, found = torch.tensor([1e-39]), []
+
+    def infer(inputs):
+        found.append(float(tiny * 0.5))
+        return torch.zeros(len(inputs), len(loaded.classes))
+
+    loaded.forward = infer
+    classify(loaded, torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
+    assert found == [0.0] and float(tiny * 0.5) > 0
+
+
+def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
+    folder = tmp_path / "mixed"
+    (folder / "deep").mkdir(parents=True)
+    Image.new("RGB", (8, 8), "red").save(folder / "deep" / "good.png")
+    (folder / "broken.png").write_bytes(b"\x89PNG not really")
+    (folder / "notes.txt").write_text("no image, and not called one")
+    (folder / ".hidden.png").write_bytes(b"")
+    out = tmp_path / "p.csv"
+    words = ["predict", str(model), str(folder), "--out", str(out)]
+    assert cli.execute(words) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and "broken.png" in printed.err
+    assert "notes" not in printed.err and "hidden" not in printed.err
+    assert [row["path"] for row in rows_of(out)] == [str(folder / "deep" / "good.png")]
+    assert cli.execute([*words[:2], str(folder / "broken.png"), *words[3:]]) == 2
+    assert len(rows_of(out)) == 1  # the file from before is left as it was
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_a_file_is_classified_once_and_any_name_is_allowed(model, tmp_path):
+    names = ["a,b.png", 'q"uote.png', "line\nbreak.png", "\udcff.png"]
+    for name in names:
+        Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+        (tmp_path / "x.png").rename(tmp_path / name)
+    found = find_images([tmp_path / names[0], tmp_path])
+    assert len(found) == len(names) and found[0] == str(tmp_path / names[0])
+    predict(model, [tmp_path], tmp_path / "p.csv")
+    assert {row["path"] for row in rows_of(tmp_path / "p.csv")} == set(found)
+
+
+def test_what_is_no_exported_model(model, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+
+    def said(folder):
+        with pytest.raises(UserError) as error:
+            predict(folder, [tmp_path / "x.png"], tmp_path / "p.csv")
+        assert not (tmp_path / "p.csv").exists()
+        return str(error.value)
+
+    assert "is not an exported model" in said(tmp_path)
+    spoilt = tmp_path / "spoilt"
+    spoilt.mkdir()
+    card = yaml.safe_load((model / "card.yaml").read_text(encoding="utf-8"))
+    data = (model / "model.safetensors").read_bytes()
+
+    def write(card, data):
+        (spoilt / "card.yaml").write_text(yaml.safe_dump(card), encoding="utf-8")
+        (spoilt / "model.safetensors").write_bytes(data)
+
+    write(card, data[:-1] + bytes([data[-1] ^ 1]))
+    assert "is damaged" in said(spoilt)
+    write({**card, "architecture": "cnn-1"}, data)
+    assert "does not fit" in said(spoilt)
+    write({**card, "method": "fedmlr"}, data)
+    assert "method" in said(spoilt)
+    write({**card, "format": 2}, data)
+    assert "not of format 1" in said(spoilt)
+    write({**card, "hyper-parameters": {"d1": -1}}, data)
+    assert "d1" in said(spoilt)
+    (spoilt / "model.safetensors").unlink()
+    assert "cannot be read" in said(spoilt)
+
+
+def test_what_cannot_be_classified(model, tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        predict(model, [tmp_path / "none.png"], tmp_path / "p.csv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no image file"):
+        predict(model, [tmp_path / "empty"], tmp_path / "p.csv")
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    with pytest.raises(UserError, match="cannot be written"):
+        predict(model, [tmp_path / "x.png"], tmp_path / "nowhere" / "p.csv")

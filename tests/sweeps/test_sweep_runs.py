@@ -1,0 +1,189 @@
+"""How a sweep runs its cells, and what it says of them."""
+
+import errno
+import json
+
+import pytest
+from sweeps import cell_work as work
+from sweeps.left import leave
+
+from fedhet.cli.app import execute
+from fedhet.cli.sweep import Progress
+from fedhet.errors import RunFailedError, UserError
+from fedhet.records.run_folder import RunFolder
+from fedhet.sweeps import place, sweep
+from fedhet.sweeps.sweep import Sweep
+
+
+def test_a_folder_broken_off_while_it_was_made_makes_room(cells, tmp_path) -> None:
+    (tmp_path / cells[0].name / "checkpoint").mkdir(parents=True)
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    found.work = work.pretend
+    assert (found.jobs[0].state, found.jobs[0].anew) == ("pending", True)
+    found.run(1, lambda now: None)
+    assert found.jobs[0].state == "finished"
+
+
+def test_a_cell_without_hope_begins_anew(cells, tmp_path) -> None:
+    said = {"status": "failed", "reason": "no client replied"}
+    leave(tmp_path, cells[0], rounds=1, silent=[1], torch="0.1", **said)
+    leave(tmp_path, cells[1], rounds=2, silent=[2], torch="0.1", **said)
+    leave(tmp_path, cells[2], rounds=1, **said)
+    found = Sweep.open("s", tmp_path, cells[:3], execute)
+    assert [(job.state, job.anew, job.rounds) for job in found.jobs] == [
+        ("failed", True, 0), ("failed", True, 0), ("failed", False, 1),
+    ]  # fmt: skip
+    assert found.mixed() == ""  # nothing of what the old torch made is kept
+    found.work = work.pretend
+    found.run(2, lambda now: None)
+    assert [job.state for job in found.jobs] == ["finished", "finished", "failed"]
+    for cell in cells[:2]:
+        assert (found.folder / "failed" / cell.name / "rounds.jsonl").exists()
+
+
+def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> None:
+    leave(tmp_path, cells[0], rounds=1, silent=[1], status="failed", reason="?")
+    found = Sweep.open("s", tmp_path, cells[:2], execute)
+    found.work = work.pretend
+    lock = RunFolder(tmp_path / cells[0].name).lock()
+
+    def release(now: Sweep) -> None:
+        if now.jobs[0].waits and now.jobs[1].state == "finished":
+            lock.release()
+        progress.update(now)
+
+    with Progress(found, quiet=False) as progress:
+        found.run(1, release)
+    assert [job.state for job in found.jobs] == ["finished", "finished"]
+    said = capsys.readouterr().err
+    assert said.count(f"{cells[0].name} is being run by another process, which is waited for") == 1
+
+
+def test_a_killed_cell_says_so_and_not_what_an_earlier_attempt_said(cells, tmp_path) -> None:
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    found.work = work.killed
+    found.run(1, lambda now: None)
+    assert found.jobs[0].reason == "killed by SIGKILL, perhaps for want of memory, after round 0"
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    found.work = work.silent
+    found.run(1, lambda now: None)
+    assert found.jobs[0].reason == "it ended with code 7"
+
+
+def test_a_cell_that_cannot_go_on_says_what_stops_it_now(cells, tmp_path) -> None:
+    leave(tmp_path, cells[0], rounds=1, status="failed", reason="of yesterday")
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    found.work = work.refuse
+    found.run(1, lambda now: None)
+    assert found.jobs[0].reason == "error: it is another reason today"
+    leave(tmp_path, cells[1])
+    (tmp_path / cells[1].name / "rounds.jsonl").write_text("x{}\n")
+    damaged = Sweep.open("s", tmp_path, cells[1:2], execute)
+    damaged.work = work.refuse
+    damaged.run(1, lambda now: None)
+    assert damaged.jobs[0].reason.endswith("to run the cell anew")
+
+
+def test_a_cell_that_ends_well_at_last_gets_its_line(cells, tmp_path, capsys) -> None:
+    leave(tmp_path, cells[0], status="failed", reason="?", silent=[1, 2])
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    found.work = work.pretend
+    with Progress(found, quiet=False) as progress:
+        progress.update(found)
+        assert capsys.readouterr().err == ""
+        found.run(1, progress.update)
+    assert f"fedhet: {cells[0].name} finished" in capsys.readouterr().err
+
+
+def test_a_cell_that_fails_says_why_in_its_line(cells, tmp_path, capsys) -> None:
+    """Not only when the last of its neighbours has ended, hours later."""
+    found = Sweep.open("s", tmp_path, cells[2:3], execute)
+    found.work = work.pretend
+    with Progress(found, quiet=False) as progress:
+        found.run(1, progress.update)
+    line = f"fedhet: {cells[2].name} failed -  {cells[2].label}: no such thing\n"
+    assert capsys.readouterr().err == line
+
+
+def test_the_table_of_progress_says_why_a_cell_failed(cells, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    leave(tmp_path, cells[0], rounds=1, status="failed", reason="'/a[/b]' is gone")
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    with Progress(found, quiet=False) as progress:
+        progress.update(found)
+    assert f"{cells[0].label}: '/a[/b]' is gone" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> None:
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    found.work = work.pretend
+    found._prepare()
+    monkeypatch.setattr(found, "_prepare", lambda: None)
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sweep, "write_json", full)
+    with pytest.raises(RunFailedError, match=r"cannot go on: No space left on device; when"):
+        found.run(1, lambda now: None)
+    assert not found.running()
+    monkeypatch.undo()
+    again = Sweep.open("s", tmp_path, cells[:1], execute)
+    again.run(1, lambda now: None)  # the lock is free
+    assert again.jobs[0].state == "finished"
+
+
+def test_a_killed_fork_server_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> None:
+    def gone(_process):
+        raise EOFError("unexpected EOF")
+
+    found = Sweep.open("s", tmp_path, cells[:1], execute)
+    monkeypatch.setattr(place._Forked, "start", gone)
+    with pytest.raises(RunFailedError, match="the process that starts its cells was killed; the"):
+        found.run(1, lambda now: None)
+    assert Sweep.open("s", tmp_path, cells[:1], execute).jobs[0].state == "pending"
+
+
+def test_cells_run_side_by_side_and_one_that_breaks_stops_no_other(cells, tmp_path) -> None:
+    """The cells' work is a small function here; tests/network runs real ones."""
+    out, running = tmp_path / "out", []
+    found = Sweep.open("s", out, cells, execute)
+    found.work = work.pretend
+    found.run(3, lambda now: running.append(len(now.running())))
+    assert max(running) == 3
+    assert [job.state for job in found.jobs] == ["finished", "finished", "failed", "failed"]
+    assert found.jobs[2].reason == "no such thing"
+    kept = json.loads((out / "sweeps" / "s" / "sweep.json").read_text())
+    assert [cell["state"] for cell in kept["cells"]] == [job.state for job in found.jobs]
+    again = Sweep.open("s", out, cells, execute)
+    assert [job.state for job in again.jobs[:2]] == ["finished", "finished"]
+
+
+def test_what_interrupts_a_sweep_ends_its_cells(cells, tmp_path) -> None:
+    found = Sweep.open("s", tmp_path, cells, execute)
+    found.work = work.sleep
+
+    def stop(now: Sweep) -> None:
+        if len(now.running()) == 2:
+            processes.extend(job.process for job in now.running())
+            raise KeyboardInterrupt
+
+    processes: list = []
+    with pytest.raises(KeyboardInterrupt):
+        found.run(2, stop)
+    assert len(processes) == 2 and not any(process.is_alive() for process in processes)
+    assert not found.running()
+
+
+def test_one_command_at_a_time(cells, tmp_path) -> None:
+    first, second = (Sweep.open("s", tmp_path, cells, execute) for _ in range(2))
+
+    def meanwhile(_now: Sweep) -> None:
+        with pytest.raises(UserError, match="being run by another process"):
+            second.run(1, lambda _: None)
+        raise KeyboardInterrupt
+
+    first.work = work.sleep
+    with pytest.raises(KeyboardInterrupt):
+        first.run(1, meanwhile)

@@ -19,7 +19,7 @@ from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.models import SplitModel
 from fedhet.protocol.payload import ClassVectors, Payload
 from fedhet.rng import generator
-from fedhet.strategies.fedl2g import FedL2GParams, width_of
+from fedhet.strategies.fedl2g import LARGEST, FedL2GParams, width_of
 from fedhet.training.loop import Phase, batches
 
 Batch = tuple[Tensor, Tensor]
@@ -183,9 +183,11 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         return value + pull - pull.detach()
 
     def upload(self) -> Payload:
-        """The gradients of seen classes, marked by whether they were studied."""
+        """The gradients of seen classes, clipped, marked by whether they were studied."""
         seen = self.seen()
-        rows = self.gradient[seen.to(self.device)].float().cpu().numpy().copy()
+        own = self.gradient[seen.to(self.device)].float()
+        norms = own.norm(dim=1, keepdim=True)
+        rows = (own * (LARGEST / norms.clamp(min=LARGEST))).cpu().numpy()
         marks = self.studied.cpu()[seen].to(torch.int64).numpy()
         return ClassVectors(seen.numpy(), marks, rows)
 

@@ -8,9 +8,11 @@ the step that it causes to help on a *quiz* set, which is never trained on:
     theta'(G) = theta - lr grad_theta (CE + MSE(o(x), G_y))   on a study batch, in a copy
     up: d CE(theta'(G); quiz) / d G_s for the classes s that the client has seen, |S_k| w floats
 
-Rows of seen classes that were not in the study batch are zero and marked so. The server averages,
-per class, over the clients that had it, clips the mean to norm 100, and steps by ``server-lr``
-(``FedL2GStrategy.aggregate``). In the first ``warm-up`` rounds clients do the second part alone.
+Rows of seen classes that were not in the study batch are zero and marked so; a row's norm is at
+most 100, and others are refused, since honest ones differ by a factor of 1e5 between architectures
+and no multiple of their median tells a liar. The server averages, per class, over the clients that
+had it, and steps by ``server-lr`` (``FedL2GStrategy.aggregate``). In the first ``warm-up`` rounds
+clients do the second part alone.
 
 ``theta'`` is linear in G, so that the gradient needs no second derivative of CE: with
 v = grad CE(theta'; quiz) it is, for class c, 2 lr / (n w) times the sum over the study images of c
@@ -20,8 +22,9 @@ approximation (the paper's first-order form; ``guiding_gradient`` in ``clients/f
 Differs from HtFLlib (the authors' own library): the quiz set is a seeded draw of a client's
 training images for the whole run, at most a quarter of them, where they take the first ones, which
 are of one class in many data sets; with several study batches each makes a step of its own from the
-same weights, and the gradients' mean is sent, where they make one step of all. They warm up for 50
-rounds; the default is 5, since a run may be shorter than that.
+same weights, and the gradients' mean is sent, where they make one step of all. They clip the mean
+of a class to 100; here each client clips its rows, so that the mean is no longer either. They warm
+up for 50 rounds; the default is none: G moves by 1e-3 a round, and its vectors are of norm 3.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +43,8 @@ from fedhet.strategies.averaging import class_means
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of
 
-LARGEST = 100.0  # norm of a class's mean gradient, as in the authors' code
+LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
+ROUNDING = 1.0001
 
 
 class FedL2GParams(Params):
@@ -62,7 +66,7 @@ class FedL2GParams(Params):
         description="size of the quiz set in batches, never trained on; at most a quarter of the "
         "client's training examples",
     )
-    warm_up: int = Field(5, ge=0, description="first rounds in which no model trains; paper: 50")
+    warm_up: int = Field(0, ge=0, description="first rounds in which no model trains; authors: 50")
 
 
 def width_of(params: FedL2GParams, classes: int, d: int) -> int:
@@ -101,19 +105,25 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
                            f"{own.tolist()}")  # fmt: skip
         if not np.isin(payload.counts, (0, 1)).all():
             raise Rejected("a gradient is marked by something else than 0 or 1")
+        longest = float(np.linalg.norm(payload.vectors.astype(np.float64), axis=1).max(initial=0.0))
+        if longest > LARGEST * ROUNDING and not self.config.dp_clip:  # noise has no such bound
+            raise Rejected(f"a gradient of norm {longest:.4g} is above {LARGEST:g}")
+
+    def step_length(self, payload: Payload, length: float) -> float | None:
+        """Gradients are bounded by :meth:`check`: honest ones have no common size."""
+        return None
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """One SGD step by the clipped mean per class of those who had it."""
+        """One SGD step by the mean per class of those who had it."""
         payloads = payloads_of(uploads)
         marked = [p.counts > 0 for p in payloads]
         classes = np.concatenate([p.classes[m] for p, m in zip(payloads, marked, strict=True)])
         rows = [p.vectors[m] for p, m in zip(payloads, marked, strict=True)]
         means = class_means(classes, rows, None, np.zeros_like(self.guides), self.rule)
-        norms = np.linalg.norm(means.astype(np.float64), axis=1)
-        scale = np.minimum(1.0, LARGEST / np.maximum(norms, LARGEST))
-        step = self.params.server_lr * means.astype(np.float64) * scale[:, None]
+        step = self.params.server_lr * means.astype(np.float64)
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
-        return {"guided_classes": float(len(np.unique(classes))), "guide_step": float(norms.max())}
+        longest = float(np.linalg.norm(step, axis=1).max())
+        return {"guided_classes": float(len(np.unique(classes))), "guide_step": longest}
 
     def arrays(self) -> dict[str, Array]:
         """G (C, w)."""

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from types import MethodType
 from typing import Any, cast
 
@@ -189,7 +190,7 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
 
 def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     try:
-        import timm  # noqa: PLC0415  (an extra)
+        timm: Any = import_module("timm")  # an extra
     except ImportError as error:
         raise UserError(
             f"model {name!r} needs timm: pip install 'fedhet[timm]' ({brief(error)})"
@@ -234,7 +235,8 @@ def _cut(network: nn.Module) -> int:
         if last:
             parent, key, layer = last[-1]
             setattr(parent, key, nn.Identity())
-            return int(getattr(layer, "in_features", 0) or layer.in_channels)
+            width: int = getattr(layer, "in_features", 0) or getattr(layer, "in_channels", 0)
+            return width
     raise AssertionError("every classifier ends in a layer with as many outputs as classes")
 
 

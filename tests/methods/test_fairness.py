@@ -16,7 +16,7 @@ from fedhet.protocol.messages import arrays_of, message_bytes, to_record
 from fedhet.registry import METHODS
 from fedhet.testing import make_client, make_strategy, simulate, small
 
-UNWEIGHTED = {"standalone", "fd", "fedproto", "fedgh", "fedtgp", "fedssa"}
+UNWEIGHTED = {"standalone", "fd", "fedproto", "fedgh", "fedtgp", "fedssa", "fedl2g"}
 
 
 @pytest.mark.parametrize("method", METHODS)

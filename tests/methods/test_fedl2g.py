@@ -149,12 +149,11 @@ def test_one_step_of_the_server_by_hand(tmp_path):
     strategy = make_strategy(fedl2g(tmp_path, server_lr=0.5), [[0, 1], [1, 2]], [50, 500], 3)
     before = strategy.guides.copy()
     uploads = {
-        "0": vectors([0, 1], [1, 1], [[300, 400, 0], [1, 2, 3]]),
+        "0": vectors([0, 1], [1, 1], [[60, 80, 0], [1, 2, 3]]),
         "1": vectors([1, 2], [1, 0], [[3, 0, 1], [0, 0, 0]]),
     }
     strategy.aggregate(uploads_of(strategy, uploads), 1)
-    clipped = np.array([300, 400, 0]) * LARGEST / 500
-    step = np.array([clipped, [2, 1, 2], [0, 0, 0]])
+    step = np.array([[60, 80, 0], [2, 1, 2], [0, 0, 0]])
     assert np.allclose(strategy.guides, before - 0.5 * step, atol=1e-5)
     again = make_strategy(fedl2g(tmp_path), [[0, 1]], [50], 3)
     again.load(strategy.arrays())
@@ -167,12 +166,21 @@ def test_one_step_of_the_server_by_hand(tmp_path):
     [
         (vectors([0, 2], [1, 1], np.zeros((2, 3))), "declared"),
         (vectors([0, 1], [1, 7], np.zeros((2, 3))), "0 or 1"),
+        (vectors([0, 1], [1, 1], [[60, 81, 0], [0, 0, 0]]), "norm 100.8 is above 100"),
     ],
 )
 def test_other_classes_and_other_marks_are_refused(tmp_path, upload, says):
     strategy = make_strategy(fedl2g(tmp_path), [[0, 1], [1, 2]], [50, 500], 3)
     with pytest.raises(Rejected, match=says):
         strategy.check(strategy.roster.infos["0"], upload)
+
+
+def test_a_long_gradient_is_clipped_by_the_client(tmp_path):
+    client = make_client(fedl2g(tmp_path), 0, tmp_path)
+    client.gradient = torch.ones(client.classes, client.classes) * 1e3
+    client.studied = torch.ones(client.classes, dtype=torch.bool)
+    rows = client.upload().vectors
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(LARGEST, rel=1e-5)
 
 
 def test_nothing_trains_while_warming_up_but_the_guides_move(tmp_path):

@@ -24,7 +24,8 @@ training images for the whole run, at most a quarter of them, where they take th
 are of one class in many data sets; with several study batches each makes a step of its own from the
 same weights, and the gradients' mean is sent, where they make one step of all. They clip the mean
 of a class to 100; here each client clips its rows, so that the mean is no longer either. They warm
-up for 50 rounds; the default is none: G moves by 1e-3 a round, and its vectors are of norm 3.
+up for 50 rounds; the default is none, since what G moves by in five rounds is little beside its
+vectors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,10 @@ class FedL2GParams(Params):
         "logits", description="what is guided: the classifier's outputs, or the representations"
     )
     server_lr: float = Field(
-        0.01, gt=0, description="learning rate of the guiding vectors, > 0; paper: 0.01"
+        0.0,
+        ge=0,
+        description="learning rate of the guiding vectors; 0: 0.1 for logits, 100 for features, as "
+        "in the authors' commands",
     )
     study_batches: int = Field(
         1, ge=1, le=1000, description="batches whose step is looked at in a round, >= 1"
@@ -67,6 +71,9 @@ class FedL2GParams(Params):
         "client's training examples",
     )
     warm_up: int = Field(0, ge=0, description="first rounds in which no model trains; authors: 50")
+
+
+RATES = {"logits": 0.1, "features": 100.0}  # of the vectors, where no other is given
 
 
 def width_of(params: FedL2GParams, classes: int, d: int) -> int:
@@ -120,7 +127,8 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         classes = np.concatenate([p.classes[m] for p, m in zip(payloads, marked, strict=True)])
         rows = [p.vectors[m] for p, m in zip(payloads, marked, strict=True)]
         means = class_means(classes, rows, None, np.zeros_like(self.guides), self.rule)
-        step = self.params.server_lr * means.astype(np.float64)
+        rate = self.params.server_lr or RATES[self.params.guide]
+        step = rate * means.astype(np.float64)
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
         longest = float(np.linalg.norm(step, axis=1).max())
         return {"guided_classes": float(len(np.unique(classes))), "guide_step": longest}

@@ -94,6 +94,7 @@ def test_the_meta_gradient_is_that_of_autograd_through_the_step(meta):
 def test_one_round_of_a_client_by_hand(tmp_path, guide):
     client = make_client(fedl2g(tmp_path, guide=guide), 0, tmp_path)
     own, images, labels = deepcopy(client.model), *train_images(client)
+    own.requires_grad_(True)  # whatever the last phase in this process has left off
     width = 500 if guide == "features" else client.classes
     sent = np.random.default_rng(0).normal(0, 1, (client.classes, width)).astype(np.float32)
     every = np.arange(client.classes)

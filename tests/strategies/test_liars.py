@@ -71,7 +71,7 @@ def test_an_upload_of_norm_9999_has_no_effect_in_any_method(tmp_path, method):
     assert lines(lied) == lines(without)
     assert [r["replied"] for r in lied.read_rounds()] == [CLIENTS - 1] * 2
     assert [f["client"] for f in failures(lied)] == [str(LIAR)] * 2
-    known = "max-update-ratio=10|max-update-norm=10000|not a probability distribution"
+    known = "max-update-ratio=10|max-update-norm=10000|not a probability|a gradient of norm"
     assert all(any(k in f["reason"] for k in known.split("|")) for f in failures(lied))
 
 

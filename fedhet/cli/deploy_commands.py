@@ -212,6 +212,11 @@ def status(
     from fedhet.runtime.status import collect
 
     folder = ServerFolder(superlink.expanduser().absolute())
+    if not folder.credentials.ca.is_file():
+        raise UserError(
+            f"--superlink: '{superlink}' is no folder of `fedhet certs` (no ca.crt is there); "
+            "status asks the server that was started from one"
+        )
     control = Control(folder.control(), folder.credentials.ca)
     try:
         found = collect(control)

@@ -99,14 +99,21 @@ def posted(message: Message, identity: str = "") -> str:
     return identity
 
 
-def run_simulation(actor: Mapping[str, Any]) -> None:
-    """Flower's program ``flwr-simulation``, with options of Ray's for its training processes."""
+def run_simulation(actor: Mapping[str, Any], start_ray: Callable[[], None]) -> None:
+    """Flower's program ``flwr-simulation``, with options of Ray's for its training processes.
+
+    ``start_ray`` is called where Flower would start Ray, and raises what its start raises.
+    """
+    from flwr.server.superlink.fleet.vce.backend.raybackend import (
+        RayBackend,  # why: Flower would start Ray itself, after all imports
+    )
     from flwr.simulation.app import flwr_simulation  # why: its console script, under our options
     from flwr.simulation.ray_transport.ray_actor import (
         ClientAppActor,  # why: Flower offers no option for restarts of an actor
     )
 
     ClientAppActor._default_options.update(actor)  # type: ignore[attr-defined]
+    RayBackend.init_ray = lambda *_: start_ray()  # type: ignore[method-assign]
     flwr_simulation()
 
 

@@ -7,20 +7,15 @@ that the others must reproduce to the byte.
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 
-import numpy as np
 import psutil
 import pytest
-import torch
-from helpers.pictures import write_images
 from network.commands import ROUNDS, WORK, Command, assert_gone
-from network.federation import EXAMPLES
 from network.pace import patience
 
 from fedhet.config import load_config
@@ -111,24 +106,6 @@ def test_one_process_gives_the_same_bytes_and_another_seed_others(base, tmp_path
         config = load_config(find_preset("quickstart"), [*WORK, *where, f"seed={seed}"])
         first[seed] = simulate(config)[0].read_rounds()[0]["sha256"]
     assert first[0] == base.rounds()[0]["sha256"] != first[1]
-
-
-def test_an_own_method_with_public_images_gives_the_same_bytes(fedhet, tmp_path, monkeypatch):
-    """On Ray and in one process; the public images are a folder that is named from where one is."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
-    shutil.copy(EXAMPLES / "fedmd.py", tmp_path)
-    for name in ("x", "y"):
-        (tmp_path / "public" / name).mkdir(parents=True)
-        noise = np.random.default_rng(len(name)).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
-        write_images(tmp_path / "public" / name, torch.from_numpy(noise))
-    words = ("method=fedmd:METHOD", "public-path=public", "alignment=8", "rounds=2")
-    ray = fedhet.run("fedmd", *words)
-    assert ray.end()[0] == 0
-    config = load_config(find_preset("quickstart"), [*WORK, *words, f"out={tmp_path}"])
-    inline = simulate(config)[0].read_rounds()
-    assert [line["sha256"] for line in ray.rounds()] == [line["sha256"] for line in inline]
-    assert ray.rounds()[1]["downlink_floats"] == 4 * 8 * 10
 
 
 def test_neither_the_number_of_actors_nor_their_death_changes_a_bit(fedhet, base):

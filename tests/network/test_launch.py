@@ -36,13 +36,15 @@ def base(fedhet):
     """An undisturbed run with one actor."""
     command = fedhet.run("base", "actors=1")
     seen: set[int] = set()
-    while command.process.poll() is None:
-        seen |= set(command.pids())
-        for pid in command.pids():
-            command.sockets |= listening(pid)
-        if command.rounds() and not command.refusal:
-            command.refusal = join_without_token(command)
-        time.sleep(0.1)
+    with intruder() as process:
+        while command.process.poll() is None:
+            seen |= set(command.pids())
+            for pid in command.pids():
+                command.sockets |= listening(pid)
+            if (port := ray_port(command)) and not command.refusal:
+                _, command.refusal = process.communicate(f"{port}\n", timeout=120)
+                command.refusal = command.refusal if process.returncode else "it was let in"
+            time.sleep(0.1)
     code, out, err = command.end()
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == str(command.folder)
@@ -63,21 +65,25 @@ def listening(pid: int) -> set[tuple[str, str]]:
     return set()
 
 
-def join_without_token(command: Command) -> str:
-    """What Ray says to a process of the same user that has everything but the token."""
-    (pid,) = command.pid_of("gcs_server")
-    (server, *_) = (
-        connection.laddr.port
-        for connection in psutil.Process(pid).net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    )
+def ray_port(command: Command) -> int:
+    """Where Ray's server listens once clients train; 0 before."""
+    if command.rounds():
+        for pid in command.pid_of("gcs_server"):
+            for connection in psutil.Process(pid).net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    return int(connection.laddr.port)
+    return 0
+
+
+def intruder() -> subprocess.Popen[str]:
+    """A process of the same user that has everything but the token; it waits for the port."""
     program = (
         "from ray._raylet import GcsClient\n"
-        f"GcsClient(address='127.0.0.1:{server}').internal_kv_keys(b'', namespace=None, timeout=5)"
+        "GcsClient(address=f'127.0.0.1:{int(input())}').internal_kv_keys(b'', namespace=None, timeout=5)"
     )
+    pipe = subprocess.PIPE
     words = [sys.executable, "-c", program]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    return done.stderr if done.returncode else "it was let in"
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_a_run_listens_on_loopback_only_and_lets_nobody_in(base):

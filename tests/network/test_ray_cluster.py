@@ -46,7 +46,9 @@ def _is_actor(process: psutil.Process) -> bool:
     return False
 
 
-def test_ray_nodes_without_a_shared_disk_give_the_same_bytes_and_nothing_to_resume(cluster, tmp_path, capsys):
+def test_ray_nodes_without_a_shared_disk_give_the_same_bytes_and_nothing_to_resume(
+    cluster, tmp_path, capsys
+):
     (tmp_path / "preset.yaml").write_text(yaml.safe_dump(CONTEXT))
     words = ["run", str(tmp_path / "preset.yaml"), f"out={tmp_path}", "name=run"]
     env = os.environ | {"RAY_ADDRESS": cluster.address}
@@ -137,4 +139,4 @@ def test_a_node_that_dies_gives_its_cell_to_the_other_with_the_same_bytes(cluste
         twin = tmp_path / "near" / folder.name / "config.yaml"
         ours = yaml.safe_load((folder / "config.yaml").read_text())
         assert ours == yaml.safe_load(twin.read_text()) | {"out": str(home)}
-        assert subprocess.run([script("fedhet"), "verify", folder], check=False).returncode == 0
+        assert execute(["verify", str(folder)]) == 0

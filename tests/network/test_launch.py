@@ -166,7 +166,8 @@ def test_closing_the_terminal_stops_the_run(fedhet):
 
 
 def test_a_run_that_fails_says_why_and_leaves_no_process(fedhet):
-    words = ("max-update-norm=1e-6", "max-skipped-rounds=0", "name=fails")
+    """On Ray it is the ServerApp that says so, in summary.json: tests/runtime/test_ray_start.py."""
+    words = ("engine=inline", "max-update-norm=1e-6", "max-skipped-rounds=0", "name=fails")
     command = fedhet.run("failed", *words)
     code, out, err = command.end()
     assert code == 3

@@ -27,6 +27,9 @@ ValueError: no such thing
 """
 
 
+REASONS = {"completed": "", "failed": "fewer than min-replies"}
+
+
 class Program:
     """What a process of the herd looks like."""
 
@@ -62,8 +65,8 @@ class Link(SuperLink):
         self._refreshed = 0.0
         self.starts += 1
         end = self.ends.pop(0)
-        if end == "completed":
-            ending = {"status": end, "reason": "", "rounds": 1}
+        if end in {"completed", "failed"}:
+            ending = {"status": end, "reason": REASONS[end], "rounds": 1}
             self.run_folder.summary.write_text(json.dumps(ending))
         with self.log.open("a") as log:
             log.write(end)
@@ -111,6 +114,11 @@ def test_what_is_left_of_it_ends_first(follow) -> None:
 def test_a_ray_that_had_trained_is_not_started_again(follow) -> None:
     link, ending = follow([DEAD, "completed"], Program(f"{ACTOR}.run"))
     assert ending[0] == "failed" and link.starts == 1
+
+
+def test_what_the_server_app_says_of_its_end_is_the_runs(follow) -> None:
+    link, ending = follow(["failed", "completed"])
+    assert ending == ("failed", "fewer than min-replies") and link.starts == 1
 
 
 def test_an_error_that_is_not_rays_is_the_end(follow) -> None:

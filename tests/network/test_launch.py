@@ -79,7 +79,8 @@ def intruder() -> subprocess.Popen[str]:
     """A process of the same user that has everything but the token; it waits for the port."""
     program = (
         "from ray._raylet import GcsClient\n"
-        "GcsClient(address=f'127.0.0.1:{int(input())}').internal_kv_keys(b'', namespace=None, timeout=5)"
+        "client = GcsClient(address=f'127.0.0.1:{int(input())}')\n"
+        "client.internal_kv_keys(b'', namespace=None, timeout=5)"
     )
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", program]

@@ -23,7 +23,7 @@ from fedhet.schema import RunConfig
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
 # Keys that came when cells had names already: at these values no cell is called otherwise.
 LATER = {"max-update-ratio": 10.0, "public-dataset": "", "public-path": ""}
-SWEEP_KEYS = {"grid", "paired"}
+SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 
 

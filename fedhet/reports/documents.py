@@ -115,7 +115,7 @@ def _results(made: Report, pages: Mapping[str, tuple[Section, str]]) -> str:
 
 
 def _setting(section: Section, curve: Picture, name: str) -> str:
-    lines = [escaped(section.note), "", f"    {section.command}", ""]
+    lines = [escaped(section.note), "", *(f"    {one}" for one in section.commands), ""]
     lines += ["All settings: [results.md](../results.md).", ""]
     lines += _image(curve, f"{name}.svg")
     return "\n".join([*lines, *(to_markdown(table, 2) for table in section.tables)])

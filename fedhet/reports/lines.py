@@ -1,6 +1,6 @@
-"""Lines with the name at the end of each, and rows of boxes: what figures of a setting are made of."""
+"""Lines with the name at the end of each, and rows of boxes: figures of a setting are of these."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from fedhet.reports.drawing import WIDTH
 from fedhet.reports.svg import Drawing, Scale, apart, cut, hue, mark, n, padded, wide
 
-_LETTERS = 26
+_LETTERS, _PLOT = 44, 300.0  # of a name; pixels beside the names
 _TOP, _LEFT = 26.0, 40.0
 
 
@@ -30,7 +30,8 @@ def draw_lines(
 
     ``labels`` are those of x and y; ``zero`` draws a line at y = 0.
     """
-    room = min(170.0, max(wide(cut(one.name, _LETTERS), 10) for one in series) + 22)
+    room = max(wide(cut(one.name, _LETTERS), 10) for one in series) + 22
+    panel.width = max(WIDTH, _LEFT + _PLOT + room)
     right, bottom = panel.width - room, panel.height - 32
     xs = [x for one in series for x, _ in one.points]
     ys = [y for one in series for _, y in one.points]
@@ -77,7 +78,8 @@ def draw_boxes(
 
     A cross is the mean, a dot the lowest.
     """
-    left = min(180.0, max(wide(cut(name, _LETTERS)) for name, _ in rows) + 10)
+    left = max(wide(cut(name, _LETTERS)) for name, _ in rows) + 10
+    panel.width = max(WIDTH, left + _PLOT)
     bottom = 10 + row * len(rows)
     x = Scale(
         *padded([value for _, values in rows for value in values], 0.03), left, panel.width - 8
@@ -96,13 +98,6 @@ def draw_boxes(
         panel.mark(x(min(values)), y, "o", "f2", 2)
 
 
-def new_panel(height: float, draw: Callable[[Drawing], None], width: float = WIDTH) -> Drawing:
-    """A panel that ``draw`` fills."""
-    panel = Drawing(width, height)
-    draw(panel)
-    return panel
-
-
-def tall_enough(names: Mapping[str, object] | Sequence[object]) -> float:
+def tall_enough(names: Sequence[object]) -> float:
     """Height at which every line's name has room."""
     return max(220.0, 11.0 * len(names) + 66)

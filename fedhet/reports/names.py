@@ -34,7 +34,7 @@ def exact(value: Any) -> str:
 
 
 def model_range(names: Sequence[str]) -> list[str]:
-    """Models as a title says them: ``cnn-1 ... cnn-5`` for a run of numbered names, else the names."""
+    """Models as a title says them: ``cnn-1 to cnn-5`` for numbered names in a row."""
     stems = {name.rpartition("-")[0] for name in names}
     numbers = [name.rpartition("-")[2] for name in names]
     if len(names) > 2 and len(stems) == 1 and numbers == [str(i + 1) for i in range(len(names))]:

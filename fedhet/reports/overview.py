@@ -72,7 +72,7 @@ def across(comparisons: Sequence[Comparison]) -> dict[str, tuple[list[float], fl
     """Per arm the mean difference of every setting, and its signed-rank p, adjusted over arms.
 
     One number per setting, as for classifiers over data sets: settings are then the sample.
-    Settings that differ in rounds alone are no two of a sample: the longest that has the arm counts.
+    Of settings that differ in rounds alone the longest that has the arm counts.
     """
     values: dict[str, list[float]] = {}
     for name in arm_names(comparisons):

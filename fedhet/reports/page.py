@@ -1,4 +1,4 @@
-"""``report.html``: everything on one page; the largest drawings are linked if it would be too big."""
+"""``report.html``: everything on one page; drawings that would make it too big are linked."""
 
 import json
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def _render(made: Report, drawn: Mapping[str, list[str]]) -> str:
 def _shown(section: Section, drawn: Mapping[str, list[str]]) -> dict[str, object]:
     return {
         "name": section.name, "title": section.title, "note": section.note,
-        "tables": section.tables, "facts": section.facts, "command": section.command,
+        "tables": section.tables, "facts": section.facts, "commands": section.commands,
         "figures": [_figure(picture, drawn) for picture in section.figures if picture.panels],
     }  # fmt: skip
 

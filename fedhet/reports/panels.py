@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedhet.reports.comparison import Comparison, Paired
+from fedhet.reports.comparison import Comparison, Paired, longest
 from fedhet.reports.drawing import Picture, absent
 from fedhet.reports.placing import beside_points
 from fedhet.reports.svg import Drawing, Scale, cut, n, padded, plain, wide
@@ -17,13 +17,19 @@ _NAME = 22  # letters of a panel's row, before it is cut
 
 
 def in_order(comparisons: Sequence[Comparison]) -> list[str]:
-    """The rows of all settings by their mean rank, 0 the best and 1 the last of a setting."""
+    """The rows of all settings by their mean rank, 0 the best and 1 the last of a setting.
+
+    Of settings that differ in rounds alone the longest counts.
+    """
     ranks: dict[str, list[float]] = {}
-    for one in comparisons:
+    counted = longest(comparisons)
+    late = [one for one in comparisons if one not in counted]
+    for one in [*counted, *late]:
         means = {name: one.levels[place].accuracy.mean for name, place in one.shown.items()}
         order = sorted(means, key=lambda name: -means[name])
         for place, name in enumerate(order):
-            ranks.setdefault(name, []).append(place / max(1, len(order) - 1))
+            if one in counted or name not in ranks:
+                ranks.setdefault(name, []).append(place / max(1, len(order) - 1))
     return sorted(ranks, key=lambda name: (float(np.mean(ranks[name])), name))
 
 

@@ -137,7 +137,9 @@ def to_text(made: Report) -> str:
             continue
         parts += [f'## {escaped(section.title)} <a id="{section.name}"></a>', ""]
         parts += [escaped(section.note), ""] if section.note else []
-        parts += [f"    {section.command}", ""] if section.command else []
+        parts += (
+            [*(f"    {command}" for command in section.commands), ""] if section.commands else []
+        )
         parts += [to_markdown(table) for table in section.tables]
         parts += [f"- {escaped(f'{name}: {value}')}" for name, value in section.facts]
     missing = [f"- {escaped(f'{p.title}: {p.absent}.')}" for p in made.figures() if p.absent]

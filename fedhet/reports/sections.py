@@ -30,7 +30,7 @@ class Section:
     tables: Sequence[Table] = ()
     figures: Sequence[Picture] = ()
     facts: Sequence[tuple[str, str]] = ()
-    command: str = ""
+    commands: Sequence[str] = ()
 
     def full(self) -> bool:
         """Whether anything is in it."""
@@ -122,7 +122,7 @@ def _section(one: Comparison, colours: Colours) -> Section:
     made = [*tables.of_setting(one), overview.precision(one)]
     return Section(
         one.setting.slug, one.setting.title, f"{one.setting.conditions}.",
-        [table for table in made if table.rows], drawn, (), one.setting.command,
+        [table for table in made if table.rows], drawn, (), one.setting.commands,
     )  # fmt: skip
 
 

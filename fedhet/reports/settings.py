@@ -87,7 +87,7 @@ class Setting:
     arms: list[Arm]
     variants: list["Setting"] = field(default_factory=list)  # the same in other precisions
     title: str = ""  # short, no other setting's of the report (:mod:`fedhet.reports.titles`)
-    command: str = ""  # what makes runs of it
+    commands: list[str] = field(default_factory=list)  # what makes runs of it
 
     @cached_property
     def data(self) -> str:

@@ -1,4 +1,4 @@
-"""Small pictures as SVG text: scales with proper ticks, marks, labels that do not lie on each other.
+"""Small pictures as SVG text: scales with proper ticks, marks, labels that lie on no other.
 
 Written by hand because matplotlib needs half a second of processor time a figure, and 17 settings
 have a hundred: these take a millisecond each and a tenth of the bytes. Colours are classes of

@@ -97,7 +97,7 @@ def _paired(one: Comparison) -> Table:
         tests = [Cell(p_value(p), p) for p in (pair.p, pair.adjusted)]
         rows.append([*row, *tests] if tested else row)
     few = any(pair.descriptive for _, pair in pairs)
-    note = f"Less {base}, on the same clients of the same blocks; a single block has no interval." + (
+    note = f"Less {base}, on the same clients of the same blocks; one block has no interval." + (
         f" Fewer than {ENOUGH} blocks are descriptive: no rank test." if few else
         f" With {ENOUGH} blocks the smallest p that a signed-rank test can give is 0.0625."
     )  # fmt: skip

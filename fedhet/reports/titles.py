@@ -67,20 +67,37 @@ def presets() -> list[Preset]:
 def name_all(settings: Sequence[Setting]) -> None:
     """Give every setting its title, no two the same, and its command."""
     for setting in settings:
-        found = [
-            (len(changes), place, preset, changes)
-            for place, preset in enumerate(presets())
-            if (changes := _changes(setting, preset)) is not None
-        ]
+        found = _presets_of(setting)
         own = next((run.title for arm in setting.arms for run in arm.ordered() if run.title), "")
+        if found:
+            setting.commands = [_sweep(setting, *one) for one in found]
+        else:
+            setting.commands = [_run(setting)]
         if found and not own:
-            _, _, preset, changes = min(found, key=lambda one: one[:2])
+            preset, changes = found[0]
             setting.title = _title(setting, preset.title, changes)
-            setting.command = _sweep(setting, preset, changes)
         else:
             setting.title = _title(setting, own or "{data}, N = {clients}, C = {fraction}", {})
-            setting.command = _run(setting)
     _tell_apart(settings)
+
+
+def _presets_of(setting: Setting) -> list[tuple[Preset, dict[str, Any]]]:
+    """The preset with fewest changes and most of the methods, then those of ablations.
+
+    Each with the keys in which the setting differs from it.
+    """
+    methods = {arm.method for arm in setting.arms}
+    own = {key for arm in setting.arms for key in arm.keys}
+    found = [
+        (preset, changes)
+        for preset in presets()
+        if (changes := _changes(setting, preset)) is not None and methods & preset.methods
+    ]
+    found.sort(key=lambda one: (len(one[1]), -len(methods & one[0].methods)))
+    return [
+        one for i, one in enumerate(found)
+        if i == 0 or (len(one[1]) == len(found[0][1]) and own & one[0].values.keys())
+    ]  # fmt: skip
 
 
 def data_name(setting: Setting) -> str:

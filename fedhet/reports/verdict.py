@@ -68,7 +68,9 @@ def extent(runs: int, methods: int, settings: tuple[int, int], blocks: Collectio
     low, high = min(blocks), max(blocks)
     span = f"{low} to {_many(high, 'block')}" if low < high else _many(high, "block")
     shorter = settings[0] - settings[1]
-    apart = f"; {shorter} of the settings begin as longer ones do and do not count" if shorter else ""
+    apart = (
+        f"; {shorter} of the settings begin as longer ones do and do not count" if shorter else ""
+    )
     return (
         f"{_many(runs, 'run')} of {_many(methods, 'method')} in {_many(settings[0], 'setting')}, "
         f"{span} (partition and seed) a method{apart}."

@@ -73,7 +73,7 @@ def name_all(settings: Sequence[Setting]) -> None:
             setting.commands = [_sweep(setting, *one) for one in found]
         else:
             setting.commands = [_run(setting)]
-        if found and not own:
+        if found and own in {"", found[0][0].title}:
             preset, changes = found[0]
             setting.title = _title(setting, preset.title, changes)
         else:

@@ -98,6 +98,14 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     return list(cells.values())
 
 
+def title_of(path: Path) -> str:
+    """What a preset calls its settings; empty if it does not say."""
+    title = read_yaml(path).get("title", "")
+    if not isinstance(title, str):
+        raise UserError(f"title: '{title}' is not allowed: a text, such as \"Digits, 10 clients\"")
+    return title
+
+
 def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
     for grid in grids:
         if not isinstance(grid, dict) or not grid:

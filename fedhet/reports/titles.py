@@ -115,15 +115,14 @@ def _changes(setting: Setting, preset: Preset) -> dict[str, Any] | None:
         wanted = preset.values.get(key, [at_default(key)])
         if key in _FILES or _same(key, value, wanted):
             continue
-        if key not in _FREE:
+        folder_of_same = key == "dataset" and value == "image-folder" and setting.data in wanted
+        if key not in _FREE and not folder_of_same:
             return None
         changes[key] = value
     return changes
 
 
 def _same(key: str, value: Any, wanted: Sequence[Any]) -> bool:
-    if key == "dataset" and value == "image-folder":  # the same images from a folder: by the title
-        return True
     if key == "clients" and 0 in wanted:  # as many as there are
         return True
     if key == "labels" and isinstance(value, dict):
@@ -149,7 +148,7 @@ def _said(changes: Mapping[str, Any]) -> list[str]:
     return [
         f"{_SHORT.get(key, key)} = {plain(value)}"
         for key, value in changes.items()
-        if key != "precision"  # a mark of its own
+        if key not in {"precision", "dataset"}  # a mark of its own; the title begins with it
     ]
 
 

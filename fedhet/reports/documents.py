@@ -34,12 +34,13 @@ def around(path: Path, begin: str, end: str) -> tuple[str, str]:
 
 def written(made: Report, docs: Path) -> dict[Path, str]:
     """The content of every document of ``docs``, by its path; nothing is written."""
-    pages = {
-        comparison.setting.slug: (section, page_name(section.title))
-        for comparison in made.comparisons
-        for section in made.sections
-        if section.name == comparison.setting.slug
-    }
+    slugs = [comparison.setting.slug for comparison in made.comparisons]
+    pages: dict[str, tuple[Section, str]] = {}
+    for section in made.sections:
+        if section.name in slugs:
+            name = page_name(section.title)
+            taken = {other for _, other in pages.values()}
+            pages[section.name] = section, name if name and name not in taken else section.name
     content = {
         docs / "results.md": _within(docs / "results.md", _results(made, pages), "# Results\n\n")
     }

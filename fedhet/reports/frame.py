@@ -26,6 +26,7 @@ from fedhet.reports.comparison import (
     trained,
 )
 from fedhet.reports.drawing import Picture
+from fedhet.reports.reading import own_names
 from fedhet.reports.sections import compared
 from fedhet.reports.settings import Arm
 from fedhet.reports.verdict import sentences
@@ -146,7 +147,7 @@ class Runs:
 
     def __init__(self, places: Sequence[Path], baseline: str = "", *, trust: bool = False) -> None:
         """UserError for a place without runs; ``trust`` imports code that the runs name."""
-        with plugins.guarded(lambda _name: trust):
+        with plugins.guarded(lambda name: trust or name in own_names(places)):
             self._comparisons, self._used, left_out = compared(places, baseline)
         self.left_out = {one.name: one.reason for one in left_out}
 

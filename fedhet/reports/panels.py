@@ -11,7 +11,7 @@ from fedhet.reports.svg import Drawing, Scale, cut, n, padded, plain, wide
 
 COLUMNS = 3
 _WIDTH, _LEFT, _TOP, _ROW = 320.0, 92.0, 38.0, 14.0
-_TALL = 250.0
+_TALL, _ZERO = 250.0, 46.0
 _FAR = 2.5  # a row is off the scale beyond that many times the others' reach
 _NAME = 22  # letters of a panel's row, before it is cut
 
@@ -135,7 +135,7 @@ def traffic(comparisons: Sequence[Comparison]) -> Picture:
     caption = (
         "Mean test accuracy against floats a client and round, both ways. The line is the "
         "frontier: nobody is more accurate with less traffic (in the mean; intervals are above). "
-        "Methods that send nothing stand at 0."
+        "Methods that send nothing stand at 0; a triangle is far below, with its number."
     )
     panels = [_traffic(one) for one in comparisons]
     columns = min(COLUMNS, len(panels))
@@ -150,40 +150,58 @@ def _traffic(one: Comparison) -> Drawing:
         points.append((floats, one.levels[place].accuracy.mean, name))
     panel = Drawing(_WIDTH, _TALL + 34, title=one.setting.title)
     _head(panel, one)
-    y = Scale(*padded([accuracy for _, accuracy, _ in points], 0.07), _TALL, _TOP + 14)
-    panel.y_axis(y, 30, _WIDTH, label="")
-    sent = [floats for floats, _, _ in points if floats > 0]
-    low, high = (
-        (10 ** np.floor(np.log10(min(sent))), 10 ** np.ceil(np.log10(max(sent))))
-        if sent
-        else (1.0, 10.0)
-    )
-    x = Scale(float(low), float(max(high, 10 * low)), 78, _WIDTH - 12, log=True)
-    zero = 46.0
-    panel.x_axis(x, _TOP + 10, _TALL, label="floats a client and round")
-    if len(sent) < len(points):
-        panel.line(zero, _TOP + 10, zero, _TALL, "grid")
-        panel.text(zero, _TALL + 12, "0", "soft small", anchor="middle")
+    floor = _floor([accuracy for _, accuracy, _ in points])
+    y = Scale(*padded([v for _, v, _ in points if v >= floor], 0.07), _TALL, _TOP + 14)
+    panel.y_axis(y, 30, _WIDTH)
     panel.text(0, _TOP + 4, "accuracy, %", "soft small")
-    spots = [(x(floats) if floats > 0 else zero, y(value), name) for floats, value, name in points]
+    x = _log_axis(panel, [floats for floats, _, _ in points])
+    spots = [
+        (x(floats) if floats > 0 else _ZERO, y(value) if value >= floor else _TALL - 6, name)
+        for floats, value, name in points
+    ]
     front = frontier([(floats, value) for floats, value, _ in points])
     steps: list[tuple[float, float]] = []
     for place in front:
         px, py, _ = spots[place]
         steps += [(px, steps[-1][1]), (px, py)] if steps else [(px, py)]
-    if steps:
-        panel.path([*steps, (_WIDTH - 12, steps[-1][1])], "line s1 faint")
-    for place, (px, py, _) in enumerate(spots):
-        panel.mark(px, py, "o", "f1" if place in front else "f0", 3.6)
+    panel.path([*steps, (_WIDTH - 12, steps[-1][1])], "line s1 faint")
+    names = []
+    for place, ((px, py, name), (_, value, _)) in enumerate(zip(spots, points, strict=True)):
+        below = value < floor
+        panel.mark(px, py, "v" if below else "o", "f1" if place in front else "f0", 3.6)
+        names.append(cut(name, _NAME) + (f" {value:.1f}" if below else ""))
     labels = beside_points(
-        [(px, py) for px, py, _ in spots], [wide(cut(name, _NAME), 10) for _, _, name in spots],
+        [(px, py) for px, py, _ in spots], [wide(name, 10) for name in names],
         (34, _TOP + 14, _WIDTH, _TALL - 2),
     )  # fmt: skip
-    for (px, py, name), (lx, ly, anchor, far) in zip(spots, labels, strict=True):
+    for (px, py, full), name, (lx, ly, anchor, far) in zip(spots, names, labels, strict=True):
         if far:
             panel.line(px, py, lx, ly - 3.5, "axis faint")
-        panel.text(lx, ly, cut(name, _NAME), "small", anchor=anchor, full=name)
+        panel.text(lx, ly, name, "small halo", anchor=anchor, full=full if full not in name else "")
     return panel
+
+
+def _log_axis(panel: Drawing, floats: Sequence[float]) -> Scale:
+    """Powers of ten, and a place for those that send nothing."""
+    sent = [value for value in floats if value > 0] or [1.0, 10.0]
+    low = 10.0 ** np.floor(np.log10(min(sent)))
+    high = max(10.0 ** np.ceil(np.log10(max(sent))), 10 * low)
+    x = Scale(float(low), float(high), 78, _WIDTH - 12, log=True)
+    panel.x_axis(x, _TOP + 10, _TALL, label="floats a client and round")
+    if len(sent) < len(floats):
+        panel.line(_ZERO, _TOP + 10, _ZERO, _TALL, "grid")
+        panel.text(_ZERO, _TALL + 12, "0", "soft small", anchor="middle")
+    return x
+
+
+def _floor(values: Sequence[float]) -> float:
+    """What is below it lies further from the others than they reach themselves."""
+    ordered = sorted(values)
+    for place in range(min(2, len(ordered) - 3)):
+        gap, reach = ordered[place + 1] - ordered[place], ordered[-1] - ordered[place + 1]
+        if gap > reach:
+            return ordered[place + 1]
+    return ordered[0]
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -50,7 +50,7 @@ STYLE = (
     ".small{font-size:10px}.head{font-weight:600;font-size:12px}"
     ".grid,.axis{stroke-width:1}.line{fill:none;stroke-width:1.6;stroke-linejoin:round}"
     ".whisker{stroke-width:2;stroke-linecap:round}.faint{opacity:.4}.open{fill-opacity:0}"
-    ".dots{fill:none;stroke-linecap:round}.halo{stroke-width:3;paint-order:stroke}"
+    ".dots{fill:none;stroke-linecap:round}.halo{stroke-width:3px;paint-order:stroke;stroke-linejoin:round}"
     + _rules(_LIGHT, (light for light, _ in HUES))
     + "@media(prefers-color-scheme:dark){"
     + _rules(_DARK, (dark for _, dark in HUES))

@@ -6,6 +6,7 @@ the shipped preset whose keys they have; rounds, epochs and the like may differ 
 A setting of no preset is called by its data, N and C.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fedhet.models.names import expand
 from fedhet.reading.structured import read_yaml
 from fedhet.reports.names import plain
 from fedhet.reports.settings import Setting, at_default
+from fedhet.reports.svg import cut
 
 DATA = {
     "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST",
@@ -30,6 +32,8 @@ _FREE = {
     "dp-delta", "max-update-norm", "max-update-ratio", "precision", "optimizer", "augment",
 }  # fmt: skip
 _FILES = {"data-path", "partition-file", "public-path"}  # given with the command
+_BRACES = re.compile(r"\{([a-z0-9-]+)\}")
+_LONGEST = 80  # letters of a title
 _SWEEP = {"grid", "paired", "title"}
 
 
@@ -137,11 +141,9 @@ def _same(key: str, value: Any, wanted: Sequence[Any]) -> bool:
 def _title(setting: Setting, pattern: str, changes: Mapping[str, Any]) -> str:
     keys = {key: plain(value) for key, value in setting.keys.items()}
     keys |= {"data": data_name(setting), "fraction": f"{100 * setting.keys['fraction']:g} %"}
-    try:
-        title = pattern.format_map(keys)
-    except (KeyError, ValueError, IndexError, AttributeError):
-        title = pattern
-    return ", ".join([title, *_said(changes)])
+    # No str.format: a title may be a stranger's, and formats know widths of a billion.
+    title = _BRACES.sub(lambda found: keys.get(found[1], found[0]), pattern)
+    return ", ".join([cut(title, _LONGEST), *_said(changes)])
 
 
 def _said(changes: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,10 @@ from fedhet.reports.report import report
 from fedhet.reports.sections import Report, build
 
 ROOT = Path(__file__).resolve().parents[2]
+# A source distribution has the documents and not the records that they are made of.
+checked = pytest.mark.skipif(
+    not (ROOT / "docs" / "data").is_dir(), reason="docs/data is not in a source distribution"
+)
 AGAIN = "run: fedhet report docs/data --docs docs"
 
 
@@ -21,6 +25,7 @@ def committed() -> Report:
     return build([ROOT / "docs" / "data"], models=False)
 
 
+@checked
 def test_what_is_committed_is_what_the_records_give(committed):
     content = written(committed, ROOT / "docs")
     assert len(content) > 10 and ROOT / "README.md" in content
@@ -30,6 +35,7 @@ def test_what_is_committed_is_what_the_records_give(committed):
     assert not stale(content, ROOT / "docs"), AGAIN
 
 
+@checked
 def test_the_results_page_is_short_and_its_links_lead_somewhere(committed):
     page = (ROOT / "docs" / "results.md").read_text()
     assert len(page.splitlines()) <= 150

@@ -85,8 +85,19 @@ def test_a_sweep_of_ones_own_says_what_it_is_called_also_in_packed_records(tmp_p
     (one,) = named(tmp_path / "own")
     assert one.title == "My cats"
     (run,) = read_runs([tmp_path / "own"])[0]
-    (again,) = named(pack(run, tmp_path / "packed"))
+    packed = pack(run, tmp_path / "packed")
+    (again,) = named(packed)
     assert again.title == "My cats"
+    for title, said in (
+        ("{data:>999999999}", "{data:>999999999}"),
+        ("{seed} {rounds}", "{seed} 1"),
+    ):
+        packed.write_text(packed.read_text().replace(again.title, title))
+        (again,) = named(packed)
+        assert again.title == said
+        again.title = title
+    packed.write_text(packed.read_text().replace(again.title, "x" * 5000))
+    assert "title: no text of at most 4096" in read_runs([packed])[1][0].reason
 
 
 def test_a_preset_says_its_title_and_no_cell_has_it(tmp_path):

@@ -147,14 +147,16 @@ class Runs:
 
     def __init__(self, places: Sequence[Path], baseline: str = "", *, trust: bool = False) -> None:
         """UserError for a place without runs; ``trust`` imports code that the runs name."""
-        with plugins.guarded(lambda name: trust or name in own_names(places)):
+        self._allowed = lambda name: trust or name in own_names(places)
+        with plugins.guarded(self._allowed):  # names of methods are found by importing them
             self._comparisons, self._used, left_out = compared(places, baseline)
         self.left_out = {one.name: one.reason for one in left_out}
 
     @property
     def verdict(self) -> list[str]:
         """The sentences that a report opens with."""
-        return sentences(self._comparisons, len(self._used))
+        with plugins.guarded(self._allowed):
+            return sentences(self._comparisons, len(self._used))
 
     @property
     def settings(self) -> list[str]:
@@ -163,7 +165,8 @@ class Runs:
 
     def rows(self) -> list[dict[str, Any]]:
         """The run table without pandas: a dict a run."""
-        return run_table(self._comparisons)
+        with plugins.guarded(self._allowed):
+            return run_table(self._comparisons)
 
     def frame(self) -> "pd.DataFrame":
         """The run table: a line a run, a column a figure (:data:`FIGURES`) and a key."""
@@ -171,23 +174,24 @@ class Runs:
 
     def differences(self) -> Picture:
         """Paired differences to the baseline, a panel per setting; ``.svg`` is its text."""
-        return panels.differences(self._comparisons)
+        with plugins.guarded(self._allowed):
+            return panels.differences(self._comparisons)
 
     def traffic(self) -> Picture:
         """Accuracy against traffic, a panel per setting."""
-        return panels.traffic(self._comparisons)
+        with plugins.guarded(self._allowed):
+            return panels.traffic(self._comparisons)
 
     def rounds(self, setting: str = "") -> Picture:
         """Accuracy over rounds of a setting, the first if none is named."""
-        return figures.rounds(self._one(setting), self._colours())
+        with plugins.guarded(self._allowed):
+            return figures.rounds(self._one(setting), self._colours())
 
     def figures(self, setting: str = "") -> list[Picture]:
         """Every figure of a setting's details."""
-        one = self._one(setting)
-        return [
-            *figures.of_setting(one, self._colours()),
-            *curves.over_own_keys(one, self._colours()),
-        ]
+        with plugins.guarded(self._allowed):
+            one, colours = self._one(setting), self._colours()
+            return [*figures.of_setting(one, colours), *curves.over_own_keys(one, colours)]
 
     def _colours(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(overview.arm_names(self._comparisons))}

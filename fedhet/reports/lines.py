@@ -100,4 +100,4 @@ def draw_boxes(
 
 def tall_enough(names: Sequence[object]) -> float:
     """Height at which every line's name has room."""
-    return max(220.0, 11.0 * len(names) + 66)
+    return max(280.0, 13.0 * len(names) + 66)

@@ -64,7 +64,9 @@ def _differences(one: Comparison, rows: Sequence[str]) -> Drawing:
     x = Scale(*_reach(list(own.values())), _LEFT, _WIDTH - 10)
     panel.x_axis(x, _TOP - 2, bottom, sign=True)
     panel.line(x(0.0), _TOP - 4, x(0.0), bottom, "axis")
-    panel.text((_LEFT + _WIDTH) / 2, bottom + 26, "points", "soft small", anchor="middle")
+    base = one.baseline.name if one.baseline else ""
+    label = f"points above {cut(base, _NAME)}"
+    panel.text((_LEFT + _WIDTH) / 2, bottom + 26, label, "soft small", anchor="middle")
     for place, row in enumerate(rows):
         y = _TOP + _ROW * (place + 0.5)
         kind = "" if row in own else "soft faint"

@@ -58,9 +58,9 @@ def report(  # noqa: PLR0913
     before, after = documents.around(into, BEGIN, END) if into is not None else ("", "")
     with plugins.guarded(lambda name: trust or name in own_names(places)) as guard:
         made = build(places, baseline=baseline, title=title, models=models)
+        content = _content(made, formats) if out is not None else {}
+        pages = documents.written(made, docs) if docs is not None else {}
     made = replace(made, refused=sorted(guard.refused))
-    content = _content(made, formats) if out is not None else {}
-    pages = documents.written(made, docs) if docs is not None else {}
     folders = [*([out / "tables", out / "figures"] if out else []), *([records] if records else [])]
     for folder in [*folders, *([docs / "results"] if docs else [])]:
         with _writing(folder):  # all of them, before anything is written into one

@@ -32,6 +32,7 @@ _DARK = {
     "page": "#14181d",
 }
 MARKS = "osD^vPX"
+_EDGE = 10.0  # pixels around a file of its own
 _WIDE = 0.62  # of the size: a letter of a sans-serif in the mean
 
 
@@ -93,7 +94,7 @@ class Scale:
     def _of(self, value: float) -> float:
         return math.log10(value) if self.log else value
 
-    def ticks(self, most: int = 5) -> list[float]:
+    def ticks(self, most: int = 6) -> list[float]:
         """Round numbers within; powers of ten on a logarithmic scale."""
         if self.log:
             first, last = (
@@ -209,11 +210,11 @@ class Drawing:
 
     def file(self, title: str) -> str:
         """A file of its own: its style and ground are inside."""
-        wide, tall = n(self.width), n(self.height)
+        wide, tall, edge = n(self.width + 2 * _EDGE), n(self.height + 2 * _EDGE), n(-_EDGE)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {tall}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{edge} {edge} {wide} {tall}" '
             f'width="{wide}" height="{tall}"><title>{escape(title)}</title>'
-            f'<style>{STYLE}</style><path class="page" d="M0 0h{wide}v{tall}H0z"/>'
+            f'<style>{STYLE}</style><path class="page" d="M{edge} {edge}h{wide}v{tall}H{edge}z"/>'
             f"{self.inner()}</svg>\n"
         )
 

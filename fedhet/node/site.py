@@ -95,10 +95,9 @@ def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
     )
 
 
-@lru_cache(maxsize=2)
-def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """The pooled dataset and its partition; once per process."""
-    dataset = open_dataset(
+def load_dataset(config: RunConfig) -> Dataset:
+    """The pooled dataset of a simulation."""
+    return open_dataset(
         config.dataset,
         data_path=config.data_path,
         image_size=config.image_size,
@@ -106,6 +105,12 @@ def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]
         seed=config.data_seed,
         reading=reading_of(config),
     )
+
+
+@lru_cache(maxsize=2)
+def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
+    """The pooled dataset and its partition; once per process."""
+    dataset = load_dataset(config)
     partition = make_partition(
         dataset.labels,
         len(dataset.classes),

@@ -83,6 +83,7 @@ def test_model_table() -> None:
     assert torch.equal(torch.get_rng_state(), rng)
     assert rows[0] == {
         "name": "cnn-1",
+        "kind": "image",
         "parameters": 2_621_558,
         "mib": 2_621_558 * 4 / 2**20,
         "buffers": 0,

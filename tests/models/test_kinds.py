@@ -18,7 +18,9 @@ from fedhet.rng import torch_seeded
 CLASSES, D = 3, 12
 INPUTS = {
     SIGNAL: Inputs(SIGNAL, (2, 20)),
-    TABLE: Inputs.table(("age", "sex", "pain", "rate"), (("sex", ("f", "m")), ("pain", tuple("abc")))),
+    TABLE: Inputs.table(
+        ("age", "sex", "pain", "rate"), (("sex", ("f", "m")), ("pain", ("a", "b", "c")))
+    ),
     TOKENS: Inputs(TOKENS, (9,), 30),
 }  # fmt: skip
 ALL = [(kind, name) for kind in INPUTS for name in (*MODELS[kind], *MORE[kind])]

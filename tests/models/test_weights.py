@@ -1,4 +1,4 @@
-"""``NAME weights=FILE``: what fits is taken, what does not is one line, and a node reads its own."""
+"""``NAME weights=FILE``: what fits is taken, what does not is one line, a node reads its own."""
 
 import pytest
 import torch

@@ -45,8 +45,8 @@ def _convolution_back(
     channels would count 512 times.
     """
     transposed, wanted = args[4], args[7]
-    shapes = (list(one.shape) for one in (x, weight, grad))
-    return sum(wanted[:2]) * int(conv_flop_count(*shapes, transposed=transposed))
+    forward = conv_flop_count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
+    return int(forward * sum(wanted[:2]))
 
 
 def _onednn(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> int:

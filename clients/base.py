@@ -14,6 +14,7 @@ from fedhet.data.inputs import IMAGE, Inputs
 from fedhet.data.preparation import FITTED, Preparation, normalise, preparation
 from fedhet.errors import HookError, RunFailedError, brief
 from fedhet.models import SplitModel, build_model
+from fedhet.models.names import plain_names, with_weights
 from fedhet.node.budget import Budget
 from fedhet.node.limits import Limits
 from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
@@ -394,9 +395,10 @@ class MethodClient(NumPyClient, Generic[P]):
         about = {} if self.inputs.kind == IMAGE else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,
-            "architecture": self.setup.model,
+            "architecture": with_weights(self.setup.model)[0],
             "classes": list(self.setup.classes),
             **self.config.model_dump(mode="json", include=keys),
+            "models": list(plain_names(self.config.models)),
             **about,
             "hyper-parameters": self.config.params.model_dump(mode="json"),
         }

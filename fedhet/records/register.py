@@ -84,7 +84,8 @@ def named(values: Mapping[str, Any]) -> list[str]:
     one = [values.get("method"), values.get("architecture")]
     many = models if isinstance(models, list | tuple) else ()
     data = str(values.get("dataset", ""))
-    names = [name.strip() for name in (*one, *many) if isinstance(name, str)]
+    # Of a model without its file of weights, which may have a colon too.
+    names = [name.strip().partition(" ")[0] for name in (*one, *many) if isinstance(name, str)]
     return names if data.startswith("synthetic") else [*names, data.strip()]
 
 

@@ -20,7 +20,9 @@ from fedhet.data.partition_file import read_partition_file
 from fedhet.data.signals import NpzFile, check_windows
 from fedhet.errors import UserError, one_line
 from fedhet.models import MODELS, build_model
+from fedhet.models.names import is_built_in, is_known, with_weights
 from fedhet.node.limits import LimitError, read_limits
+from fedhet.reading.tensors import read_tensors
 from fedhet.runtime.fleet_probe import knows, read_key
 from fedhet.runtime.node import NodePlan
 
@@ -114,15 +116,18 @@ def _model(plan: NodePlan) -> str:
     name = str(plan.config.get("model", ""))
     if not name:
         return "what the run assigns"
+    name, weights = with_weights(name)
+    if weights:  # whether they fit is known when a run says what its classes are
+        read_tensors(Path(weights).expanduser(), "pt")
     # For which kind of examples it is, the run will say: here it must be for one of them.
-    kind = next((kind for kind, names in MODELS.items() if name in names), IMAGE)
-    if kind == IMAGE and name not in MODELS[IMAGE] and plan.config.get("data-dir"):
+    kind = next((kind for kind in MODELS if is_known(name, kind)), IMAGE)
+    if not is_built_in(name) and plan.config.get("data-dir"):
         own = Path(str(plan.config["data-dir"])).suffix.lower()
         if own in {".csv", ".npz"}:
             return f"{name}, of which nothing can be said before a run is here"
     with torch.random.fork_rng(devices=[]):
         build_model(name, classes=2, inputs=_EXAMPLES[kind])
-    return name
+    return f"{name}, from '{weights}'" if weights else name
 
 
 def _connection(plan: NodePlan) -> str:

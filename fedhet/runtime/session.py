@@ -13,6 +13,7 @@ from fedhet import examples, idle_keys, layout
 from fedhet.config import build_config, method_name, read_overrides, resumed_config
 from fedhet.data.sources import TORCHVISION
 from fedhet.errors import UserError, VerifyError, nearest
+from fedhet.node.site import check_no_weights
 from fedhet.records import register, verification
 from fedhet.records.opening import opened
 from fedhet.records.run_folder import RunFolder
@@ -201,6 +202,7 @@ def check(config: RunConfig, console: Console, connection: str | None) -> tuple[
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
     preflight.check_installation(inline=inline)
     if connection is not None:  # the nodes bring their own data, models and devices
+        check_no_weights(config)
         connect(connection)
         return ()
     announce(config, console)

@@ -1,10 +1,13 @@
-"""The presets of signals, tables and texts run as they are on files of their form."""
+"""The presets of signals, tables and texts run as they are, and with models of one's own."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedhet import plugins
+from fedhet.cli.app import execute
 from fedhet.config import load_config
 from fedhet.runtime import preflight
 from fedhet.testing import simulate
@@ -49,3 +52,32 @@ def test_a_preset_runs_as_it_is(tmp_path, name, write, file, clients):
     folder, _ = simulate(config)
     (record,) = folder.read_rounds()
     assert record["replied"] == clients and not record["failures"]
+
+
+@pytest.mark.parametrize(
+    ("module", "factories", "preset", "write"),
+    [
+        ("own_rows", ["own_rows:deep", "own_rows:wide"], "table", patients),
+        ("own_words", ["own_words:make"], "texts", news),
+    ],
+)
+def test_models_of_ones_own_as_a_user_runs_them(
+    tmp_path, monkeypatch, capsys, module, factories, preset, write
+):
+    """In the folder of the module, with the command that stands in it; beside one of ours too."""
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    plugins.look_here()
+    text = (EXAMPLES / f"{module}.py").read_text()
+    assert len(text.splitlines()) <= 40
+    command = f"fedhet run {preset}.yaml data-path=FILE.csv models={','.join(factories)}"
+    assert command in text
+    write(tmp_path / "d.csv")
+    words = command.replace("FILE.csv", str(tmp_path / "d.csv")).split()[1:]
+    quick = ["rounds=1", "engine=inline", "representation=24", f"out={tmp_path}"]
+    assert execute([*words, "name=own", *quick]) == 0, capsys.readouterr().err
+    rows = [line.split(",") for line in (tmp_path / "own/clients.csv").read_text().splitlines()]
+    assert {row[2] for row in rows[1:]} == set(factories)
+    ours = {"table": "mlp-5", "texts": "textcnn"}[preset]
+    mixed = [*words[:-1], f"models={factories[0]},{ours}", "method=fedavg", f"small-model={ours}"]
+    assert execute([*mixed, "name=mixed", *quick]) == 0, capsys.readouterr().err

@@ -287,13 +287,11 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
                 f"augment: '{augment}' is not allowed with dataset={config.dataset}: it is for "
                 f"{own}s"
             )
-    if config.partition == "natural" and kind and not config.site:
-        how = (
-            "site names the columns" if config.dataset in DATASETS else "partition=file names them"
-        )
+    # Of files it shows when they are opened: a folder of several names its clients.
+    if config.partition == "natural" and kind and config.dataset not in DATASETS:
         raise UserError(
-            f"partition: 'natural' is not allowed with dataset={config.dataset} as it stands: its "
-            f"examples do not say whose they are; {how}"
+            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples do "
+            "not say whose they are; partition=file names them"
         )
 
 

@@ -29,7 +29,8 @@ def serve() -> None:
     path, memory = json.loads(sys.stdin.readline())
     out = sys.stdout.buffer
     try:
-        import pyarrow.parquet as pq  # noqa: PLC0415  (before memory is bounded)
+        import pyarrow.compute  # noqa: PLC0415, F401  (before memory is bounded)
+        import pyarrow.parquet as pq  # noqa: PLC0415
 
         _bound_memory(memory)
         for about, arrays in _read(pq, path):

@@ -146,9 +146,10 @@ class RunConfig(Schema):
     partition: Literal[
         "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural",
         "file",
-    ] = Field(
+    ] | Annotated[str, Field(pattern="^flwr:[A-Z]")] = Field(
         "classes-per-client",
-        description="how examples are dealt to clients; natural: by the data's own `site`",
+        description="how examples are dealt to clients; natural: by the data's own `site`; "
+        "`flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets",
     )  # fmt: skip
     partition_file: str = Field("", description="CSV `path,client,split` of partition=file")
     classes_per_client: int = Field(2, ge=1, description="classes that each client owns")

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedhet import examples, idle_keys, plugins
-from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, kind_of
+from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError
 from fedhet.key_errors import COMMON, check_single, unknown_key, wrong_value
 from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
@@ -272,7 +272,8 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
     for key, datasets in belongs.items():
         name = key.replace("-", "_")
         given = getattr(config, name) != RunConfig.model_fields[name].default
-        if given and config.dataset not in datasets:
+        hub = is_hub(config.dataset) and key != "scale"
+        if given and config.dataset not in datasets and not hub:
             raise UserError(
                 f"{key}: '{values[key]}' changes nothing with dataset={config.dataset}; it belongs "
                 f"to dataset={' or '.join(datasets)}"

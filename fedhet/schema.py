@@ -105,8 +105,9 @@ class RunConfig(Schema):
     )
     data_path: str = Field(
         "",
-        description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`; "
-        "download folder of the torchvision sets",
+        description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`, or a "
+        "folder of one for each site; local copy of `hf:NAME`; download folder of the torchvision "
+        "sets",
     )
     target: str = Field("", description="column of the class, of `table` and `texts`")
     labels: Lists = Field(

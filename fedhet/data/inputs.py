@@ -17,6 +17,7 @@ PLURAL = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows of a table", TOKENS: 
 IMAGE_SETS = ("digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "synthetic")
 DATASETS = {"signals": SIGNAL, "table": TABLE, "texts": TOKENS}  # by their files' kind
 SYNTHETIC = {f"synthetic-{kind}": kind for kind in (SIGNAL, TABLE, TOKENS)}
+HUB = "hf:"  # and the name of a data set of Hugging Face's hub, of whatever kind
 MAX_SIDE = 1 << 20  # of one axis of an example
 MAX_SIZE = 1 << 24  # numbers of one example
 MAX_VOCABULARY = 1 << 20
@@ -119,6 +120,11 @@ def kind_of(dataset: str) -> str:
     if name in known:
         return known[name]
     return IMAGE if name in IMAGE_SETS else ""
+
+
+def is_hub(dataset: str) -> bool:
+    """Whether a data set is one of Hugging Face's hub, by its name."""
+    return dataset.startswith(HUB)
 
 
 def noun(dataset: str) -> str:

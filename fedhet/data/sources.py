@@ -9,7 +9,8 @@ import numpy as np
 
 from fedhet import plugins
 from fedhet.data.folder import open_image_folder
-from fedhet.data.inputs import SYNTHETIC
+from fedhet.data.hub import Hub
+from fedhet.data.inputs import SYNTHETIC, is_hub
 from fedhet.data.own import Own, image_listing
 from fedhet.data.reading import Reading
 from fedhet.data.signals import open_signals
@@ -45,8 +46,8 @@ def find_source(
         return Torchvision(name, Path(data_path).expanduser() if data_path else downloads)
     if name == "image-folder":
         return open_image_folder(data_path)
-    if name in FILES:
-        return FILES[name](data_path, reading)
+    if name in FILES or is_hub(name):
+        return FILES[name](data_path, reading) if name in FILES else Hub(name, data_path, reading)
     if name.startswith("synthetic"):
         return synthetic(name, seed)
     if plugins.is_own("dataset", name):
@@ -54,7 +55,7 @@ def find_source(
     known = [*NAMES, *plugins.installed("dataset")]
     raise UserError(
         f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
-        f"{', '.join(known)} or your own module:load"
+        f"{', '.join(known)}, hf:NAME or your own module:load"
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.cache import Dataset, open_dataset, open_private_folder
-from fedhet.data.inputs import DATASETS, Inputs, noun
+from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
@@ -135,6 +135,11 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
         raise UserError(
             'node-config: give data-dir="..." name="..." for private images, or '
             "partition-id=K num-partitions=N for a partition"
+        )
+    if not simulated and is_hub(config.dataset):
+        raise UserError(
+            f"dataset '{config.dataset}': a node downloads nothing that a run names: give "
+            "data-dir=... with examples of its own"
         )
     index, total = int(node["partition-id"]), int(node["num-partitions"])
     dataset, partition = load_partition(config, config.clients or total)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.errors import brief
+from fedhet.reading.arrow import kind_of_type, numbers_of
 from fedhet.reading.columns import CHUNK, MAX_COLUMNS, MAX_LINE
 
 MAX_TEXTS = 16 << 30  # characters of a file: one may repeat a long text in a few bytes
@@ -70,7 +71,7 @@ def _read(pq: Any, path: str) -> Iterator[Answer]:
     schema = file.schema_arrow
     if len(schema.names) > MAX_COLUMNS:
         raise _Refused(f": {len(schema.names):,} columns, at most {MAX_COLUMNS:,}")
-    kinds = [_kind(field.type) for field in schema]
+    kinds = [kind_of_type(field.type) for field in schema]
     yield {"columns": schema.names, "kinds": kinds, "rows": file.metadata.num_rows}, []
     wanted = sys.stdin.readline()
     if not wanted:
@@ -89,7 +90,7 @@ def _read(pq: Any, path: str) -> Iterator[Answer]:
             taken += sum(len(text) for column in part.values() for text in column)
             if taken > MAX_TEXTS:
                 raise _Refused(f" row {row}: more than {MAX_TEXTS >> 30} GiB of texts")
-            arrays = [_numbers(batch.column(name).slice(start, count)) for name in numbers]
+            arrays = [numbers_of(batch.column(name).slice(start, count)) for name in numbers]
             yield {"count": count, "texts": part, "numbers": numbers}, arrays
         row += batch.num_rows
 
@@ -103,20 +104,6 @@ def _shares_beginnings(metadata: Any, texts: list[str]) -> set[str]:
                for g in groups):  # fmt: skip
             found.add(name)
     return found
-
-
-def _kind(kind: Any) -> str:
-    """``number``, ``text``, or the type that is neither."""
-    from pyarrow import types as is_  # noqa: PLC0415  (only in this process)
-
-    inner = kind.value_type if is_.is_dictionary(kind) else kind
-    if any(one(inner) for one in (is_.is_integer, is_.is_floating, is_.is_boolean,
-                                  is_.is_decimal, is_.is_null)):  # fmt: skip
-        return "number"
-    if any(one(inner) for one in (is_.is_string, is_.is_large_string, is_.is_string_view,
-                                  is_.is_date, is_.is_time, is_.is_timestamp)):  # fmt: skip
-        return "text"
-    return f"{kind!s:.60}"
 
 
 def _dense(column: Any, row: int, name: str) -> Any:
@@ -168,15 +155,3 @@ def _plain(column: Any, start: int, count: int) -> list[str]:
     if hasattr(part, "dictionary"):
         part = part.dictionary.take(part.indices)
     return ["" if text is None else text for text in part.to_pylist()]
-
-
-def _numbers(column: Any) -> npt.NDArray[np.float64]:
-    """float64; NaN for a gap."""
-    import pyarrow as pa  # noqa: PLC0415  (only in this process)
-
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    found = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return np.asarray(found, dtype=np.float64)

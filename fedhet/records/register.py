@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from fedhet import plugins
+from fedhet.data.inputs import HUB
 from fedhet.errors import UserError, VerifyError
 from fedhet.files import private_files, write_json
 from fedhet.reading.structured import read_json, shaped
@@ -85,7 +86,8 @@ def named(values: Mapping[str, Any]) -> list[str]:
     many = models if isinstance(models, list | tuple) else ()
     data = str(values.get("dataset", ""))
     names = [name.strip() for name in (*one, *many) if isinstance(name, str)]
-    return names if data.startswith("synthetic") else [*names, data.strip()]
+    ours = data.startswith(("synthetic", HUB))
+    return names if ours else [*names, data.strip()]
 
 
 def require_trust(what: str, names: Iterable[str], *, trusted: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedhet.data.inputs import HUB
 from fedhet.data.reading import Classes, Reading, Sites, Stream, need
-from fedhet.data.source import Listing, Pixels, Unread, to_pixels
+from fedhet.data.source import Listing, Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.data.table import Table, keys
 from fedhet.data.texts import Texts
 from fedhet.errors import UserError, brief
@@ -43,7 +43,7 @@ class Hub:
             files = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in found]
         return ["hub", self.name, self.data_path, files, repr(self.reading)]
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing | Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing | Stream:
         """What the data set is: texts, images or rows."""
         data = self._load()
         file = HubFile(data, f"dataset '{self.name}'")
@@ -52,7 +52,7 @@ class Hub:
             return Texts((), reading).rows(file, classes)
         image = file.image()
         if image:
-            return _images(file, image, reading, image_size, classes)
+            return _images(file, image, reading, shape, classes)
         return Table((), reading).rows(file, classes)
 
     def _load(self) -> Any:
@@ -109,7 +109,7 @@ class HubFile:
                 f"target: '' is not allowed: {self.where} has {len(found)} columns of class "
                 f"labels; name one of {', '.join(self.columns[:10])}"
             )
-        return found[0]
+        return str(found[0])
 
     def image(self) -> str:
         """The first column of images; empty if there is none."""
@@ -153,7 +153,7 @@ class HubFile:
 
 
 def _images(
-    file: HubFile, image: str, reading: Reading, size: int, classes: tuple[str, ...]
+    file: HubFile, image: str, reading: Reading, shape: Shape, classes: tuple[str, ...]
 ) -> Listing:
     """Images, decoded one by one; of labels and sites everything is read at once."""
     need(file.columns, [reading.target], "target", file.where)
@@ -167,13 +167,21 @@ def _images(
     labels, names = targets.done()
     owners, site_names = sites.done()
     paths = tuple(str(index) for index in range(len(labels)))
-    images = _decoded(file.data.select_columns([image]), image, size)
-    return Listing(names, paths, labels, images, sites=owners, site_names=site_names)
+    lost = Losses()
+    images = _decoded(file.data.select_columns([image]), image, shape, lost)
+    return Listing(
+        names, paths, labels, images, sites=owners, site_names=site_names, losses=lost
+    )  # fmt: skip
 
 
-def _decoded(data: Any, image: str, size: int) -> Generator[Pixels | Unread, None, None]:
+def _decoded(
+    data: Any, image: str, shape: Shape, lost: Losses
+) -> Generator[Pixels | Unread, None, None]:
     for index in range(len(data)):
         try:
-            yield to_pixels(data[index][image], size)
+            found = data[index][image]
+            pixels, less = to_pixels(found, shape), losses(found, shape)
+            lost.add(less)
+            yield pixels
         except Exception as error:  # decoders raise nearly every kind
             yield Unread(brief(error))

@@ -22,6 +22,7 @@ from fedhet.data.reading import (
     need,
 )
 from fedhet.data.row_files import NPZ_SUFFIXES, find_files
+from fedhet.data.source import Shape
 from fedhet.errors import UserError
 from fedhet.reading.columns import MAX_ROWS
 from fedhet.reading.npz import Header, NpzFile
@@ -33,22 +34,22 @@ class Signals(DataFile):
 
     dataset = "signals"
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """The windows in the file's order."""
-        del image_size
+        del shape
         targets, sites = Classes(self.reading, classes), Sites()
         headers = [self._add(path, targets, sites) for path in self.paths]
-        shape = headers[0].shape[1:]
+        window = headers[0].shape[1:]
         for path, header in zip(self.paths, headers, strict=True):
-            if header.shape[1:] != shape:
+            if header.shape[1:] != window:
                 raise UserError(
                     f"data-path {path}: windows are {header.shape[1:]}, and those of "
-                    f"{self.paths[0].name} are {shape}"
+                    f"{self.paths[0].name} are {window}"
                 )
         check_size(sum(header.shape[0] for header in headers), headers, self.paths[0])
         short = all(_is_short(header.dtype) for header in headers)
         labels, names = targets.done()
-        inputs = Inputs(SIGNAL, shape, scale=self.reading.scale)
+        inputs = Inputs(SIGNAL, window, scale=self.reading.scale)
         content = Content(inputs, labels, names, *sites.done())
         return Stream(_all_windows(self.paths, short=short), lambda: content)
 

@@ -22,6 +22,7 @@ from fedhet.data.reading import (
     need,
 )
 from fedhet.data.row_files import ROW_SUFFIXES, find_files, open_rows
+from fedhet.data.source import Shape
 from fedhet.errors import UserError
 from fedhet.reading.columns import MAX_ROWS, Numbers, Piece, RowFile, Texts, Where, shown
 
@@ -132,9 +133,9 @@ class Table(DataFile):
 
     dataset = "table"
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """The rows in the file's order."""
-        del image_size
+        del shape
         return self.rows(open_rows(self.paths), classes)
 
     def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:

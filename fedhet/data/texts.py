@@ -24,6 +24,7 @@ from fedhet.data.reading import (
     need,
 )
 from fedhet.data.row_files import ROW_SUFFIXES, find_files, open_rows
+from fedhet.data.source import Shape
 from fedhet.data.table import keys, stored_chunks
 from fedhet.reading.columns import Piece, RowFile
 
@@ -48,9 +49,9 @@ class Texts(DataFile):
 
     dataset = "texts"
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """The texts in the file's order."""
-        del image_size
+        del shape
         return self.rows(open_rows(self.paths), classes)
 
     def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:

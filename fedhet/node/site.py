@@ -101,6 +101,7 @@ def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]
         config.dataset,
         data_path=config.data_path,
         image_size=config.image_size,
+        grey=config.grey,
         classes=config.classes,
         seed=config.data_seed,
         reading=reading_of(config),
@@ -170,7 +171,9 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     Of a file every row is this client's: a column that names sites is no feature, and no more.
     """
     if config.dataset not in DATASETS:
-        return open_private_folder(path, image_size=config.image_size, classes=config.classes)
+        return open_private_folder(
+            path, image_size=config.image_size, grey=config.grey, classes=config.classes
+        )
     return open_dataset(
         config.dataset,
         data_path=path,

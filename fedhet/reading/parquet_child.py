@@ -45,11 +45,11 @@ def serve() -> None:
     except _Refused as reason:
         out.write(json.dumps({"error": str(reason)}).encode() + b"\n")
     except MemoryError:
-        reason = f": takes more than {memory >> 20} MiB to unpack: write it in smaller row groups"
-        out.write(json.dumps({"error": reason}).encode() + b"\n")
+        why = f": takes more than {memory >> 20} MiB to unpack: write it in smaller row groups"
+        out.write(json.dumps({"error": why}).encode() + b"\n")
     except Exception as error:  # Arrow raises nearly every kind for a broken file
-        reason = f": no sound Parquet file ({brief(error)})"
-        out.write(json.dumps({"error": reason}).encode() + b"\n")
+        why = f": no sound Parquet file ({brief(error)})"
+        out.write(json.dumps({"error": why}).encode() + b"\n")
     out.flush()
 
 

@@ -389,7 +389,7 @@ class MethodClient(NumPyClient, Generic[P]):
         keys = {"method", "image_size", "models", "precision", "threads"}
         if self.inputs.kind != IMAGE:
             keys.remove("image_size")
-        for key in ("small_model", "representation"):
+        for key in ("small_model", "representation", "grey"):
             if getattr(self.config, key) != RunConfig.model_fields[key].default:
                 keys.add(key)
         about = {} if self.inputs.kind == IMAGE else {"inputs": self.inputs.dump()}

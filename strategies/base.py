@@ -77,7 +77,7 @@ class MethodStrategy(Strategy, Generic[P]):
         self.roster = roster
         self.rule = Rule.of(config)
         self.classes = len(roster.classes)
-        self.inputs = roster.inputs or Inputs.image(config.image_size)
+        self.inputs = roster.inputs or Inputs.image(config.image_size, grey=config.grey)
         self.d = config.representation
 
     # --- hooks of a method: plain arrays in, plain arrays out --------------------------------

@@ -86,7 +86,7 @@ def reaches_in(tree: ast.AST) -> list[tuple[int, str]]:
             ]
         elif isinstance(node, ast.Attribute) and node.attr == "__dict__":
             names = ["flwr: __dict__"]
-        found += [(node.lineno, name) for name in names if name.split(".")[0][:4] == "flwr"]
+        found += [(node.lineno, name) for name in names if re.split("[.:]", name)[0] == "flwr"]
     return found
 
 

@@ -106,7 +106,7 @@ def build_model(
 
 def _drawn(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     if name in CNN_NAMES:
-        return cnn(name, classes, d, inputs.shape[-1])
+        return cnn(name, classes, d, shape=inputs.shape)
     if not is_built_in(name):
         return _users_own(name, classes, d, inputs)
     if inputs.kind != IMAGE:
@@ -187,7 +187,11 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             f"model {name!r} needs a torchvision of the same build as torch {torch.__version__}: "
             f"{brief(error)}"
         ) from error
+    if inputs.channels != 3:  # noqa: PLR2004
+        raise UserError(f"model {name!r} takes RGB images: say grey=false, or take a CNN")
     arguments = dict(_TORCHVISION.get(name, {}))
+    if name.startswith("vit_") and inputs.shape[1] != inputs.shape[2]:
+        raise UserError(f"model {name!r} takes square images, and these are {_sized(inputs)}")
     if name.startswith("vit_"):
         arguments["image_size"] = inputs.shape[-1]
     if name.startswith("maxvit"):
@@ -230,12 +234,13 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         raise UserError(
             f"model {name!r}: timm has no model {own!r}{nearest(own, timm.list_models())}"
         )
-    size = {"img_size": inputs.shape[-1]}
+    size = {"img_size": inputs.shape[1:]}
+    channels = {"in_chans": inputs.channels}
     try:
         try:
-            network = timm.create_model(own, pretrained=False, num_classes=0, **size)
+            network = timm.create_model(own, pretrained=False, num_classes=0, **channels, **size)
         except TypeError:  # most convolutional networks take any size, and no such argument
-            network = timm.create_model(own, pretrained=False, num_classes=0)
+            network = timm.create_model(own, pretrained=False, num_classes=0, **channels)
         with untouched(network):
             answer = network(torch.from_numpy(inputs.blank(2)))
     except (AssertionError, ValueError, RuntimeError) as error:
@@ -309,13 +314,14 @@ def _what_it_takes(factory: Callable[..., Any], name: str, inputs: Inputs) -> di
     if "inputs" in taken:
         return {"inputs": inputs}
     anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    if inputs.kind == IMAGE and ("image_size" in taken or anything):
+    plain = inputs.kind == IMAGE and inputs == Inputs.image(inputs.shape[-1])
+    if plain and ("image_size" in taken or anything):
         return {"image_size": inputs.shape[-1]}
     if anything:
         return {"inputs": inputs}
     if "image_size" in taken:
         raise UserError(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
-            f"{PLURAL[inputs.kind]}: let it take `inputs` instead"
+            f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
         )
     return {}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.cache import Dataset, open_dataset, open_private_folder
-from fedhet.data.inputs import DATASETS, Inputs, noun
+from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
@@ -101,6 +101,7 @@ def load_dataset(config: RunConfig) -> Dataset:
         config.dataset,
         data_path=config.data_path,
         image_size=config.image_size,
+        grey=config.grey,
         classes=config.classes,
         seed=config.data_seed,
         reading=reading_of(config),
@@ -142,6 +143,11 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
             'node-config: give data-dir="..." name="..." for private images, or '
             "partition-id=K num-partitions=N for a partition"
         )
+    if not simulated and is_hub(config.dataset):
+        raise UserError(
+            f"dataset '{config.dataset}': a node downloads nothing that a run names: give "
+            "data-dir=... with examples of its own"
+        )
     index, total = int(node["partition-id"]), int(node["num-partitions"])
     dataset, partition = load_partition(config, config.clients or total)
     if index >= len(partition.clients):
@@ -171,7 +177,9 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     Of a file every row is this client's: a column that names sites is no feature, and no more.
     """
     if config.dataset not in DATASETS:
-        return open_private_folder(path, image_size=config.image_size, classes=config.classes)
+        return open_private_folder(
+            path, image_size=config.image_size, grey=config.grey, classes=config.classes
+        )
     return open_dataset(
         config.dataset,
         data_path=path,

@@ -217,7 +217,12 @@ def _enhanced(name: str, one: Comparison) -> Picture:
             strict=True,
         ):  # fmt: skip
             for axes, image in zip(row, shown, strict=True):
-                axes.imshow(image, interpolation="nearest")
+                grey = image.shape[-1] == 1
+                axes.imshow(
+                    image[..., 0] if grey else image,
+                    cmap="gray" if grey else None,
+                    interpolation="nearest",
+                )
                 axes.set(xticks=[], yticks=[])
                 axes.grid(visible=False)
                 axes.spines[:].set_visible(False)

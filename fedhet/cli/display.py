@@ -115,10 +115,10 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
 
 def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
     """What a report holds; the page is the last line, or a key of the JSON."""
-    page = str(out / "report.html")
+    page = str(out if out.suffix == ".md" else out / "report.html")
     missing = {figure.name: figure.absent for figure in made.figures() if figure.absent}
     if as_json:
-        drawn = [figure.name for figure in made.figures() if figure.svg]
+        drawn = [figure.name for figure in made.figures() if figure.panels]
         names = [table.name for table in made.tables()]
         content = {"page": page, "runs": len(made.runs), "tables": names, "figures": drawn}
         left_out = {one.name: one.reason for one in made.left_out}
@@ -135,5 +135,5 @@ def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
         print(f"fedhet: left out: {one.name}: {one.reason}", file=sys.stderr)
     for name, reason in missing.items():
         print(f"fedhet: figure {name} is absent: {reason}", file=sys.stderr)
-    print(made.lead.partition(". ")[0])
+    print("\n".join(made.verdict))
     print(page)

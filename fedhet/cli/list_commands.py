@@ -91,7 +91,13 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
         list[Path],
         typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
     ],
-    out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the report; files in it are replaced")
+    ] = None,
+    formats: Annotated[
+        str,
+        typer.Option("--format", help="beside the page, of md, csv, latex, svg, parquet"),
+    ] = "md,csv,latex,svg",
     baseline: Annotated[
         str, typer.Option(help="method that others are compared with; standalone if it was run")
     ] = "",
@@ -101,6 +107,9 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     ] = None,
     into: Annotated[
         Path | None, typer.Option(help="Markdown file whose marked part becomes the tables")
+    ] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="folder whose results.md and results/ are written anew")
     ] = None,
     models: Annotated[
         bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
@@ -114,10 +123,12 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     from fedhet.reports.report import report as write
 
     page = write(
-        places, out, baseline=baseline, title=title, records=records, into=into, models=models,
+        places, out, formats=[one.strip() for one in formats.split(",") if one.strip()],
+        baseline=baseline, title=title, records=records, into=into, docs=docs, models=models,
         trust=trust,
     )  # fmt: skip
-    show_report(page, out, as_json=as_json)
+    made = docs / "results.md" if out is None and docs is not None else out
+    show_report(page, made or Path(), as_json=as_json)
 
 
 def add_commands(command: Register) -> None:

@@ -27,7 +27,7 @@ from fedhet.idle_keys import check_cells, small_cohort
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import Interrupted, interruptible
-from fedhet.sweeps.grid import Cell, read_cells
+from fedhet.sweeps.grid import Cell, read_cells, title_of
 from fedhet.sweeps.job import ENDED, FAILED, RUNNING, Job
 from fedhet.sweeps.sweep import Sweep, default_workers, shard
 
@@ -216,7 +216,10 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
         name += f"-{options.shard.replace('/', 'of')}"
     if options.cell:
         name += f"-{options.cell}"
-    return path, Sweep.open(name, out, chosen, execute, QUICK if options.profile == "quick" else "")
+    note = QUICK if options.profile == "quick" else ""
+    found = Sweep.open(name, out, chosen, execute, note)
+    found.title = title_of(path)
+    return path, found
 
 
 def index_name(preset: str, path: Path) -> str:

@@ -43,6 +43,7 @@ class Sweep:
     jobs: list[Job]
     work: Work  # what a cell's process does with its command line
     note: str = ""
+    title: str = ""  # what reports call its settings
     place: Place = field(default_factory=Here)
     notes: list[str] = field(default_factory=list)  # lines for the user, in their order
     _lock: FileLock | None = field(default=None, repr=False)
@@ -151,7 +152,8 @@ class Sweep:
              "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
             for job in self.jobs
         ]  # fmt: skip
-        return {"format": 1, "sweep": self.name, "note": self.note, "cells": cells}
+        head = {"format": 1, "sweep": self.name, "title": self.title, "note": self.note}
+        return head | {"cells": cells}
 
     def _prepare(self) -> None:
         try:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
-from fedhet.cli.display import percent, show_table
+from fedhet.cli.display import show_table
 from fedhet.config import find_method, method_name
 from fedhet.data.inputs import PLURAL, SIGNAL, TABLE, TOKENS
 from fedhet.errors import RunFailedError, UserError, nearest
@@ -18,6 +18,7 @@ from fedhet.models import GROUPS, MODEL_NAMES, MODELS, model_table, validate_mod
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig, Schema, kebab
+from fedhet.words import percent
 
 _SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
 _SHOWN = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

@@ -26,15 +26,8 @@ def watcher(folder: Path, tls: str = "") -> Iterator[str]:
     """
     token = new_token()
     with listen(0) as found:
-        words = [
-            sys.executable,
-            "-P",
-            "-m",
-            "fedhet.watch.beside",
-            str(found.fileno()),
-            str(folder),
-            tls,
-        ]
+        program = [sys.executable, "-P", "-m", "fedhet.watch.beside"]
+        words = [*program, str(found.fileno()), str(folder), tls]
         process = subprocess.Popen(
             guarded(words), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             pass_fds=[found.fileno()], start_new_session=True,

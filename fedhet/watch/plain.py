@@ -128,10 +128,11 @@ def lines(table: Table) -> Iterator[str]:
 
 def said(table: Table, row: Sequence[Value]) -> str:
     """A row in words; what is absent is left out."""
-    kinds = {"percent": percent, "bytes": size}
-    words = []
-    for column, value in zip(table.columns, row, strict=True):
-        if value not in {None, ""}:
-            write = kinds.get(column.kind, str)
-            words.append(f"{column.title} {write(value)}")  # type: ignore[operator]
-    return ", ".join(words)
+    pairs = zip(table.columns, row, strict=True)
+    return ", ".join(f"{c.title} {_word(v, c.kind)}" for c, v in pairs if v not in {None, ""})
+
+
+def _word(value: Value, kind: str) -> str:
+    if isinstance(value, int | float) and kind == "percent":
+        return percent(value)
+    return _size(value) if kind == "bytes" else str(value)

@@ -215,8 +215,9 @@ class Sent:
             events.append(event("state", state))
         count = len(look.rounds)
         grown = count > self.rounds
+        again = look.era != self.era and bool(count or self.rounds)
         # A curve of every n-th round is drawn again as a whole.
-        anew = look.era != self.era or (grown and count > ROUNDS)
+        anew = again or (grown and count > ROUNDS)
         if anew or grown:
             rows = thinned(look.rounds) if anew else look.rounds[self.rounds :]
             self.era, self.rounds = look.era, count

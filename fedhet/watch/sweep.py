@@ -161,8 +161,9 @@ def _is_folder_name(name: str) -> bool:
 
 
 def label(values: Mapping[str, Any], *, blocks: bool = True) -> str:
-    """What distinguishes a cell, in short."""
-    shown = (f"{k}={v}" for k, v in values.items() if blocks or k not in BLOCKS)
+    """What distinguishes a cell, in short; a method needs no word before it."""
+    kept = {key: value for key, value in values.items() if blocks or key not in BLOCKS}
+    shown = (f"{value}" if key == "method" else f"{key}={value}" for key, value in kept.items())
     return one_line(" ".join(shown), 120)
 
 

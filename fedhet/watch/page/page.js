@@ -125,7 +125,7 @@ class Squares {
       const [said, kept] = [JSON.stringify(one), this.cells[i][j]];
       if (one === null || said === kept.said) return;
       kept.said = said;
-      kept.td.className = MARKED[one.state] ?? "";
+      kept.td.className = `text ${MARKED[one.state] ?? ""}`;
       const there = { href: `${root}run/${encodeURIComponent(one.run)}/` };
       kept.td.replaceChildren(one.run ? make("a", there, one.text) : one.text);
     }));

@@ -14,6 +14,7 @@ from fedhet.watch.run import RunView
 from fedhet.watch.server import HEADERS, ROUNDS, Sent, address, listen, new_token, thinned
 from fedhet.watch.sweep import SweepView
 
+pytestmark = pytest.mark.network
 EVIL = "<img src=x onerror=alert(1)>"
 
 

@@ -34,6 +34,7 @@ class _Run:
         self.view = view
         self.told = 0
         self.before: tuple[object, ...] = ()
+        self.sites: dict[str, str] = {}
         self.era = 0
 
     def news(self, state: State) -> Iterator[str]:
@@ -55,6 +56,17 @@ class _Run:
             yield ": ".join(filter(None, now[:2]))
             yield from (f"cannot be read: {problem}" for problem in state.damage)
         self.before = now
+        for table in state.tables:
+            if table.name == "sites":
+                yield from self._sites(table)
+
+    def _sites(self, table: Table) -> Iterator[str]:
+        """Those that have come or gone."""
+        for row in table.rows:
+            site, now, *_ = map(str, row)
+            if self.sites.get(site) != now:
+                self.sites[site] = now
+                yield said(table, row)
 
     def end(self, state: State) -> Iterator[str]:
         """How it stands at the end."""
@@ -62,7 +74,7 @@ class _Run:
         yield from (f"cannot be read: {problem}" for problem in state.damage)
         yield ", ".join(f"{name}: {text}" for name, text in state.facts)
         for table in state.tables:
-            if table.name != "failures":  # they stand below their rounds
+            if table.name == "clients":  # the others have been told as they came
                 yield from lines(table)
 
 

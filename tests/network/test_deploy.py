@@ -167,6 +167,11 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     assert [node["last_round"] for node in found["nodes"]] == [2, 2]
     runs = [(run["method"], run.get("round")) for run in found["runs"]]
     assert runs == [("fedssa", 2), (None, None)]
+    watched = commands.do("watch", "--plain", "--superlink", "tls").stdout.splitlines()
+    assert watched[0] == "r: fedssa on synthetic:300x4"
+    sites = [line.partition(", since 20") for line in watched if line.startswith("site ")]
+    assert [head for head, _, _ in sites] == ["site 0, now online", "site 1, now offline"]
+    assert all(rest.endswith(", last round 2, failures 0") for _, _, rest in sites)
 
     supernode = nodes[0].child("flower-supernode")
     assert supernode is not None

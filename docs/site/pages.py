@@ -4,6 +4,7 @@ The front page and the project's own are the files of the checkout's top; the re
 the registry, the schema and the packages' public names.
 """
 
+import html
 import inspect
 import re
 import sys
@@ -22,7 +23,7 @@ TOP = {
 }  # fmt: skip
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 # What Markdown would take for markup in a cell of a table.
-_MARKUP = re.compile(r"[\\`*_|<>\[\]]")
+_MARKUP = re.compile(r"[\\`*_|\[\]]")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -72,10 +73,11 @@ def methods() -> list[tuple[str, str, str]]:
     """The spelling of every method, its page, and the page's text."""
     from fedhet.cli.listings import schema_keys  # noqa: PLC0415  (torch)
     from fedhet.registry import METHODS  # noqa: PLC0415
+    from fedhet.reports.settings import method_name  # noqa: PLC0415
 
     found = []
     for name, method in METHODS.items():
-        shown = method.strategy.__name__.removesuffix("Strategy")
+        shown = method_name(name)
         halves = (sys.modules[half.__module__] for half in (method.strategy, method.client))
         about = "\n\n".join(map(quoted, halves))
         own = schema_keys(method.params)
@@ -115,7 +117,7 @@ def table(keys: dict[str, dict[str, Any]]) -> str:
 
 def cell(text: str) -> str:
     """A text as it is, in a cell."""
-    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    return _MARKUP.sub(r"\\\g<0>", html.escape(" ".join(text.split()), quote=False))
 
 
 def python_page() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUND = {"schema", "ids", "files", "rng", "errors", "plugins", "layout", "reading"}
+GROUND = {"schema", "ids", "files", "rng", "errors", "plugins", "layout", "reading", "words"}
 GROUND |= {"__version__"}  # of fedhet/__init__, which is always there
 # Below the methods.
 ROOMS = {"records", "node", "protocol", "secure_sum", "training", "models", "data"}

@@ -216,10 +216,11 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Nodes with their models, images, last rounds and failures, and the runs."""
-    from fedhet.cli.display import percent, show_table
+    from fedhet.cli.display import show_table
     from fedhet.runtime.control_api import Control
     from fedhet.runtime.server_folder import ServerFolder
     from fedhet.runtime.status import collect
+    from fedhet.words import percent
 
     folder = ServerFolder(superlink.expanduser().absolute())
     if not folder.credentials.ca.is_file():

@@ -10,12 +10,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
-from fedhet.cli.display import percent, show_table
+from fedhet.cli.display import show_table
 from fedhet.config import find_method, method_name
 from fedhet.errors import RunFailedError, UserError, nearest
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig, Schema, kebab
+from fedhet.words import percent
 
 _SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
 _SHOWN = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

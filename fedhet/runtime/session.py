@@ -39,10 +39,14 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Console:
-    """How a run shows itself: ``say`` prints a line, ``progress`` makes the display of a run."""
+    """How a run shows itself: ``say`` prints a line, ``progress`` makes the display of a run.
+
+    ``beside`` is entered with its folder, before it begins, and left when it has ended.
+    """
 
     say: Callable[[str], None]
     progress: Callable[[str, int], AbstractContextManager[Progress]]
+    beside: Callable[[RunFolder], AbstractContextManager[object]] = contextlib.nullcontext
 
 
 def find_preset(name: str) -> Path:
@@ -263,7 +267,10 @@ def _run(
             started = build_config(launch.folder.started_config())
             started = started.model_copy(update={"state_dir": config.state_dir})
             verification.verify(launch.folder, started).raise_for(accept_lost=accept_lost)
-        with console.progress(config.method, config.rounds) as progress:
+        with (
+            console.beside(launch.folder),
+            console.progress(config.method, config.rounds) as progress,
+        ):
             progress.note(_beginning(launch, connection))
             if connection is None:
                 launch.write_config()

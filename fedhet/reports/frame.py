@@ -212,4 +212,5 @@ def load_sweep(*places: str | os.PathLike[str], baseline: str = "", trust: bool 
     ``baseline`` is the method that others are compared with, Standalone where it was run. UserError
     if nothing finished is there.
     """
+    plugins.look_here()
     return Runs([Path(place) for place in places], baseline, trust=trust)

@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from fedhet.config import method_name as known_as
 from fedhet.data.inputs import DATASETS
+from fedhet.registry import Method
 from fedhet.reports import papers
 from fedhet.reports.names import exact, known_method, method_name, model_range, plain
 from fedhet.reports.runs import LeftOut, Run
@@ -261,11 +262,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     for key in ("data-path", "partition-file", "public-path"):
         shared[key] = Path(str(shared[key])).name
     method = known_as(str(config.get("method", "fedssa")))
-    defaults = {}
-    known = known_method(method)
-    if known is not None:
-        fields = known.params.model_fields
-        defaults = {kebab(name): _plain(field.default) for name, field in fields.items()}
+    defaults = own_defaults(method)
     own = {
         key: value
         for key, value in config.items()
@@ -274,6 +271,18 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
         and (key not in defaults or value != defaults[key])
     }
     return shared, method, own
+
+
+def own_defaults(method: str) -> dict[str, Any]:
+    """A method's own keys with their defaults; none of a method that cannot be imported."""
+    known = known_method(method)
+    return {} if known is None else _defaults_of(known)
+
+
+@lru_cache
+def _defaults_of(known: Method) -> dict[str, Any]:
+    fields = known.params.model_fields
+    return {kebab(name): _plain(field.default) for name, field in fields.items()}
 
 
 def _block(config: Mapping[str, Any]) -> Block:

@@ -32,6 +32,7 @@ _DARK = {
     "page": "#14181d",
 }
 MARKS = "osD^vPX"
+_LARGER = 1.5  # times its size at which a page shows a drawing, at most
 _EDGE = 10.0  # pixels around a file of its own
 _WIDE = 0.62  # of the size: a letter of a sans-serif in the mean
 
@@ -206,7 +207,8 @@ class Drawing:
     def svg(self, title: str) -> str:
         """As part of a page, where :data:`STYLE` stands once."""
         size = f'viewBox="0 0 {n(self.width)} {n(self.height)}"'
-        return f'<svg role="img" aria-label="{escape(title)}" {size}>{self.inner()}</svg>'
+        most = f'style="max-width:{_LARGER * self.width:.0f}px"'
+        return f'<svg role="img" aria-label="{escape(title)}" {size} {most}>{self.inner()}</svg>'
 
     def file(self, title: str) -> str:
         """A file of its own: its style and ground are inside."""

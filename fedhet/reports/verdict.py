@@ -88,7 +88,7 @@ def winners(found: Sequence[Gain], base: str) -> str:
         setting for setting in dict.fromkeys(gain.setting for gain in found)
         if all(gain.sign <= 0 for gain in found if gain.setting == setting)
     ]  # fmt: skip
-    nobody = f"; nobody in {' or '.join(_short(without))}" if without else ""
+    nobody = f"; nobody in {_either(without)}" if without else ""
     return (
         f"Above {base}, with a {_LEVEL} interval that excludes zero: "
         f"{_listed(above, found)}{nobody}."
@@ -137,7 +137,7 @@ def unsaid(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
     chance = round((1 - LEVEL) * compared)
     if chance:
         made.append(
-            f"which are luck: of {compared} intervals some {chance} exclude zero by chance alone"
+            f"which are luck: of {compared} intervals one in twenty excludes zero by chance alone"
         )
     return f"What cannot be said: {'; '.join(made)}." if made else ""
 
@@ -162,12 +162,18 @@ def _listed(chosen: Sequence[Gain], found: Sequence[Gain]) -> str:
             up_to = "up to " if len(of[name]) > 1 else ""
             where = f" ({up_to}{_points(most.points)} in {most.setting})"
         settings = " settings" if place == 0 else ""
-        said.append(f"{name} in {len(of[name])} of {total}{settings}{where}")
+        if len({gain.setting for gain in found}) == 1:
+            said.append(f"{name} {_points(most.points)}")
+        else:
+            said.append(f"{name} in {len(of[name])} of {total}{settings}{where}")
     return ", ".join(said)
 
 
-def _short(names: Sequence[str]) -> list[str]:
-    return [*names[:_NAMED], "others"] if len(names) > _NAMED + 1 else list(names)
+def _either(names: Sequence[str]) -> str:
+    """``A``, ``A or B``, ``A; B or C``: titles have commas."""
+    if len(names) > _NAMED:
+        return f"{len(names)} of the settings"
+    return " or ".join(filter(None, ["; ".join(names[:-1]), names[-1]]))
 
 
 def _points(value: float) -> str:

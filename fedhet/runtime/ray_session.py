@@ -101,7 +101,7 @@ def init_arguments(config: RunConfig) -> dict[str, Any]:
 
 def federation_config(config: RunConfig) -> str:
     """Size of the federation and of an actor, for ``flwr run --federation-config``."""
-    words = {"num-supernodes": config.clients, "client-resources-num-cpus": 1}
+    words: dict[str, float] = {"num-supernodes": config.clients, "client-resources-num-cpus": 1}
     if gpus := _gpus(config):
         # Ray never splits one actor over devices: share what the fullest device must hold,
         # rounded down so that the shares of a device do not add up to more than 1.

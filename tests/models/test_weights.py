@@ -5,13 +5,14 @@ import torch
 from safetensors.torch import save_file
 
 from fedhet.config import build_config
-from fedhet.data.inputs import TABLE, Inputs
-from fedhet.errors import UserError
+from fedhet.data.inputs import Inputs
+from fedhet.errors import RunFailedError, UserError
 from fedhet.export.save import export
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.models.small import small_name
 from fedhet.node.site import assigned_model, check_no_weights
+from fedhet.reading.tensors import read_tensors
 from fedhet.testing import make_client, simulate, small
 
 ROWS = Inputs.table(("a", "b"))
@@ -71,8 +72,6 @@ def test_what_was_exported_starts_another_run(tmp_path):
     name = f"cnn-5 weights={file}"
     again = small(tmp_path, dataset="synthetic:60x2", image_size=16, models=[name])
     client = make_client(again, 0, tmp_path / "states")
-    from fedhet.reading.tensors import read_tensors  # noqa: PLC0415
-
     kept, _ = read_tensors(file, "pt")
     assert torch.equal(client.model.conv1.weight, kept["parts.model.conv1.weight"])
 
@@ -139,8 +138,6 @@ def test_a_run_starts_from_them_and_its_place_stays_at_home(tmp_path):
     folder, _ = simulate(config)
     rows = [line.split(",") for line in folder.clients.read_text().splitlines()[1:]]
     assert [row[2] for row in rows] == ["mlp-5", "mlp-4", "mlp-5"]
-    from fedhet.reading.tensors import read_tensors  # noqa: PLC0415
-
     for client, own in (("0", True), ("1", False), ("2", True)):
         state, _ = read_tensors(next(folder.path.glob(f"state/*/{client}/*.safetensors")), "pt")
         assert bool((state["model/layers.0.weight"] == 0.125).all()) is own
@@ -160,4 +157,28 @@ def test_a_node_reads_its_own_file_alone():
         assigned_model(config, {}, Zero(), simulated=False)
     own = "cnn-4 weights=/data/a.safetensors"
     assert assigned_model(config, {"model": own}, Zero(), simulated=False) == own
-    assert TABLE == "table"
+
+
+def test_deployed_nodes_start_from_their_own_files_and_do_not_say_where(tmp_path):
+    tensors = built("cnn-5", classes=2, d=500, image_size=16).state_dict()
+    file = written(tmp_path, tensors)
+    few = {"dataset": "synthetic:60x2", "image_size": 16, "rounds": 1, "start_timeout": 2}
+
+    def nodes(own):
+        def prepare(grid):
+            for number, context in enumerate(grid.contexts.values()):
+                context.node_config["state-dir"] = str(tmp_path / own / str(number))
+                if number == 0 and own:
+                    context.node_config["model"] = own
+
+        return prepare
+
+    name = f"cnn-5 weights={file}"
+    folder, _ = simulate(small(tmp_path, **few), simulated=False, before=nodes(name))
+    rows = [line.split(",")[2] for line in folder.clients.read_text().splitlines()[1:]]
+    assert rows == ["cnn-5"] * 3
+    written_down = (one.read_bytes() for one in folder.path.rglob("*") if one.is_file())
+    assert not any(file.name.encode() in text for text in written_down)
+    asked = small(tmp_path, models=[name], name="asked", **few)
+    with pytest.raises(RunFailedError, match="the model that it is to train cannot be built there"):
+        simulate(asked, simulated=False, before=nodes(""))

@@ -26,6 +26,8 @@ from fedhet.data.source import Shape
 from fedhet.errors import UserError
 from fedhet.reading.columns import MAX_ROWS, Numbers, Piece, RowFile, Texts, Where, shown
 
+_GAPS = dict.fromkeys(MISSING, "nan")  # the commonest spellings: others are seen one by one
+
 
 class Coder:
     """Numbers for the values of a categorical column: their place in the list, NaN for a gap.
@@ -71,8 +73,9 @@ def plain_numbers(column: Texts | Numbers, where: Where) -> npt.NDArray[np.float
 
 
 def _parsed(column: Texts, where: Where) -> Numbers:
+    gap = _GAPS.get
     try:
-        return np.array(list(map(float, column)))
+        return np.array([float(gap(value, value)) for value in column])
     except ValueError:
         return np.array([_number(value, where, index) for index, value in enumerate(column)])
 

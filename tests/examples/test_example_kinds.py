@@ -8,7 +8,8 @@ import pytest
 
 from fedhet import plugins
 from fedhet.cli.app import execute
-from fedhet.config import load_config
+from fedhet.config import build_config, load_config
+from fedhet.node.site import load_partition
 from fedhet.runtime import preflight
 from fedhet.testing import simulate
 
@@ -81,3 +82,43 @@ def test_models_of_ones_own_as_a_user_runs_them(
     ours = {"table": "mlp-5", "texts": "textcnn"}[preset]
     mixed = [*words[:-1], f"models={factories[0]},{ours}", "method=fedavg", f"small-model={ours}"]
     assert execute([*mixed, "name=mixed", *quick]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    plugins.look_here()
+
+
+OWN = {"partition": "natural", "rounds": 3, "engine": "inline", "lr": 0.05, "representation": 32}
+
+
+def test_a_table_of_ones_own(here, tmp_path):
+    """By the commands of docs/kinds.md; what it invents can be learned."""
+    values = {"dataset": "own_table:load", "models": ["@table-5"], "out": str(tmp_path)}
+    config = preflight.resolve_clients(build_config(OWN | values))
+    data, partition = load_partition(config, config.clients)
+    assert partition.ids == ("a", "b", "c") and data.inputs.shape == (7,)
+    assert np.isnan(data.examples[:, 1]).sum() == 35
+    folder, _ = simulate(config)
+    assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60
+    (tmp_path / "own.csv").write_text(
+        "clinic,age,pressure,smokes,outcome\n" + "x,50,,once,ill\ny,40,120,never,well\n" * 9
+    )
+    config = build_config(OWN | values | {"data-path": str(tmp_path / "own.csv")})
+    assert load_partition(config, 0)[1].ids == ("x", "y")
+
+
+def test_signals_of_ones_own(here, tmp_path):
+    values = {"dataset": "own_signals:load", "models": ["conv1d-5", "conv1d-4"]}
+    config = build_config(OWN | values | {"out": str(tmp_path)})
+    config = preflight.resolve_clients(config)
+    assert config.clients == 6
+    folder, _ = simulate(config)
+    assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60
+
+
+def test_they_are_under_forty_lines():
+    for name in ("own_table.py", "own_signals.py"):
+        assert len((EXAMPLES / name).read_text().splitlines()) < 40

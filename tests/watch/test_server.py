@@ -1,6 +1,7 @@
 """Who may read the page, and what it is sent: a real server, asked as others would ask it."""
 
 import json
+import signal
 import subprocess
 import sys
 from itertools import islice
@@ -97,6 +98,22 @@ def test_without_the_token_there_is_nothing(page):
     for path in wrong:
         answer = httpx.get(base + path)
         assert answer.status_code == 404 and len(answer.text) < 20, path
+
+
+def test_the_command_serves_until_it_is_asked_to_end(folder):
+    words = [sys.executable, "-m", "fedhet", "watch", str(folder)]
+    command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        where = command.stdout.readline().strip()
+        with httpx.stream("GET", where + "events", timeout=60) as answer:
+            assert next(answer.iter_lines()) == "event: state"
+            command.send_signal(signal.SIGINT)  # while a page is open
+            output, said = command.communicate(timeout=60)
+    finally:
+        command.kill()
+        command.wait()
+    assert (command.returncode, output) == (0, "")
+    assert said == "fedhet: Ctrl-C ends it; the run goes on\n"
 
 
 def test_tokens_are_long_and_never_the_same():

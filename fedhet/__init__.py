@@ -11,12 +11,23 @@ from fedhet.layout import HERE, folder
 
 if TYPE_CHECKING:
     from fedhet.api import Run, load_run, resume, run
+    from fedhet.data.inputs import Inputs
     from fedhet.data.own import Data
     from fedhet.errors import RunFailedError, UserError
     from fedhet.reports.frame import load_sweep
 
 __version__ = "0.1.0"
-__all__ = ["Data", "Run", "RunFailedError", "UserError", "load_run", "load_sweep", "resume", "run"]
+__all__ = [
+    "Data",
+    "Inputs",
+    "Run",
+    "RunFailedError",
+    "UserError",
+    "load_run",
+    "load_sweep",
+    "resume",
+    "run",
+]
 
 if folder("strategies").parent != HERE:  # not installed from a wheel
     __path__.append(str(folder("strategies").parent))
@@ -30,6 +41,10 @@ def __getattr__(name: str) -> Any:
         from fedhet.data.own import Data  # noqa: PLC0415
 
         return Data
+    if name == "Inputs":
+        from fedhet.data.inputs import Inputs  # noqa: PLC0415
+
+        return Inputs
     if name == "load_sweep":
         from fedhet.reports.frame import load_sweep  # noqa: PLC0415
 

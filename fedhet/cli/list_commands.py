@@ -50,16 +50,26 @@ def methods(
 
 
 def models(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="those alone; or module:factory")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|KEY=VALUE...",
+            help="models and groups, those alone; module:factory; keys of a run (dataset, "
+            "data-path, representation, ...) that say what they are built for",
+        ),
     ] = None,
-    classes: Annotated[int, typer.Option(min=1, help="number of classes")] = 10,
+    kind: Annotated[
+        str | None, typer.Option(help="image, signal, table or tokens: those for such examples")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="number of classes; default: of the data, or 10")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""
-    from fedhet.cli import listings
+    from fedhet.cli.model_list import models as show
 
-    listings.models(names or [], classes, as_json=as_json)
+    show(words or [], classes, kind, as_json=as_json)
 
 
 def new(

@@ -20,20 +20,20 @@ LONGEST = 16 * MEBI  # characters of one text
 PLAIN = (str, bool, int, float, type(None))
 
 
-def read_bytes(path: Path, limit: int, most: int = -1) -> bytes:
-    """A whole regular file of at most ``limit`` bytes, or its first ``most``.
+def read_bytes(path: Path, limit: int, most: int = -1, start: int = 0) -> bytes:
+    """A whole regular file of at most ``limit`` bytes, or ``most`` of it, from ``start`` on.
 
     FileNotFoundError where there is none; ReadError for one that cannot be read or is too long.
     """
     try:
-        return _read(path, limit, most)
+        return _read(path, limit, most, start)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ReadError(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
 
 
-def _read(path: Path, limit: int, most: int) -> bytes:
+def _read(path: Path, limit: int, most: int, start: int) -> bytes:
     # A pipe would be waited for, for ever, and a device has no end.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -43,12 +43,14 @@ def _read(path: Path, limit: int, most: int) -> bytes:
         # By its length: a file that is long may take no room, and would be read all the same.
         data = b""
         if found.st_size <= limit:
-            wanted = found.st_size + 1 if most < 0 else most  # the room is taken at once
+            rest = max(found.st_size - start, 0)
+            wanted = rest + 1 if most < 0 else most  # the room is taken at once
             with os.fdopen(os.dup(handle), "rb") as file:
+                file.seek(start)
                 data = file.read(wanted)
     finally:
         os.close(handle)
-    if max(found.st_size, len(data)) > limit:
+    if max(found.st_size, start + len(data)) > limit:
         raise ReadError(f"'{path}'", "", f"longer than the {limit} bytes that are read of it")
     return data
 

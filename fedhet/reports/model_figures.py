@@ -228,10 +228,11 @@ def _enhanced(name: str, one: Comparison) -> Picture:
 
 
 def _image(panel: Drawing, corner: tuple[float, float], pixels: Any) -> None:
-    """Pixels (h, w, 3), bytes or from 0 to 1, as an image without smoothing."""
-    grey = pixels if pixels.dtype == np.uint8 else np.round(255 * np.clip(pixels, 0, 1))
+    """Pixels (h, w, 3 or 1), bytes or from 0 to 1, as an image without smoothing."""
+    levels = pixels if pixels.dtype == np.uint8 else np.round(255 * np.clip(pixels, 0, 1))
+    levels = levels[..., 0] if levels.shape[-1] == 1 else levels
     file = io.BytesIO()
-    Image.fromarray(grey.astype(np.uint8)).save(file, "png")
+    Image.fromarray(levels.astype(np.uint8)).save(file, "png")
     data = base64.b64encode(file.getvalue()).decode()
     panel.add(
         f'<image x="{corner[0]:g}" y="{corner[1]:g}" width="{_SIDE:g}" height="{_SIDE:g}" '

@@ -25,6 +25,7 @@ from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import write_json, write_text
 from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
+from fedhet.records.locks import LOCK
 from fedhet.records.run_folder import RunFolder
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
@@ -158,7 +159,7 @@ class Sweep:
     def _prepare(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.folder / ".lock", blocking=False)
+            self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()
         except Timeout as error:
             raise UserError(f"sweep '{self.folder}' is being run by another process") from error

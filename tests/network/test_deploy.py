@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from network.deployment import Deployment
+from network.deployment import Commands
 from network.federation import PRESET, simulated_hash
 from network.programs import wait_for
 
@@ -54,6 +54,13 @@ clientapp = "vanishing:client"
 """
 
 
+@pytest.fixture
+def commands(tmp_path):
+    made = Commands(tmp_path)
+    yield made
+    made.stop()
+
+
 def vanish(commands):
     """Run the app whose message never arrives."""
     app = commands.folder / "vanishing"
@@ -63,13 +70,6 @@ def vanish(commands):
     env = commands.env | {"FLWR_HOME": str(ServerFolder(commands.folder / "tls").flwr_home)}
     words = [script("flwr"), "run", str(app), CONNECTION]
     subprocess.run(words, env=env, cwd=commands.folder, check=True)  # it leaves the app's bundle
-
-
-@pytest.fixture
-def commands(tmp_path):
-    made = Deployment(tmp_path)
-    yield made
-    made.stop()
 
 
 def answer(tls, port, path):

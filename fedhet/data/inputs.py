@@ -17,6 +17,7 @@ PLURAL = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows of a table", TOKENS: 
 IMAGE_SETS = ("digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "synthetic")
 DATASETS = {"signals": SIGNAL, "table": TABLE, "texts": TOKENS}  # by their files' kind
 SYNTHETIC = {f"synthetic-{kind}": kind for kind in (SIGNAL, TABLE, TOKENS)}
+HUB = "hf:"  # and the name of a data set of Hugging Face's hub, of whatever kind
 MAX_SIDE = 1 << 20  # of one axis of an example
 MAX_SIZE = 1 << 24  # numbers of one example
 MAX_VOCABULARY = 1 << 20
@@ -28,11 +29,12 @@ _LONGEST = 200  # characters of a column's or a category's name
 class Inputs:
     """What one example of a data set is, and what a model gets of it.
 
-    ``shape`` is a model's, without the batch: (3, s, s) for an image, (c, t) for a signal, (f',)
-    for a row of a table, (l,) for tokens. A batch is float32, of tokens int64. ``vocabulary`` is
-    the number of token ids, 0 among them for padding. ``columns`` are a table's as stored, in
-    order, or the one column of a CSV of texts; ``categories`` are the allowed values of those that
-    are no numbers. ``scale`` is what a signal's stored numbers are divided by.
+    ``shape`` is a model's, without the batch: (3, h, w) for an image, of a grey one (1, h, w),
+    (c, t) for a signal, (f',) for a row of a table, (l,) for tokens. A batch is float32, of tokens
+    int64. ``vocabulary`` is the number of token ids, 0 among them for padding. ``columns`` are a
+    table's as stored, in order, or the one column of a file of texts; ``categories`` are the
+    allowed values of those that are no numbers. ``scale`` is what a signal's stored numbers are
+    divided by.
     """
 
     kind: str
@@ -43,15 +45,20 @@ class Inputs:
     scale: float = 1.0
 
     @staticmethod
-    def image(size: int) -> "Inputs":
-        """Square RGB images."""
-        return Inputs(IMAGE, (3, size, size))
+    def image(size: int | tuple[int, int], *, grey: bool = False) -> "Inputs":
+        """RGB or grey images, square of that side or of that height and width."""
+        high, wide = (size, size) if isinstance(size, int) else size
+        return Inputs(IMAGE, (1 if grey else 3, high, wide))
 
     @staticmethod
     def table(
         columns: tuple[str, ...], categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ) -> "Inputs":
-        """Rows: a number and whether it is missing for each plain column, one-hot categories."""
+        """Rows: a number and whether it is missing for each plain column, one-hot categories.
+
+        ``columns`` are all of a row's, in order; ``categories`` name those that are no numbers,
+        each with its values.
+        """
         plain = len(columns) - len(categories)
         width = 2 * plain + sum(len(values) for _, values in categories)
         return Inputs(TABLE, (width,), columns=columns, categories=categories)
@@ -68,13 +75,25 @@ class Inputs:
             return (*self.shape[1:], self.shape[0])
         return (len(self.columns),) if self.kind == TABLE else self.shape
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        channels, high, wide = self.shape
+        return high, wide, channels
+
     def zeros(self, count: int) -> npt.NDArray[Any]:
-        """Examples as they are stored, all zero: images are black, texts empty."""
+        """``count`` examples as they are stored, all zero: images are black, texts empty.
+
+        (n, ...) uint8 for images, int32 for tokens, else float32.
+        """
         dtype = {IMAGE: np.uint8, TOKENS: np.int32}.get(self.kind, np.float32)
         return np.zeros((count, *self.stored), dtype=dtype)
 
     def blank(self, count: int) -> npt.NDArray[Any]:
-        """A batch as a model gets it, all zero."""
+        """A batch of ``count`` as a model gets it, all zero.
+
+        (B, ...) int64 for tokens, else float32.
+        """
         dtype = np.int64 if self.kind == TOKENS else np.float32
         return np.zeros((count, *self.shape), dtype=dtype)
 
@@ -84,7 +103,7 @@ class Inputs:
         return f"{self.kind} of shape {self.shape}{words}"
 
     def differs(self, other: "Inputs") -> str:
-        """In what another's examples differ from these, in words; empty if in nothing."""
+        """In what those of ``other`` differ from these, in words; empty if in nothing."""
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, and this run's are {self}"
         for ours, theirs in zip(self.columns, other.columns, strict=False):
@@ -119,6 +138,11 @@ def kind_of(dataset: str) -> str:
     if name in known:
         return known[name]
     return IMAGE if name in IMAGE_SETS else ""
+
+
+def is_hub(dataset: str) -> bool:
+    """Whether a data set is one of Hugging Face's hub, by its name."""
+    return dataset.startswith(HUB)
 
 
 def noun(dataset: str) -> str:

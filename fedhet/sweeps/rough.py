@@ -123,7 +123,9 @@ def _finish(result: torch.Tensor) -> None:
 def _inputs(probe: RunConfig) -> Inputs:
     """What a probe's invented examples are."""
     source = synthetic(probe.dataset, probe.seed)
-    return Inputs.image(probe.image_size) if isinstance(source, Synthetic) else source.inputs()
+    if isinstance(source, Synthetic):
+        return Inputs.image(probe.image_size, grey=probe.grey)
+    return source.inputs()
 
 
 def _counts(probe: RunConfig, classes: tuple[str, ...], inputs: Inputs) -> Counts:

@@ -1,23 +1,18 @@
 """The commands of a deployment as a person types them: ``certs``, ``server``, ``node``, ``run``."""
 
-import contextlib
 import json
-import shutil
 import ssl
 import subprocess
-import tempfile
 import urllib.error
 import urllib.request
 
 import pytest
+from network.deployment import Commands
 from network.federation import PRESET, simulated_hash
-from network.pace import patience
-from network.programs import Process, wait_for
+from network.programs import wait_for
 
-from fedhet.errors import RunFailedError
-from fedhet.runtime.control_api import Control
 from fedhet.runtime.server_folder import CONNECTION, ServerFolder
-from fedhet.runtime.superlink import environment, free_ports, script
+from fedhet.runtime.superlink import free_ports, script
 from fedhet.runtime.warm import state
 
 pytestmark = pytest.mark.network
@@ -59,61 +54,22 @@ clientapp = "vanishing:client"
 """
 
 
-class Commands:
-    """``fedhet`` in one folder, with HOME in it and a warm server that other tests do not share."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.runtime = tempfile.mkdtemp(prefix="fh", dir="/tmp")  # a socket's path must be short
-        self.env = environment({"HOME": str(folder), "XDG_RUNTIME_DIR": self.runtime})
-        self.started = []
-
-    def start(self, name, *words):
-        made = Process([script("fedhet"), *words], self.folder / f"{name}.log", self.env)
-        self.started.append(made.start())
-        return made
-
-    def do(self, *words):
-        return subprocess.run(
-            [script("fedhet"), *words], env=self.env, cwd=self.folder, capture_output=True,
-            text=True, check=False, timeout=patience(),
-        )  # fmt: skip
-
-    def vanish(self):
-        """Run the app whose message never arrives."""
-        app = self.folder / "vanishing"
-        app.mkdir()
-        (app / "vanishing.py").write_text(VANISHING)
-        (app / "pyproject.toml").write_text(VANISHING_PROJECT)
-        env = self.env | {"FLWR_HOME": str(ServerFolder(self.folder / "tls").flwr_home)}
-        words = [script("flwr"), "run", str(app), CONNECTION]
-        subprocess.run(words, env=env, cwd=self.folder, check=True)  # it leaves the app's bundle
-
-    def status(self):
-        done = self.do("status", "--superlink", "tls", "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def online(self, name):
-        """Whether the node of that name is; `status` would take seconds of a processor to say."""
-        folder = ServerFolder(self.folder / "tls")
-        control = Control(folder.control(), folder.credentials.ca)
-        with contextlib.suppress(RunFailedError), contextlib.closing(control):
-            return any(node.name == name and node.status == "online" for node in control.nodes())
-
-    def stop(self):
-        for process in self.started:
-            process.terminate()
-        for process in self.started:
-            process.end()
-        shutil.rmtree(self.runtime, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
     made = Commands(tmp_path_factory.mktemp("deploy"))
     yield made
     made.stop()
+
+
+def vanish(commands):
+    """Run the app whose message never arrives."""
+    app = commands.folder / "vanishing"
+    app.mkdir()
+    (app / "vanishing.py").write_text(VANISHING)
+    (app / "pyproject.toml").write_text(VANISHING_PROJECT)
+    env = commands.env | {"FLWR_HOME": str(ServerFolder(commands.folder / "tls").flwr_home)}
+    words = [script("flwr"), "run", str(app), CONNECTION]
+    subprocess.run(words, env=env, cwd=commands.folder, check=True)  # it leaves the app's bundle
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +128,7 @@ def test_three_commands_make_a_federation(commands, port):
     assert check.returncode == 0, check.stdout
     assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout
 
-    commands.vanish()  # what the nodes make of it is looked at below
+    vanish(commands)  # what the nodes make of it is looked at below
     wait_for(lambda: server.said("finished:completed"), "the message is gone")
 
     own = {"clients": 2, "rounds": 2}
@@ -200,6 +156,11 @@ def test_three_commands_make_a_federation(commands, port):
     assert [node["last_round"] for node in found["nodes"]] == [2, 2]
     runs = [(run["method"], run.get("round")) for run in found["runs"]]
     assert runs == [("fedssa", 2), (None, None)]
+    watched = commands.do("watch", "--plain", "--superlink", "tls").stdout.splitlines()
+    assert watched[0] == "r: fedssa on synthetic:300x4"
+    sites = [line.partition(", since 20") for line in watched if line.startswith("site ")]
+    assert [head for head, _, _ in sites] == ["site 0, now online", "site 1, now offline"]
+    assert all(rest.endswith(", last round 2, failures 0") for _, _, rest in sites)
 
     supernode = nodes[0].child("flower-supernode")
     assert supernode is not None

@@ -14,6 +14,7 @@ import typer
 from fedhet.cli.options import Json, Register
 from fedhet.errors import UserError
 from fedhet.ids import check_id
+from fedhet.runtime.processes import look_away
 from fedhet.runtime.signals import Interrupted, interruptible
 
 PORT = 8443
@@ -118,6 +119,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     read_ca(plan.ca)
     if {"model", "device", "limits", "split-file"} & config.keys():
         # Aside: the process that stays need not have torch in its memory.
+        look_away()
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
             aside.submit(_refuse, plan).result()
     try:

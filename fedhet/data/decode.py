@@ -162,7 +162,8 @@ def _in_workers(
 
 
 def _start(root: Path, names: list[str], size: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _START, json.dumps(sys.path)]
+    # -P: with -c alone Python would look into the working folder first, which may be a stranger's.
+    command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path)]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdin is not None
     try:

@@ -36,6 +36,7 @@ from PIL import (
 
 from fedhet.data.source import Pixels, Unread, to_pixels
 from fedhet.errors import UserError
+from fedhet.reading.bounds import open_regular
 
 MAX_FILE_BYTES = 64 << 20
 MAX_PIXELS = 64 << 20
@@ -110,8 +111,8 @@ class _TooLarge(Exception):
 
 
 def _bounded_file(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return _bounded(file, os.fstat(file.fileno()).st_size)
+    with open_regular(path) as (file, size):
+        return _bounded(file, size)
 
 
 def _bounded_member(archive: zipfile.ZipFile, name: str) -> bytes:

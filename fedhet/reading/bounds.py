@@ -7,8 +7,10 @@ does not keep them is a :class:`~fedhet.errors.ReadError` with file and place, n
 import math
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedhet.errors import ReadError
 
@@ -32,22 +34,27 @@ def read_bytes(path: Path, limit: int, most: int = -1) -> bytes:
         raise ReadError(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
 
 
-def _read(path: Path, limit: int, most: int) -> bytes:
-    # A pipe would be waited for, for ever, and a device has no end.
+@contextmanager
+def open_regular(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """A file that has an end, and its length; ReadError for a pipe, a device or a folder.
+
+    A pipe would be waited for, for ever. Raises OSError.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise ReadError(f"'{path}'", "", "no regular file")
-        # By its length: a file that is long may take no room, and would be read all the same.
-        data = b""
-        if found.st_size <= limit:
-            wanted = found.st_size + 1 if most < 0 else most  # the room is taken at once
-            with os.fdopen(os.dup(handle), "rb") as file:
-                data = file.read(wanted)
-    finally:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
         os.close(handle)
-    if max(found.st_size, len(data)) > limit:
+        raise ReadError(f"'{path}'", "", "no regular file")
+    with os.fdopen(handle, "rb") as file:
+        yield file, found.st_size
+
+
+def _read(path: Path, limit: int, most: int) -> bytes:
+    with open_regular(path) as (file, size):
+        # By its length: a file that is long may take no room, and would be read all the same.
+        wanted = size + 1 if most < 0 else most  # the room is taken at once
+        data = file.read(wanted) if size <= limit else b""
+    if max(size, len(data)) > limit:
         raise ReadError(f"'{path}'", "", f"longer than the {limit} bytes that are read of it")
     return data
 
@@ -76,11 +83,22 @@ def check_values(value: Any, source: str, place: str = "") -> None:
             for key, inner in one.items():
                 if not isinstance(key, str):
                     raise ReadError(source, where, f"'{key!s:.40}' is no key: keys are texts")
-                ahead.append((inner, f"{where}.{key:.80}".lstrip("."), depth + 1))
+                if isinstance(inner, dict | list):
+                    ahead.append((inner, _below(where, key), depth + 1))
+                elif problem := _problem(key) or _problem(inner):
+                    raise ReadError(source, _below(where, key), problem)
         elif isinstance(one, list):
-            ahead += [(inner, where, depth + 1) for inner in one]
+            for inner in one:
+                if isinstance(inner, dict | list):
+                    ahead.append((inner, where, depth + 1))
+                elif problem := _problem(inner):
+                    raise ReadError(source, where, problem)
         elif problem := _problem(one):
             raise ReadError(source, where, problem)
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key:.80}".lstrip(".")
 
 
 def _problem(one: Any) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from fedhet.errors import ReadError
 from fedhet.files import unquoted
-from fedhet.reading.bounds import LARGEST, MEBI, decoded, read_bytes
+from fedhet.reading.bounds import LARGEST, MEBI, read_bytes
 
-MOST_CSV = 1024 * MEBI
+MOST_CSV = 512 * MEBI
+LINE = 32 * MEBI  # characters: a table of ten thousand columns has three million
 FIELD = 131_072  # characters, Python's own bound
 
 
@@ -25,7 +26,7 @@ def rows(text: Iterable[str], source: str, width: int = 0) -> Iterator[tuple[int
 
     Empty lines are left out. ``text`` are lines as they are read.
     """
-    reader = csv.reader(text, strict=True)
+    reader = csv.reader(_bounded(text, source), strict=True)
     while True:
         try:
             row = next(reader, None)
@@ -42,16 +43,31 @@ def rows(text: Iterable[str], source: str, width: int = 0) -> Iterator[tuple[int
             yield reader.line_num, row
 
 
+def _bounded(text: Iterable[str], source: str) -> Iterator[str]:
+    """The lines; ReadError for one that has no end, before it is taken apart."""
+    for number, line in enumerate(text, 1):
+        if len(line) > LINE:
+            raise ReadError(source, f"line {number}", f"longer than {LINE} characters")
+        yield line
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    """The lines of bytes, decoded one by one: a text of all would take four times as much."""
+    file = io.BytesIO(data)
+    while line := file.readline(LINE + 1):
+        yield from io.StringIO(line.decode(), newline="")  # a line may end with a CR alone
+
+
 def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The rows of a file that somebody wrote; OSError if there is none."""
     source = f"'{path}'"
     data = read_bytes(path, MOST_CSV).removeprefix(b"\xef\xbb\xbf")
-    yield from rows(io.StringIO(decoded(data, source), newline=""), source)
+    yield from rows(_lines(data), source)
 
 
 def parse_table(data: bytes, source: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Columns and numbered rows of a table of ours; ReadError where there is not even a head."""
-    text = io.StringIO(decoded(data, source), newline="")
+    text = _lines(data)
     _, head = next(rows(text, source), (1, []))
     if not head:
         raise ReadError(source, "line 1", "no head of a table")

@@ -9,13 +9,15 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from textwrap import fill
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from fedhet.data.plot import style
 
 INK, LINE, GRID, PAGE = "#1b1f24", "#868e99", "#dde1e7", "#fefefe"
 _ON_PAGE = {INK: "currentColor", LINE: "var(--line)", GRID: "var(--grid)", PAGE: "none"}
@@ -70,7 +72,7 @@ def picture(
     size: tuple[float, float] = (WIDTH, 3.6),
 ) -> Picture:  # fmt: skip
     """Let ``draw`` fill a figure of ``size`` inches; ids in the SVG are made from ``name``."""
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
+    with style(_STYLE | {"svg.hashsalt": name}):
         figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
@@ -102,7 +104,8 @@ def inline(one: Picture) -> str:
     svg = re.sub(r"url\(#", f"url(#{one.name}-", svg).replace('href="#', f'href="#{one.name}-')
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{one.title}"', 1).strip()
+    name = escape(one.title, quote=True)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{name}"', 1).strip()
 
 
 def look(index: int) -> dict[str, Any]:

@@ -158,5 +158,5 @@ def _render(made: Report, drawn: Mapping[str, str]) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     data = json.dumps(finite(made.data), separators=(",", ":"), allow_nan=False)
     return environment.from_string(source).render(
-        title=made.title, lead=made.lead, sections=sections, data=data.replace("</", "<\\/")
+        title=made.title, lead=made.lead, sections=sections, data=data.replace("<", "\\u003c")
     )

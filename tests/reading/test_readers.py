@@ -103,9 +103,10 @@ def test_bytes_that_are_no_text(tmp_path):
     path.write_bytes(b'{"a": 1,\n"\xff": 2}')
     with pytest.raises(ReadError):
         structured.read_json(path)
-    for read in (structured.read_toml, read_partition):
+    (tmp_path / "table").write_bytes(b"client,a\n\xff,1\n")
+    for read, file in ((structured.read_toml, path), (read_partition, tmp_path / "table")):
         with pytest.raises(ReadError, match="line 2 is damaged: not UTF-8"):
-            read(path)
+            read(file)
     with pytest.raises(UserError, match="line 2: not UTF-8"):
         structured.read_yaml(path)
 

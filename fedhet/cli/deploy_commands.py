@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhet.cli.options import Json, Register
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 from fedhet.ids import check_id
 from fedhet.runtime.processes import look_away
 from fedhet.runtime.signals import Interrupted, interruptible
@@ -22,7 +22,7 @@ Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet
 
 
 def _say(text: str) -> None:
-    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}", flush=True)
+    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {one_line(text, None)}", flush=True)
 
 
 def certs(

@@ -1,6 +1,6 @@
 """Bubble plot of a partition: one circle per client and class, its area the number of examples."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,13 @@ def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str =
 
 
 @contextmanager
-def style(own: Mapping[str, Any]) -> Iterator[None]:
+def style(own: dict[str, Any]) -> Iterator[None]:
     """Draw by these settings and matplotlib's defaults alone, whatever ``matplotlibrc`` lies here.
 
     One in the working folder, which may be a stranger's, would hand every text to LaTeX.
     """
-    with mpl.rc_context():
-        mpl.rcParams.update({k: v for k, v in mpl.rcParamsDefault.items() if k not in _NOT_LOOKS})
-        mpl.rcParams.update(own)
+    looks: Any = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _NOT_LOOKS}
+    with mpl.rc_context(looks | own):
         yield
 
 

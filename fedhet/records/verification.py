@@ -31,6 +31,7 @@ from fedhet.schema import RunConfig
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
 
+DEEPEST = 32  # folders in each other; Ray makes a dozen
 SHOWN = 3  # findings in an error's one line
 FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
 
@@ -91,13 +92,23 @@ def check_entries(folder: Path) -> None:
     """
     ahead = [folder]
     while ahead:
-        for path in sorted(ahead.pop().iterdir()):
+        for path in _inside(ahead.pop(), folder):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise VerifyError(
                     f"'{path}' is a link or something else that a run does not make: remove it"
                 )
             if path.is_dir() and path != folder / FLOWER:
                 ahead.append(path)
+
+
+def _inside(place: Path, folder: Path) -> list[Path]:
+    """What lies there; VerifyError for a folder that cannot be listed, or lies too deep."""
+    if len(place.relative_to(folder).parts) > DEEPEST:
+        raise VerifyError(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
+    try:
+        return sorted(place.iterdir())
+    except OSError as error:
+        raise VerifyError(f"'{place}' cannot be read: {error.strerror}") from error
 
 
 def verify(folder: RunFolder, config: RunConfig) -> Verification:

@@ -26,6 +26,7 @@ from fedhet.files import write_json, write_text
 from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import check_entries
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
 from fedhet.sweeps.place import FAREWELL, Here, Order, Place, Work
@@ -156,6 +157,7 @@ class Sweep:
     def _prepare(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            check_entries(self.folder)  # the folder of all may be a stranger's
             self._lock = FileLock(self.folder / ".lock", blocking=False)
             self._lock.acquire()
         except Timeout as error:

@@ -52,6 +52,8 @@ def test_a_matplotlibrc_in_the_working_folder_draws_nothing(tmp_path, monkeypatc
     with mpl.rc_context({"text.usetex": True, "font.size": 30, "axes.linewidth": 9}):
         bubble_plot(counts, names, tmp_path / "there.svg")  # and no LaTeX was started
         assert mpl.rcParams["font.size"] == 30
-    drawn = [re.sub(r"<metadata>.*?</metadata>|(#|id=\")\w+", "", (tmp_path / n).read_text(), flags=re.S)
-             for n in ("here.svg", "there.svg")]
+    drawn = [
+        re.sub(r"<metadata>.*?</metadata>|(#|id=\")\w+", "", (tmp_path / n).read_text(), flags=re.S)
+        for n in ("here.svg", "there.svg")
+    ]
     assert drawn[0] == drawn[1]

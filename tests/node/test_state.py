@@ -6,8 +6,8 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedhet.node.context_state import ContextStore
 from fedhet.ids import client_order
+from fedhet.node.context_state import ContextStore
 from fedhet.node.state import FileStore, StateError
 
 

@@ -159,9 +159,7 @@ def test_a_reply_that_flower_cannot_unpack_is_its_nodes_error(kind):
 
 def test_what_is_no_message_is_an_error_too():
     record = ConfigRecord({"a": 1})
-    made = take_damaged_replies()(
-        record.object_id, {record.object_id: record.deflate()}
-    )
+    made = take_damaged_replies()(record.object_id, {record.object_id: record.deflate()})
     assert made.error.code == DAMAGED
 
 

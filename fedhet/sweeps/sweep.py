@@ -157,6 +157,8 @@ class Sweep:
     def _prepare(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if self.folder.resolve() != self.out.resolve() / "sweeps" / self.name:
+                raise VerifyError(f"'{self.folder}' is a link that leads elsewhere: remove it")
             check_entries(self.folder)  # the folder of all may be a stranger's
             self._lock = FileLock(self.folder / ".lock", blocking=False)
             self._lock.acquire()

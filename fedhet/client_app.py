@@ -23,6 +23,7 @@ from fedhet.config import envelope, find_method, from_run_config
 from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
 from fedhet.ids import check_id
 from fedhet.models import build_model
+from fedhet.models.names import with_weights
 from fedhet.node.budget import BudgetError
 from fedhet.node.context_state import ContextStore
 from fedhet.node.limits import Asked, LimitError, Limits, check_run, check_upload, read_limits
@@ -185,6 +186,8 @@ def query(message: Message, context: Context) -> Message:
                 public["public"] = public_digest(own)
         with telling(Word.DEVICE):
             device = choose_device(config, context.node_config)
+        with telling(Word.MODEL):
+            model = assigned_model(config, context.node_config, data, simulated=simulated)
         return answer(
             message,
             {
@@ -194,7 +197,7 @@ def query(message: Message, context: Context) -> Message:
                 "seen": [] if hidden else list(counts),
                 "images": [] if hidden else list(counts.values()),
                 "train-images": sum(counts.values()),
-                "model": assigned_model(config, context.node_config, data),
+                "model": with_weights(model)[0],
                 "device": str(device),
                 **public,
                 "inputs": data.dataset.inputs.text(),
@@ -254,7 +257,7 @@ def _client(
         config=own_copy(config, context.node_config, simulated=simulated),
         data=data,
         classes=what.classes,
-        model=assigned_model(config, context.node_config, data),
+        model=assigned_model(config, context.node_config, data, simulated=simulated),
         device=device,
         store=_store(config, context, what, data.client, simulated=simulated),
         simulated=simulated,

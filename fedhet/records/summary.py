@@ -9,6 +9,7 @@ import numpy as np
 
 from fedhet.schema import RunConfig
 
+_RECENT = 10  # rounds that the time left is estimated from
 # How a client is left out whose numbers left the range in which there is anything to learn.
 DIVERGENCE = re.compile(
     r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-(norm|ratio)"
@@ -62,6 +63,15 @@ def summarise(
         "clients_lost": rounds[-1]["lost"] if rounds else [],
         "run_sha256": rounds[-1]["sha256"] if rounds else None,
     }
+
+
+def seconds_left(seconds: Sequence[float], rounds: int) -> float | None:
+    """Time to the end after rounds that took ``seconds`` each, of ``rounds``; None: unknown yet.
+
+    The last ten count. The first holds every process's imports and tells nothing.
+    """
+    recent = seconds[1:][-_RECENT:]
+    return max(0, rounds - len(seconds)) * sum(recent) / len(recent) if recent else None
 
 
 def nobody_replied(record: Mapping[str, Any]) -> bool:

@@ -4,26 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedhet.reports.comparison import Comparison, final
-from fedhet.reports.drawing import (
-    ACCURACY,
-    WIDTH,
-    Colours,
-    Picture,
-    absent,
-    legend_below,
-    look,
-    mark,
-    picture,
-)
+from fedhet.reports.drawing import ACCURACY, Colours, Picture, drawn
+from fedhet.reports.lines import Series, draw_lines, tall_enough
 from fedhet.reports.runs import Run
 from fedhet.reports.settings import Arm
 
 Points = Mapping[str, Sequence[tuple[float, list[float]]]]  # arm's name: x, accuracy per block
 _PRIVACY = ("dp-clip", "dp-epsilon", "dp-delta")
+_BARS = "Mean over blocks after the last round; bars: lowest to highest block."
 
 
 def over_settings(comparisons: Sequence[Comparison], colours: Colours) -> list[Picture]:
@@ -36,13 +26,8 @@ def over_settings(comparisons: Sequence[Comparison], colours: Colours) -> list[P
                 ends = [final(run) for run in arm.ordered()]
                 points.setdefault(arm.name, []).append((float(one.setting.keys[key]), ends))
         first = min(group, key=lambda one: one.setting.slug).setting.slug
-        made.append(_curves(f"curve-{key}-{first}", key, points, colours, group[0].setting.title))
-    if not made:
-        reason = (
-            "no two settings differ in one numeric key alone (such as classes-per-client, alpha or "
-            "fraction)"
-        )
-        made.append(absent("curves", "Non-IID and participation curves", reason))
+        title = group[0].setting.conditions
+        made.append(_curves(f"curve-{key}-{first}", key, points, colours, title))
     return made
 
 
@@ -52,7 +37,7 @@ def _families(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Compari
         keys = one.setting.keys
         for key, value in keys.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                rest = repr(sorted((k, v) for k, v in keys.items() if k != key))
+                rest = repr(sorted((k, v) for k, v in keys.items() if k not in {key, "precision"}))
                 found.setdefault((key, rest), []).append(one)
     return [
         (key, group) for (key, _), group in found.items() if len(group) > 1 and key not in _PRIVACY
@@ -77,7 +62,7 @@ def over_own_keys(one: Comparison, colours: Colours) -> list[Picture]:
             if groups:
                 own = {name: colours.get(name, i) for i, name in enumerate(groups)}
                 name = f"curve-{key}-{method}-{one.setting.slug}"
-                made.append(_curves(name, key, groups, own, one.setting.title))
+                made.append(_curves(name, key, groups, own, one.setting.conditions))
     return made
 
 
@@ -86,37 +71,27 @@ def _own_values(arm: Arm) -> dict[str, Any]:
     return {**dict(arm.ordered()[0].config), **arm.keys}
 
 
-def _curves(name: str, key: str, points: Points, colours: Colours, title: str) -> Picture:
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for method, own in points.items():
-            _errors(axes, sorted(own), method, colours[method])
-        axes.set(xlabel=key.replace("-", " "), ylabel=ACCURACY)
-        axes.margins(0.06)
-        legend_below(figure, axes)
-
-    caption = (
-        f"Everything else as in: {title}. Mean over blocks after the last round; bars: lowest to "
-        "highest block."
-    )
-    return picture(name, f"Accuracy against {key}", caption, draw, (WIDTH, 3.4))
-
-
-def _errors(
-    axes: Axes, points: Sequence[tuple[float, list[float]]], label: str, index: int
-) -> None:
-    means = np.array([np.mean(ends) for _, ends in points])
-    low = means - [min(ends) for _, ends in points]
-    high = [max(ends) for _, ends in points] - means
-    axes.errorbar(
-        [x for x, _ in points], means, yerr=np.stack([low, high]), label=label, marker=mark(index),
-        markersize=5, capsize=2.5, elinewidth=1, **look(index),
+def _curves(name: str, key: str, points: Points, colours: Colours, conditions: str) -> Picture:
+    series = _series(points, colours)
+    caption = f"Everything else as in: {conditions}. {_BARS}"
+    return drawn(
+        name, f"Accuracy against {key}", caption, tall_enough(series),
+        lambda panel: draw_lines(panel, series, (key.replace("-", " "), ACCURACY)),
     )  # fmt: skip
 
 
-def privacy(comparisons: Sequence[Comparison], colours: Colours) -> Picture:
-    """Accuracy against the epsilon that a run spent."""
-    title = "Accuracy against spent epsilon"
+def _series(points: Points, colours: Colours) -> list[Series]:
+    made = []
+    for name, own in points.items():
+        ordered = sorted(own)
+        means = [(x, float(np.mean(ends))) for x, ends in ordered]
+        spread = [(min(ends), max(ends)) for _, ends in ordered]
+        made.append(Series(name, colours[name], means, spread))
+    return made
+
+
+def privacy(comparisons: Sequence[Comparison], colours: Colours) -> list[Picture]:
+    """Accuracy against the epsilon that a run spent, where there was noise on its uploads."""
     points: dict[str, list[tuple[float, list[float]]]] = {}
     for one in comparisons:
         for arm in one.arms:
@@ -125,19 +100,15 @@ def privacy(comparisons: Sequence[Comparison], colours: Colours) -> Picture:
                 x = float(np.mean([e for e, _ in spent]))
                 points.setdefault(arm.name, []).append((x, [accuracy for _, accuracy in spent]))
     if not points:
-        return absent("privacy", title, "no run has noise on its uploads (dp-clip, dp-epsilon)")
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for method, own in points.items():
-            _errors(axes, sorted(own), method, colours[method])
-        axes.set_xscale("log")
-        axes.set(xlabel="spent epsilon of the client that spent most", ylabel=ACCURACY)
-        axes.margins(0.06)
-        legend_below(figure, axes)
-
-    caption = "Mean over blocks after the last round; bars: lowest to highest block."
-    return picture("privacy", title, caption, draw, (WIDTH, 3.4))
+        return []
+    series = _series(points, colours)
+    labels = ("spent epsilon of the client that spent most", ACCURACY)
+    return [
+        drawn(
+            "privacy", "Accuracy against spent epsilon", _BARS, tall_enough(series),
+            lambda panel: draw_lines(panel, series, labels, log=True),
+        )
+    ]  # fmt: skip
 
 
 def _spent_epsilon(run: Run) -> float | None:

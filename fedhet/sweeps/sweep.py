@@ -25,6 +25,7 @@ from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import write_json, write_text
 from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
+from fedhet.records.locks import LOCK
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import check_entries
 from fedhet.sweeps.grid import Cell
@@ -44,6 +45,7 @@ class Sweep:
     jobs: list[Job]
     work: Work  # what a cell's process does with its command line
     note: str = ""
+    title: str = ""  # what reports call its settings
     place: Place = field(default_factory=Here)
     notes: list[str] = field(default_factory=list)  # lines for the user, in their order
     _lock: FileLock | None = field(default=None, repr=False)
@@ -152,7 +154,8 @@ class Sweep:
              "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
             for job in self.jobs
         ]  # fmt: skip
-        return {"format": 1, "sweep": self.name, "note": self.note, "cells": cells}
+        head = {"format": 1, "sweep": self.name, "title": self.title, "note": self.note}
+        return head | {"cells": cells}
 
     def _prepare(self) -> None:
         try:
@@ -160,7 +163,7 @@ class Sweep:
             if self.folder.resolve() != self.out.resolve() / "sweeps" / self.name:
                 raise VerifyError(f"'{self.folder}' is a link that leads elsewhere: remove it")
             check_entries(self.folder)  # the folder of all may be a stranger's
-            self._lock = FileLock(self.folder / ".lock", blocking=False)
+            self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()
         except Timeout as error:
             raise UserError(f"sweep '{self.folder}' is being run by another process") from error

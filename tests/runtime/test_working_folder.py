@@ -38,7 +38,7 @@ def stranger(tmp_path: Path, monkeypatch) -> Path:
 
 def test_a_decoder_of_images_is_our_own(stranger: Path, tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    (pixels,) = decode._in_workers(tmp_path, ["a.png"], 4, 1)
+    (pixels,) = decode._in_workers(tmp_path, ["a.png"], (4, 4, 3), 1)
     assert getattr(pixels, "shape", None) == (4, 4, 3)
     assert not stranger.exists()
 

@@ -4,7 +4,9 @@ Of every direction one line: ``tried``, and of what was done with it how much wa
 line, ``named`` and left out, or taken and ``without_effect`` on anything outside. ``escapes`` are
 tracebacks, other exit codes, and more than a minute or a gigabyte; ``effects`` are changes outside.
 
-    python -m benchmarks.hostile [--directions folders] [--folders 500] [--first 0] [--show 5]
+    python -m benchmarks.hostile [--directions folders downloads] [--folders 500] [--downloads 1000]
+
+Replies and handshakes are benchmarks.hostile_nodes.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.common import emit
+from benchmarks.hostile_downloads import downloads
 from benchmarks.hostile_folders import Base, Found, Sandbox
 
 
@@ -31,7 +34,9 @@ def folders(place: Path, seeds: Sequence[int]) -> Found:
 
 
 # A direction is a function of a folder of its own and the seeds to try.
-DIRECTIONS: dict[str, Callable[[Path, Sequence[int]], Found]] = {"folders": folders}
+DIRECTIONS: dict[str, Callable[[Path, Sequence[int]], Found]] = {
+    "folders": folders, "downloads": downloads,
+}  # fmt: skip
 
 
 def main() -> int:
@@ -41,7 +46,8 @@ def main() -> int:
         "--directions", nargs="+", default=list(DIRECTIONS), choices=list(DIRECTIONS)
     )
     for name in DIRECTIONS:
-        parser.add_argument(f"--{name}", type=int, default=500, help="how many")
+        most = {"downloads": 1000}.get(name, 500)
+        parser.add_argument(f"--{name}", type=int, default=most, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--show", type=int, default=5, help="escapes and effects to print")
     chosen = parser.parse_args()

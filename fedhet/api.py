@@ -14,14 +14,14 @@ from typing import Any
 
 from fedhet.cli.display import RunProgress
 from fedhet.config import build_config, load_noted
+from fedhet.errors import one_line
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
 from fedhet.ids import check_id
 from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
-from fedhet.records.opening import opened
+from fedhet.records.opening import opened, own_states
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.states import states_of
 from fedhet.records.tables import OTHER, read_evaluations
 from fedhet.runtime import session
 from fedhet.runtime.signals import Interrupted
@@ -66,7 +66,7 @@ class Run:
         the run names code of others, unless this user made it or ``trust``.
         """
         with opened(self._folder, trust=trust) as started:
-            states = states_of(self._folder, build_config(started))
+            states = own_states(self._folder, build_config(started))
         state = states / check_id(str(client), "client")
         return open_state(state, generation, trust=trust).model
 
@@ -137,7 +137,7 @@ def _done(work: Callable[[], RunFolder]) -> RunFolder:
 def _console(*, progress: bool) -> session.Console:
     def say(line: str) -> None:
         if progress:
-            print(f"fedhet: {line}", file=sys.stderr, flush=True)
+            print(f"fedhet: {one_line(line, None)}", file=sys.stderr, flush=True)
 
     return session.Console(say, partial(RunProgress, silent=not progress))
 

@@ -306,7 +306,8 @@ def evaluate(message: Message, context: Context) -> Message:
     """Accuracy of a client that did not train in this round."""
 
     def handler() -> Message:
-        config, limits = _config(context), read_limits(context.node_config)
+        config = _config(context)
+        limits = _allowed(config, context.node_config)
         what = _asked(message, config, limits)
         client, data = _client(what, config, limits, context)
         _, images, metrics = client.evaluate(

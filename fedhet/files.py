@@ -61,12 +61,15 @@ def replacing(
 
     Whatever fails, the old file stays as it was and no other is left. ``private``: only its owner
     can read it. ``synced``: it is on the disk before it has the name, and then the name is.
-    ``shared``: several processes may write the same file at a time.
+    ``shared``: several processes may write the same file at a time. A link that somebody has put
+    at the other name is not followed.
     """
     owner = f".{os.getpid()}" if shared else ""
     temporary = path.with_name(f".{path.name}{owner}.tmp")
     try:
+        temporary.unlink(missing_ok=True)
         with private_files() if private else contextlib.nullcontext():
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             yield temporary
         if synced:
             sync(temporary)

@@ -22,4 +22,6 @@ def check_id(name: str, what: str = "id") -> str:
 
 def client_order(client: str) -> tuple[int, int, str]:
     """Sort key of client ids: numbers by value, then texts; no two ids share one ("7", "07")."""
-    return (0, int(client), client) if client.isdigit() else (1, 0, client)
+    # A folder that somebody sent may be called by digits that are no ASCII, and no numbers either.
+    number = client.isascii() and client.isdigit()
+    return (0, int(client), client) if number else (1, 0, client)

@@ -91,3 +91,14 @@ def test_a_folder_that_fails_vanishes_and_one_that_is_there_stays(tmp_path):
     with pytest.raises(OSError, match="not empty"), appearing(tmp_path / "out") as new:
         (new / "x").write_text("x")
     assert names(tmp_path / "out") == ["mine"] and names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_link_at_the_other_name_is_not_followed(tmp_path, private):
+    dear = tmp_path / "dear"
+    dear.write_text("dear")
+    (tmp_path / ".x.tmp").symlink_to(dear)
+    with replacing(tmp_path / "x", private=private) as new:
+        new.write_text("new")
+    assert dear.read_text() == "dear" and (tmp_path / "x").read_text() == "new"
+    assert not (tmp_path / "x").is_symlink() and names(tmp_path) == ["dear", "x"]

@@ -14,7 +14,7 @@ from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config import load_config, load_noted
 from fedhet.data.inputs import noun
 from fedhet.data.source import Indices
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import SHOWN
@@ -68,7 +68,7 @@ def _warn(lines: Sequence[str]) -> None:
 
 def _say(line: str) -> None:
     """A line for people; what programs read goes to stdout."""
-    print(f"fedhet: {line}", file=sys.stderr, flush=True)
+    print(f"fedhet: {one_line(line, None)}", file=sys.stderr, flush=True)
 
 
 def _print_result(folder: RunFolder, *, as_json: bool) -> None:
@@ -78,14 +78,16 @@ def _print_result(folder: RunFolder, *, as_json: bool) -> None:
         print(json.dumps(summary | {"folder": str(folder.path)}, indent=2))
         return
     if summary:
+        method = one_line(summary["method"])
         print(
-            f"{summary['method']}: test accuracy {percent(summary['test_accuracy_mean'])} "
+            f"{method}: test accuracy {percent(summary['test_accuracy_mean'])} "
             f"(10th percentile of clients {percent(summary['test_accuracy_p10'])}), "
             f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"
         )
         for lost in summary["clients_lost"]:
-            print(f"client {lost['client']} is lost since round {lost['round']}: {lost['reason']}")
+            about = f"is lost since round {lost['round']}: {lost['reason']}"
+            print(one_line(f"client {lost['client']} {about}", None))
     print(folder.path)
 
 
@@ -115,7 +117,7 @@ def verify(path: Path, *, as_json: bool, trust: bool = False) -> None:
         print(json.dumps(document | {"damage": damage}, indent=2))
     elif len(found.findings) > SHOWN:  # an error names no more
         for one in found.findings:
-            print(one.text)
+            print(one_line(one.text, None))
         found.raise_counted()
     found.raise_for()
     if not as_json:

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from fedhet.cli.options import Json, Register
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 from fedhet.ids import check_id
+from fedhet.runtime.processes import look_away
 from fedhet.runtime.signals import Interrupted, interruptible
 
 PORT = 8443
@@ -21,7 +22,7 @@ Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet
 
 
 def _say(text: str) -> None:
-    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}", flush=True)
+    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {one_line(text, None)}", flush=True)
 
 
 def certs(
@@ -120,6 +121,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     read_ca(plan.ca)
     if {"model", "device", "limits", "split-file"} & config.keys():
         # Aside: the process that stays need not have torch in its memory.
+        look_away()
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
             aside.submit(_refuse, plan).result()
     try:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedhet.errors import one_line
 from fedhet.records.summary import seconds_left
 from fedhet.words import duration, percent
 
@@ -32,7 +33,7 @@ class RunProgress:
     def __init__(
         self, title: str, rounds: int, *, quiet: bool = False, silent: bool = False
     ) -> None:
-        self.title = title
+        self.title = title = one_line(title, None)
         self.rounds = rounds
         self.quiet = quiet or silent
         self.silent = silent
@@ -61,6 +62,7 @@ class RunProgress:
 
     def note(self, text: str) -> None:
         """What happens now; in a pipe it goes to stderr as a line."""
+        text = one_line(text, None)
         self._bar.update(self._task, note=text)
         if self._bar.disable and not self.silent:
             print(f"fedhet: {text}", file=sys.stderr, flush=True)
@@ -91,13 +93,16 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     """Print a table; the first column is text, the others are aligned to the right.
 
     Outside a terminal it is as wide as it needs to be: rich would cut it at 80 columns.
-    Brackets are text: names of classes and folders are other people's.
+    Brackets are text: names of classes and folders are other people's; what a terminal would obey
+    in them is shown as a question mark.
     """
-    table = Table(title=title, title_justify="left")
+    table = Table(title=one_line(title, None), title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        table.add_column(
+            one_line(column, None), justify="left" if i == 0 else "right", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+        table.add_row(*(one_line(c, None) if isinstance(c, str) else f"{c:,}" for c in row))
     wide = Console(width=10_000, markup=False)
     width = None if sys.stdout.isatty() else wide.measure(table).maximum
     Console(width=width, markup=False).print(table)
@@ -122,8 +127,9 @@ def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
             file=sys.stderr,
         )
     for one in made.left_out:
-        print(f"fedhet: left out: {one.name}: {one.reason}", file=sys.stderr)
+        print(one_line(f"fedhet: left out: {one.name}: {one.reason}", None), file=sys.stderr)
     for name, reason in missing.items():
-        print(f"fedhet: figure {name} is absent: {reason}", file=sys.stderr)
-    print("\n".join(made.verdict))
+        print(one_line(f"fedhet: figure {name} is absent: {reason}", None), file=sys.stderr)
+    for line in made.verdict:
+        print(one_line(line, None))
     print(page)

@@ -2,7 +2,8 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedhet.cli.display import show_table
 from fedhet.config import find_method, method_name
 from fedhet.errors import RunFailedError, UserError, nearest
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import DEEPEST
 from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig, Schema, kebab
 from fedhet.words import percent
@@ -148,7 +150,7 @@ def runs(folder: Path, *, as_json: bool) -> None:
     base = folder.expanduser().absolute()
     if not base.is_dir():
         raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
-    found = sorted(path.parent.parent for path in base.glob("**/checkpoint/run.json"))
+    found = sorted(path for path in _below(base) if (path / "checkpoint" / "run.json").exists())
     table = [_run_row(RunFolder(path)) for path in found]
     table.sort(key=lambda row: row["started"])
     if as_json:
@@ -170,6 +172,14 @@ def runs(folder: Path, *, as_json: bool) -> None:
     ]
     columns = ("run", "status", "method", "dataset", "rounds", "accuracy")
     show_table(str(base), columns, rows)
+
+
+def _below(base: Path) -> Iterator[Path]:
+    """The folder and all below it, but for links and for what lies deeper than runs do."""
+    for root, folders, _ in os.walk(base):
+        yield Path(root)
+        if len(Path(root).relative_to(base).parts) >= DEEPEST:
+            folders.clear()
 
 
 def _run_row(folder: RunFolder) -> dict[str, Any]:

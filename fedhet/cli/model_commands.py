@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedhet.cli.options import Register, Trust, loading
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 
 
 def export(
@@ -47,7 +47,7 @@ def export(
     if every:
         made, left_out = export_all(state, out, images=wanted, trust=trust)
         for client, reason in left_out.items():
-            print(f"fedhet: left out: client {client}: {reason}", file=sys.stderr)
+            print(one_line(f"fedhet: left out: client {client}: {reason}", None), file=sys.stderr)
         print(f"{len(made)} of {len(made) + len(left_out)} clients")
         print(out.expanduser().absolute())
         return
@@ -71,7 +71,7 @@ def predict(
 
     found = classify(model, examples, out, trust=trust)
     if found.warning:
-        print(f"fedhet: warning: {found.warning}", file=sys.stderr)
+        print(one_line(f"fedhet: warning: {found.warning}", None), file=sys.stderr)
     print(f"{found.examples} {found.what}: {out}")
 
 

@@ -37,6 +37,7 @@ from PIL import (
 
 from fedhet.data.source import Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.errors import UserError
+from fedhet.reading.bounds import open_regular
 
 MAX_FILE_BYTES = 64 << 20
 MAX_PIXELS = 64 << 20
@@ -124,8 +125,8 @@ class _TooLarge(Exception):
 
 
 def _bounded_file(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return _bounded(file, os.fstat(file.fileno()).st_size)
+    with open_regular(path) as (file, size):
+        return _bounded(file, size)
 
 
 def _bounded_member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -177,7 +178,8 @@ def _in_workers(
 
 
 def _start(root: Path, names: list[str], shape: Shape) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _START, json.dumps(sys.path)]
+    # -P: with -c alone Python would look into the working folder first, which may be a stranger's.
+    command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path)]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdin is not None
     try:

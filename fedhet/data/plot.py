@@ -1,9 +1,11 @@
 """Bubble plot of a partition: one circle per client and class, its area the number of examples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,6 +21,8 @@ _MAX_VECTORS = 150
 _GRID, _TEXT = "#e6e6e6", "#333333"
 _BUBBLE: dict[str, Any] = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
 _DPI = 150
+# Settings of a process and of how figures are shown; to touch them chooses a backend.
+_NOT_LOOKS = {"backend", "backend_fallback", "interactive", "toolbar", "timezone"}
 
 
 def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str = "images") -> None:
@@ -37,13 +41,25 @@ def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str =
     margin = 1.8 + 0.075 * max(len(name) for name in classes)
     panels = _panels(clients, num_classes)
     size = (max(columns * cell, 2.4) + margin, panels * (num_classes * cell + 0.5) + 0.8)
-    figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw_bubbles(figure, counts, classes, cell, (_TEXT, _GRID), what)
-    try:
-        figure.savefig(path, format=path.suffix[1:], facecolor="white")
-    except OSError as error:
-        raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error
+    with style({}):
+        figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw_bubbles(figure, counts, classes, cell, (_TEXT, _GRID), what)
+        try:
+            figure.savefig(path, format=path.suffix[1:], facecolor="white")
+        except OSError as error:
+            raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error
+
+
+@contextmanager
+def style(own: dict[str, Any]) -> Iterator[None]:
+    """Draw by these settings and matplotlib's defaults alone, whatever ``matplotlibrc`` lies here.
+
+    One in the working folder, which may be a stranger's, would hand every text to LaTeX.
+    """
+    looks: Any = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _NOT_LOOKS}
+    with mpl.rc_context(looks | own):
+        yield
 
 
 def draw_bubbles(  # noqa: PLR0913, PLR0917

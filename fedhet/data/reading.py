@@ -181,6 +181,7 @@ class Sites:
     def __init__(self) -> None:
         self._code: dict[tuple[str, ...], int] = {}
         self._names: dict[str, tuple[str, ...]] = {}
+        self._place: dict[str, int] = {}  # of each name among them
         self._parts: list[npt.NDArray[np.int32]] = []
 
     def add(self, rows: Sequence[tuple[str, ...]], where: Callable[[int], str]) -> None:
@@ -202,7 +203,7 @@ class Sites:
             map(canonical, self._names[name])
         ) != tuple(map(canonical, row)):
             raise UserError(f"{where(index)}: {shown(name)} would be the name of two clients")
-        self._code[row] = list(self._names).index(name)
+        self._code[row] = self._place.setdefault(name, len(self._place))
 
     def done(self) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
         """Sites (n,), or (0,) where no column names them, and their names."""

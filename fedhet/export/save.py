@@ -25,9 +25,8 @@ from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 from fedhet.reading.structured import read_json
 from fedhet.records import register
-from fedhet.records.opening import opened
+from fedhet.records.opening import opened, own_states
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.states import states_of
 
 _CARD = ("method", "architecture", "run", "client")  # of the description, for the card
 
@@ -147,7 +146,7 @@ def _states_of(run: Path, *, trust: bool) -> list[Path]:
     if not folder.identity.exists():
         raise UserError(f"'{run}' is not a run folder: --all exports the clients of one")
     with opened(folder, trust=trust) as started:
-        there = states_of(folder, build_config(started))
+        there = own_states(folder, build_config(started))
     found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
     if not found:
         raise UserError(

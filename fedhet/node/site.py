@@ -26,6 +26,7 @@ from fedhet.data.reading import Reading
 from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.models.names import with_weights
+from fedhet.protocol.reasons import Refused, Word
 from fedhet.rng import generator
 from fedhet.schema import RunConfig
 from fedhet.training.loop import Examples
@@ -175,10 +176,18 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     """The data that a node keeps at ``path``, read as the run says.
 
     Of a file every row is this client's: a column that names sites is no feature, and no more.
+    Refused where the run does not say which values are classes: whoever chooses the column would
+    be told all that stands in it.
     """
     if config.dataset not in DATASETS:
         return open_private_folder(
             path, image_size=config.image_size, grey=config.grey, classes=config.classes
+        )
+    if not config.classes and not config.labels:
+        raise Refused(
+            f"target: a run over nodes must name the classes (labels or classes): the values of "
+            f"'{config.target}', which may be any column or text, would be told as their names",
+            Word.CLASSES,
         )
     return open_dataset(
         config.dataset,

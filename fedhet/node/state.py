@@ -18,6 +18,7 @@ older one under this name is an error, never another result.
 import contextlib
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -201,7 +202,7 @@ class FileStore(Generations):
 
     def generations(self) -> list[int]:
         """The generations that are stored, ascending; without those aside."""
-        return sorted(int(p.stem) for p in self.folder.glob("*.safetensors") if p.stem.isdigit())
+        return self._numbers(".safetensors")
 
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
         """See :class:`StateStore`; what crashes left half written goes as well."""
@@ -214,7 +215,12 @@ class FileStore(Generations):
         return self.path(generation).with_suffix(".aside")
 
     def _set_aside(self) -> list[int]:
-        return sorted(int(p.stem) for p in self.folder.glob("*.aside") if p.stem.isdigit())
+        return self._numbers(".aside")
+
+    def _numbers(self, suffix: str) -> list[int]:
+        """The generations of our own files with that ending; not what else may lie there."""
+        found = (re.fullmatch(r"[0-9]{8,18}", p.stem) for p in self.folder.glob(f"*{suffix}"))
+        return sorted(int(name[0]) for name in found if name)
 
     def _digest(self, generation: int) -> str:
         try:

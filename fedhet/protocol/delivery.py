@@ -16,7 +16,7 @@ from typing import Any
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from fedhet.protocol.flower import is_simulated, posted
+from fedhet.protocol.flower import is_simulated, posted, take_damaged_replies
 
 log = logging.getLogger("fedhet")
 SIMULATION_POLL = 0.01
@@ -65,6 +65,8 @@ class Mail:
     def __init__(self, grid: Grid, window: int = WINDOW) -> None:
         self.grid = grid
         self.simulated = is_simulated(grid)
+        if not self.simulated:
+            take_damaged_replies()
         self.interval = SIMULATION_POLL if self.simulated else NETWORK_POLL  # seconds
         self.window = window if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from flwr.app import Message
+from flwr.app import Error, Message, RecordDict
 from flwr.client import NumPyClient  # why: the class whose `fit` Flower's users know; compat
 from flwr.common import Scalar  # why: the type of that `fit`'s numbers; compat
 from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which the Grid only types
@@ -34,6 +34,7 @@ __all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
 
 # Console scripts that the warm server forks for: module and function, as in Flower's entry points.
 PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
+DAMAGED = 1002  # code of an error, beside those of `delivery`
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
@@ -90,6 +91,55 @@ def simulating(answer: bool = True) -> Iterator[None]:  # noqa: FBT001, FBT002
 def be_one_process() -> None:
     """Let messages be made outside Flower's own processes, which are told who they are."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+
+def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
+    """From now on a reply that cannot be unpacked is its node's error, in this process.
+
+    Flower checks of what a node pushes the frame alone. It unpacks all replies of a pull together,
+    and one that it cannot unpack ends the pull, with it the run, and loses the others for good.
+    Returns what unpacks: the reply of that id, out of the contents of its objects by theirs.
+    """
+    import flwr.superlink.grid.http_grid as http  # why: where a pull unpacks what came
+
+    unpack: Any = vars(http)["inflate_object_from_contents"]
+    if getattr(unpack, "takes_damage", False):
+        return cast("Callable[[str, dict[str, bytes]], Message]", unpack)
+
+    def unpacked(identity: str, contents: dict[str, bytes]) -> Message:
+        whole = contents.get(identity, b"")
+        try:
+            message = unpack(identity, contents)
+            if not isinstance(message, Message):
+                raise TypeError(f"a {type(message).__name__} and no message")
+            if not message.has_error() and not isinstance(message.content, RecordDict):
+                raise TypeError("a message without records")
+        except Exception as error:
+            return _damaged(whole, error)
+        return message
+
+    unpacked.takes_damage = True  # type: ignore[attr-defined]
+    vars(http)["inflate_object_from_contents"] = unpacked
+    return unpacked
+
+
+def _damaged(whole: bytes, error: Exception) -> Message:
+    """An error in place of a reply; it answers what the reply says, if that much can be read."""
+    from flwr.app.message import make_message  # why: a reply to no message at hand
+    from flwr.app.metadata import Metadata  # why: as above
+    from flwr.proto.message_pb2 import Message as Sent  # why: what a reply is packed as
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_object_body,  # why: a reply has a head before it
+    )
+
+    answered = ""
+    with contextlib.suppress(Exception):  # a stranger's bytes
+        answered = Sent.FromString(get_object_body(whole, Message)).metadata.reply_to_message_id
+    about = Metadata(
+        run_id=0, message_id="", src_node_id=0, dst_node_id=0, reply_to_message_id=answered,
+        group_id="", created_at=0.0, ttl=0.0, message_type="train",
+    )  # fmt: skip
+    return make_message(metadata=about, error=Error(DAMAGED, f"cannot be unpacked: {error!r:.200}"))
 
 
 def posted(message: Message, identity: str = "") -> str:

@@ -197,6 +197,10 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
             reason = f"reply of {size} bytes, more than the {limit} allowed"
             return Reply({"error": reason}, message_bytes=size)
         content = message.content
+        said = size - sum(record.count_bytes() for record in content.array_records.values())
+        if said > QUERY_BYTES:
+            reason = f"{said} bytes of texts and numbers, more than the {QUERY_BYTES} allowed"
+            return Reply({"error": reason}, message_bytes=size)
         info = dict(content.config_records["info"].items())
         if "error" in info:
             reason = told(info["error"], info.get("log"))

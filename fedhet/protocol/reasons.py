@@ -60,7 +60,8 @@ MEANING = {
     Word.BUDGET: "its privacy budget does not allow this upload",
     Word.MEMORY: "it has too little memory: a smaller batch-size, or fewer processes",
     Word.CONFIGURATION: "the run's configuration cannot work there",
-    Word.CLASSES: "its classes are hidden: the run must name them (classes)",
+    Word.CLASSES: "what its classes are called it does not tell: the run must name them (classes, "
+    "or labels of a file)",
     Word.DATA: "its data cannot be used: gone, damaged, or of a class that the run does not have",
     Word.PUBLIC: "its own copy of the public data set is not there or cannot be opened "
     "(fedhet node --public)",

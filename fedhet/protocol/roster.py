@@ -29,7 +29,9 @@ class Roster:
         self.states: dict[str, str] = {}  # digest of that generation, once there is one
         self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
         self.classes: tuple[str, ...] = ()
-        self.inputs: Inputs | None = None  # what examples are: the run's word, or the first one's
+        self.inputs: Inputs | None = (
+            None  # what examples are: the run's word, or that of most clients
+        )
         self.refused: dict[int, str] = {}  # reason by node
         self._unbooked: list[tuple[str, str]] = []  # refusals that stand in no round yet
 
@@ -71,7 +73,6 @@ class Roster:
         if before is not None and before != info:
             raise ValueError(f"client '{info.client}' declares other data or another model now")
         self.infos[info.client] = info
-        self.inputs = self.inputs or info.inputs
         self.generations.setdefault(info.client, 0)
 
     def accept(self, client: str, round_: int, state: str) -> None:
@@ -92,9 +93,11 @@ class Roster:
         """Settle the global class list: configured, or what all clients agree on, or their union.
 
         Clients with a class that is not in the list are refused, and of a union of more than
-        ``most`` classes those that bring most of what nobody else has.
+        ``most`` classes those that bring most of what nobody else has; and before that those whose
+        examples are others than most clients have.
         Raises RunFailedError if no client is left.
         """
+        self._fix_inputs()
         if not configured:
             self._bound_union(most)
         lists = {info.classes for info in self.infos.values()}
@@ -107,6 +110,16 @@ class Roster:
                 self._drop(client, str(error))
         if not self.infos:
             raise RunFailedError(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
+
+    def _fix_inputs(self) -> None:
+        """Where the run does not say what examples are: what most clients have, not the first."""
+        said = Counter(info.inputs for client in self.ids if (info := self.infos[client]).inputs)
+        if self.inputs is None and said:
+            self.inputs = said.most_common(1)[0][0]
+        for client in self.ids:
+            own = self.infos[client].inputs
+            if self.inputs and own and (difference := self.inputs.differs(own)):
+                self._drop(client, f"client '{client}': its {difference}")
 
     def _bound_union(self, most: int) -> None:
         owners = Counter(name for info in self.infos.values() for name in info.classes)
@@ -121,7 +134,11 @@ class Roster:
             )
 
     def _drop(self, client: str, reason: str) -> None:
-        self.refuse(self.nodes.pop(client), reason)
+        node = self.nodes.pop(client, None)
+        if node is not None:
+            self.refuse(node, reason)
+        else:  # it has gone since it declared itself
+            self._unbooked.append((client, reason))
         del self.infos[client], self.generations[client]
 
     def _with_ids(self, info: ClientInfo) -> ClientInfo:

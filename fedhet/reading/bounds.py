@@ -7,8 +7,10 @@ does not keep them is a :class:`~fedhet.errors.ReadError` with file and place, n
 import math
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedhet.errors import ReadError
 
@@ -33,24 +35,31 @@ def read_bytes(path: Path, limit: int, most: int = -1, start: int = 0) -> bytes:
         raise ReadError(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
 
 
-def _read(path: Path, limit: int, most: int, start: int) -> bytes:
-    # A pipe would be waited for, for ever, and a device has no end.
+@contextmanager
+def open_regular(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """A file that has an end, and its length; ReadError for a pipe, a device or a folder.
+
+    A pipe would be waited for, for ever. Raises OSError.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise ReadError(f"'{path}'", "", "no regular file")
-        # By its length: a file that is long may take no room, and would be read all the same.
-        data = b""
-        if found.st_size <= limit:
-            rest = max(found.st_size - start, 0)
-            wanted = rest + 1 if most < 0 else most  # the room is taken at once
-            with os.fdopen(os.dup(handle), "rb") as file:
-                file.seek(start)
-                data = file.read(wanted)
-    finally:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
         os.close(handle)
-    if max(found.st_size, start + len(data)) > limit:
+        raise ReadError(f"'{path}'", "", "no regular file")
+    with os.fdopen(handle, "rb") as file:
+        yield file, found.st_size
+
+
+def _read(path: Path, limit: int, most: int, start: int) -> bytes:
+    with open_regular(path) as (file, size):
+        # By its length: a file that is long may take no room, and would be read all the same.
+        rest = max(size - start, 0)
+        wanted = rest + 1 if most < 0 else most  # the room is taken at once
+        data = b""
+        if size <= limit:
+            file.seek(start)
+            data = file.read(wanted)
+    if max(size, start + len(data)) > limit:
         raise ReadError(f"'{path}'", "", f"longer than the {limit} bytes that are read of it")
     return data
 
@@ -75,17 +84,30 @@ def check_values(value: Any, source: str, place: str = "") -> None:
         one, where, depth = ahead.pop()
         if depth > DEPTH:
             raise ReadError(source, where, f"nested deeper than {DEPTH}")
-        if isinstance(one, dict):
-            for key, inner in one.items():
-                if not isinstance(key, str):
-                    raise ReadError(source, where, f"'{key!s:.40}' is no key: keys are texts")
-                ahead.append((inner, f"{where}.{key:.80}".lstrip("."), depth + 1))
-        elif isinstance(one, list):
-            if depth < DEPTH and _sound_numbers(one):
-                continue
-            ahead += [(inner, where, depth + 1) for inner in one]
-        elif problem := _problem(one):
-            raise ReadError(source, where, problem)
+        if isinstance(one, list) and depth < DEPTH and _sound_numbers(one):
+            continue
+        for inner, place_ in _parts(one, source, where):
+            if isinstance(inner, dict | list):
+                ahead.append((inner, place_, depth + 1))
+            elif problem := _problem(inner):
+                raise ReadError(source, place_, problem)
+
+
+def _parts(one: Any, source: str, where: str) -> Iterator[tuple[Any, str]]:
+    """What a value holds, each with its place; a single one holds itself."""
+    if isinstance(one, dict):
+        for key, inner in one.items():
+            if not isinstance(key, str):
+                raise ReadError(source, where, f"'{key!s:.40}' is no key: keys are texts")
+            if problem := _problem(key):
+                raise ReadError(source, _below(where, key), problem)
+            yield inner, _below(where, key)
+    else:
+        yield from ((inner, where) for inner in (one if isinstance(one, list) else [one]))
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key:.80}".lstrip(".")
 
 
 def _sound_numbers(values: list[Any]) -> bool:

@@ -4,6 +4,7 @@ No aliases and no tags in YAML, no key twice, no number that is not finite; boun
 :mod:`fedhet.reading.bounds`.
 """
 
+import io
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +19,12 @@ from fedhet.reading.bounds import DEPTH, MEBI, check_values, decoded, read_bytes
 
 MOST_JSON = 64 * MEBI  # bytes of a document
 MOST_LINES = 256 * MEBI  # bytes of a file of lines
+LINE_VALUES = 16_000_000
 LINES = 1_000_000  # as many as a run can have rounds
 MOST_YAML = MEBI  # what a person writes
+MOST_VALUES = 4_000_000  # of a document: a few bytes of each become a hundred
+DIGITS = 100  # characters of a number in YAML
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
@@ -27,12 +32,20 @@ def parse_json(data: str | bytes, source: str = "JSON", place: str = "") -> Any:
     """What JSON says, in plain values; ReadError for anything else."""
     if len(data) > MOST_JSON:
         raise ReadError(source, place, f"longer than {MOST_JSON} bytes")
+    if _values(data) > MOST_VALUES:
+        raise ReadError(source, place, f"more than {MOST_VALUES} values")
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise ReadError(source, place, f"not JSON: {one_line(error)}") from error
     check_values(value, source, place)
     return value
+
+
+def _values(data: str | bytes) -> int:
+    """No fewer values than JSON holds: what stands before each of them, counted."""
+    signs: Any = (b"[", b"{", b",") if isinstance(data, bytes) else ("[", "{", ",")
+    return sum(data.count(sign) for sign in signs)
 
 
 def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> dict[str, Any]:
@@ -62,7 +75,9 @@ def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
 
 def each_jsonl(path: Path, data: bytes) -> Iterator[dict[str, Any]]:
     """The same one after the other, so that what is before damage can be had."""
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
+    if _values(data) > LINE_VALUES:
+        raise ReadError(f"'{path}'", "", f"more than {LINE_VALUES} values")
+    for number, line in enumerate(io.BytesIO(data), 1):
         if not line.endswith(b"\n"):
             break
         if number > LINES:
@@ -113,6 +128,19 @@ class _Loader(yaml.SafeLoader):
                 raise _Refused(f"{key}: given twice, the second time", line)
             seen.add(str(key))
         return dict(super().construct_mapping(node, deep))
+
+    def short_number(self, node: yaml.ScalarNode) -> Any:
+        """As the base class, which takes ages for what is written by the hour (``1:59:59``...)."""
+        if len(node.value) > DIGITS:
+            line = node.start_mark.line + 1
+            raise _Refused(f"a number of more than {DIGITS} digits", line)
+        whole = node.tag == _INT
+        make = yaml.SafeLoader.construct_yaml_int if whole else yaml.SafeLoader.construct_yaml_float
+        return make(self, node)
+
+
+for _tag in (_INT, _FLOAT):
+    _Loader.add_constructor(_tag, _Loader.short_number)
 
 
 class _Refused(Exception):

@@ -14,49 +14,70 @@ from pathlib import Path
 
 from fedhet.errors import ReadError
 from fedhet.files import unquoted
-from fedhet.reading.bounds import LARGEST, MEBI, decoded, read_bytes
+from fedhet.reading.bounds import LARGEST, MEBI, read_bytes
 
-MOST_CSV = 1024 * MEBI
+MOST_CSV = 512 * MEBI
+LINE = 32 * MEBI  # characters: a table of ten thousand columns has three million
 FIELD = 131_072  # characters, Python's own bound
 
 
-def rows(text: Iterable[str], source: str, width: int = 0) -> Iterator[tuple[int, list[str]]]:
+def rows(
+    text: Iterable[str], source: str, width: int = 0, before: int = 0
+) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every row; those of another ``width`` than that (0: any) refused.
 
-    Empty lines are left out. ``text`` are lines as they are read.
+    Empty lines are left out. ``text`` are lines as they are read, after ``before`` others.
     """
-    reader = csv.reader(text, strict=True)
+    reader = csv.reader(_bounded(text, source), strict=True)
     while True:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            raise ReadError(source, f"line {reader.line_num}", f"not CSV: {error}") from error
+            place = f"line {before + reader.line_num}"
+            raise ReadError(source, place, f"not CSV: {error}") from error
         except UnicodeDecodeError as error:
-            raise ReadError(source, f"line {reader.line_num + 1}", "not UTF-8") from error
+            place = f"line {before + reader.line_num + 1}"
+            raise ReadError(source, place, "not UTF-8") from error
         if row is None:
             return
+        line = before + reader.line_num
         if width and row and len(row) != width:
             what = f"has {len(row)} fields, and {width} are needed"
-            raise ReadError(source, f"line {reader.line_num}", what)
+            raise ReadError(source, f"line {line}", what)
         if row:
-            yield reader.line_num, row
+            yield line, row
+
+
+def _bounded(text: Iterable[str], source: str) -> Iterator[str]:
+    """The lines; ReadError for one that has no end, before it is taken apart."""
+    for number, line in enumerate(text, 1):
+        if len(line) > LINE:
+            raise ReadError(source, f"line {number}", f"longer than {LINE} characters")
+        yield line
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    """The lines of bytes, decoded one by one: a text of all would take four times as much."""
+    file = io.BytesIO(data)
+    while line := file.readline(LINE + 1):
+        yield from io.StringIO(line.decode(), newline="")  # a line may end with a CR alone
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The rows of a file that somebody wrote; OSError if there is none."""
     source = f"'{path}'"
     data = read_bytes(path, MOST_CSV).removeprefix(b"\xef\xbb\xbf")
-    yield from rows(io.StringIO(decoded(data, source), newline=""), source)
+    yield from rows(_lines(data), source)
 
 
 def parse_table(data: bytes, source: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Columns and numbered rows of a table of ours; ReadError where there is not even a head."""
-    text = io.StringIO(decoded(data, source), newline="")
-    _, head = next(rows(text, source), (1, []))
+    text = _lines(data)
+    line, head = next(rows(text, source), (1, []))
     if not head:
         raise ReadError(source, "line 1", "no head of a table")
-    found = rows(text, source, len(head))
-    own = ((number + 1, [unquoted(one) for one in row]) for number, row in found)
+    found = rows(text, source, len(head), line)
+    own = ((number, [unquoted(one) for one in row]) for number, row in found)
     return [unquoted(one) for one in head], own
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
 from fedhet.errors import ReadError, one_line
-from fedhet.reading.bounds import MEBI, read_bytes
+from fedhet.reading.bounds import MEBI, open_regular, read_bytes
 from fedhet.reading.structured import MOST_JSON, parse_object
 
 MOST_TENSORS = 100_000
@@ -28,10 +28,7 @@ def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, 
     ReadError if the file is none of safetensors, OSError if there is none.
     """
     source = f"'{path}'"
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if not path.is_file():
-            raise ReadError(source, "", "no regular file")
+    with open_regular(path) as (file, size):
         if size > MOST_WEIGHTS:
             raise ReadError(source, "", f"longer than the {MOST_WEIGHTS} bytes that are read of it")
         _check_header(file.read(_LENGTH), file.read, size, source)

@@ -6,6 +6,7 @@ any of them is seen, and named; what was written after the checkpoint is no dama
 that a crash interrupted, and ``fedhet resume`` does it again.
 """
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from fedhet.schema import RunConfig
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
 
+DEEPEST = 32  # folders in each other; Ray makes a dozen
 SHOWN = 3  # findings in an error's one line
 FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
 
@@ -90,13 +92,23 @@ def check_entries(folder: Path) -> None:
     """
     ahead = [folder]
     while ahead:
-        for path in sorted(ahead.pop().iterdir()):
+        for path in _inside(ahead.pop(), folder):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise VerifyError(
                     f"'{path}' is a link or something else that a run does not make: remove it"
                 )
             if path.is_dir() and path != folder / FLOWER:
                 ahead.append(path)
+
+
+def _inside(place: Path, folder: Path) -> list[Path]:
+    """What lies there; VerifyError for a folder that cannot be listed, or lies too deep."""
+    if len(place.relative_to(folder).parts) > DEEPEST:
+        raise VerifyError(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
+    try:
+        return sorted(place.iterdir())
+    except OSError as error:
+        raise VerifyError(f"'{place}' cannot be read: {error.strerror}") from error
 
 
 def verify(folder: RunFolder, config: RunConfig) -> Verification:
@@ -157,7 +169,7 @@ def _lines(
     final_part(path, meta["rounds"])
     tail = present_bytes(folder.clients)
     tail = tail[len(final_part(folder.clients, meta["clients"])) :]
-    later = {line.split(b",")[0] for line in tail.splitlines(keepends=True) if line[-1:] == b"\n"}
+    later = {line.partition(b",")[0] for line in io.BytesIO(tail) if line[-1:] == b"\n"}
     if (completed and tail) or later - {b"round", str(last + 1).encode()}:
         raise VerifyError(f"'{folder.clients}' has lines that no round of this run wrote")
     if last and records[last - 1].get("sha256") != meta["sha256"]:
@@ -217,12 +229,13 @@ def _partition(folder: RunFolder, meta: Mapping[str, Any]) -> Iterator[str]:
     roster.load(meta["roster"])
     rows = {csv_text([[client, *row]]) for client, row in roster.counts()}
     try:
-        text = read_bytes(folder.partition, MOST_CSV).decode()
-        head, *lines = text.splitlines(keepends=True)
-    except (OSError, ValueError):
+        lines = io.BytesIO(read_bytes(folder.partition, MOST_CSV))
+        head = next(lines).decode()
+        known = all(line.decode() in rows for line in lines)
+    except (OSError, ValueError, StopIteration):
         yield f"'{folder.partition}' is missing or empty"
         return
-    if head != csv_text([["client", *roster.classes]]) or not set(lines) <= rows:
+    if head != csv_text([["client", *roster.classes]]) or not known:
         yield f"'{folder.partition}' is not what the clients declared"
 
 

@@ -44,7 +44,7 @@ def _render(made: Report, drawn: Mapping[str, list[str]]) -> str:
         title=made.title, verdict=made.verdict, lead=made.lead, style=STYLE,
         whole=_shown(made.whole, drawn),
         sections=[_shown(section, drawn) for section in made.sections if section.full()],
-        missing=missing, data=data.replace("</", "<\\/"),
+        missing=missing, data=data.replace("<", "\\u003c"),
     )  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from fedhet.errors import UserError, VerifyError
 from fedhet.node.site import load_partition
 from fedhet.node.state import DESCRIPTION, FileStore
 from fedhet.reading.structured import read_yaml
+from fedhet.records.opening import check_downloads, own_states
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.states import states_of
 from fedhet.reports.comparison import Comparison
 from fedhet.reports.modelled import NO_STATES
 from fedhet.reports.runs import Run
@@ -60,7 +60,7 @@ def _open(arm: Arm, run: Run) -> Opened | None:
         values = read_yaml(run.folder / "config.yaml")
         config = build_config({k: v for k, v in values.items() if known_keys(k, arm.method)})
         folder = RunFolder(run.folder)
-        states = states_of(folder, config)
+        states = own_states(folder, config)
     except (UserError, VerifyError, OSError, ValueError, KeyError):
         return None
     there = {path.parent.name: path.parent for path in states.glob(f"*/{DESCRIPTION}")}
@@ -72,8 +72,10 @@ def _open(arm: Arm, run: Run) -> Opened | None:
 def examples_of(opened: Opened, clients: Sequence[str], each: int) -> list[tuple[Tensor, Labels]]:
     """At most ``each`` test examples (n, ...) and labels of every client, evenly spread."""
     try:
+        if opened.run.folder is not None:
+            check_downloads(RunFolder(opened.run.folder), opened.config)
         dataset, partition = load_partition(opened.config, opened.run.federation)
-    except (UserError, OSError) as error:
+    except (UserError, VerifyError, OSError) as error:
         raise Missing(f"the data of '{opened.run.name}' cannot be read: {error}") from error
     found = []
     for client in clients:

@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fedhet.config import envelope
-from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import private_files
 from fedhet.records.locks import OWNER
 from fedhet.records.privacy_cost import partition_clients
@@ -96,6 +96,10 @@ def take_over(folder: RunFolder) -> FileLock:
             if herd.living() or time.monotonic() > deadline:
                 raise busy from None
             time.sleep(POLL)
+        except OSError as error:  # a link (which is not followed), or a folder has the name
+            raise VerifyError(
+                f"'{folder.path / '.owner'}' cannot be opened: {error.strerror}"
+            ) from error
     herd.adopt_leftovers()
     herd.stop(grace=0.0)
     clear(folder.path)

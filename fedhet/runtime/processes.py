@@ -39,6 +39,15 @@ def guarded(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
 
 
+def look_away() -> None:
+    """From now on no Python that this process starts imports anything from the working folder.
+
+    It may be a stranger's. :mod:`multiprocessing` starts its helpers as ``python -c``, which looks
+    there first, for every module.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
 def end_with_maker(patience: float) -> None:
     """Get SIGTERM when the process that made this one is gone, even by kill -9, then SIGKILL.
 

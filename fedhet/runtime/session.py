@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 from fedhet import examples, idle_keys, layout
 from fedhet.config import build_config, method_name, read_overrides, resumed_config
-from fedhet.data.sources import TORCHVISION
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.node.site import check_no_weights
 from fedhet.records import register, verification
-from fedhet.records.opening import opened
+from fedhet.records.opening import check_downloads, opened
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import adopt_states, check_owner
 from fedhet.records.summary import DIVERGENCE, nobody_replied
@@ -183,11 +182,7 @@ def _check_reach(folder: RunFolder, config: RunConfig) -> None:
             f"tracker: '{config.tracker}' would get what this run computes under your account, and "
             "the run was not made here: say tracker=none, or --trust"
         )
-    if config.dataset in TORCHVISION and config.data_path:
-        raise UserError(
-            f"data-path: '{config.data_path}' is where '{config.dataset}' would be downloaded to, "
-            "and the run was not made here: --trust allows it"
-        )
+    check_downloads(folder, config)
 
 
 def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedhet.errors import RunFailedError
-from fedhet.runtime.processes import end_with_maker
+from fedhet.runtime.processes import end_with_maker, look_away
 
 if TYPE_CHECKING:
     from fedhet.sweeps.job import Job
@@ -86,6 +86,7 @@ class Here:
         _FORKS.set_forkserver_preload(["fedhet.runtime.session", "fedhet.runtime.inline"])
         words = command(job.folder, order.preset, begun=begun(job.folder))
         process = _Forked(target=_in_cell, args=(order.work, words, order.log))
+        look_away()
         try:
             process.start()
         except EOFError as error:  # for click it would be the end of somebody's input

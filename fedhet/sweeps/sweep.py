@@ -27,6 +27,7 @@ from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.locks import LOCK
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.verification import check_entries
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
 from fedhet.sweeps.place import FAREWELL, Here, Order, Place, Work
@@ -159,6 +160,9 @@ class Sweep:
     def _prepare(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if self.folder.resolve() != self.out.resolve() / "sweeps" / self.name:
+                raise VerifyError(f"'{self.folder}' is a link that leads elsewhere: remove it")
+            check_entries(self.folder)  # the folder of all may be a stranger's
             self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()
         except Timeout as error:

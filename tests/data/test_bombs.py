@@ -1,8 +1,10 @@
 """Files that were made to burst the memory of who reads them."""
 
 import io
+import os
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,6 +14,7 @@ from PIL import Image
 
 from fedhet.data import decode
 from fedhet.data.cache import open_private_folder
+from fedhet.data.reading import Sites
 from fedhet.data.source import Unread
 from fedhet.errors import UserError
 
@@ -124,3 +127,18 @@ def test_workers_hand_the_reason_on(tmp_path, monkeypatch):
     found = list(decode.decode_all(tmp_path, ["a.png", "b.png", "c.png"], (8, 8, 3)))
     assert found[0] == Unread(f"more than {64 * MIB} pixels")
     assert found[1].shape == (8, 8, 3) and found[2] == Unread()
+
+
+def test_a_pipe_called_like_an_image_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    (unread,) = decode.decode_all(tmp_path, ["a.png"], 8)
+    assert isinstance(unread, Unread)
+
+
+def test_many_sites_take_no_longer_each():
+    sites, begun = Sites(), time.process_time()
+    for start in range(0, 100_000, 1000):
+        sites.add([(f"s{start + i}",) for i in range(1000)], lambda _: "x")
+    numbers, names = sites.done()
+    assert len(names) == 100_000 and numbers[-1] == 99_999
+    assert time.process_time() - begun < 10  # a minute, when each looked at all of them

@@ -14,6 +14,7 @@ from fedhet.data.reading import Reading
 from fedhet.data.texts import token_ids
 from fedhet.errors import UserError
 from fedhet.node.site import load_partition, open_private
+from fedhet.protocol.reasons import Refused
 from fedhet.reading import csv_file
 
 TABLE = """hospital,age,sex,note,num
@@ -236,9 +237,23 @@ def test_images_keep_their_configuration():
 def test_a_node_needs_the_values_of_its_categories(tmp_path):
     rows = "x,sex,y\n" + "1,m,0\n2,f,1\n" * 10
     (tmp_path / "own.csv").write_text(rows)
-    values = {"dataset": "table", "target": "y"}
+    values = {"dataset": "table", "target": "y", "classes": ["0", "1"]}
     with pytest.raises(UserError, match="categories: 'sex' needs its values on a node"):
         open_private(build_config(values | {"categories": ["sex"]}), str(tmp_path / "own.csv"))
     declared = build_config(values | {"categories": {"sex": ["f", "m"]}})
     data = open_private(declared, str(tmp_path / "own.csv"))
     assert data.inputs.shape == (4,) and data.examples[:2, 1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dataset", ["table", "texts", "signals"])
+def test_a_node_does_not_tell_what_stands_in_a_column_that_a_run_calls_the_target(
+    tmp_path, dataset
+):
+    (tmp_path / "own.csv").write_text("x,text,name\n" + "1,some words,Ann\n2,others,Bob\n" * 10)
+    values = {"dataset": dataset, "text": "text", "target": "name"}
+    if dataset != "texts":
+        values.pop("text")
+    if dataset == "signals":
+        values.pop("target")
+    with pytest.raises(Refused, match="must name the classes"):
+        open_private(build_config(values), str(tmp_path / "own.csv"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,31 @@ def test_folders_where_files_belong(sandbox: Sandbox, name: str) -> None:
 def test_files_that_are_long_and_take_no_room(sandbox: Sandbox, name: str) -> None:
     """Two gigabytes of them were read into memory, and more made of them."""
     sandbox.attack(0, lambda run: sparse(run / name, (run / name).read_bytes()))
+    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
+
+
+def hold_up(run: Path) -> None:
+    for state in run.glob("state/*/0/*.safetensors"):
+        state.unlink()
+        os.mkfifo(state)
+
+
+def count_otherwise(run: Path) -> None:
+    for client in run.glob("state/*/0"):
+        shutil.copytree(client, client.with_name("²"))
+        shutil.copy(next(client.glob("*.safetensors")), client / "².safetensors")
+
+
+def draw_by_latex(run: Path) -> None:
+    put(run / "matplotlibrc", b"text.usetex: True\n")
+    (run / ".owner").unlink(missing_ok=True)
+    (run / ".owner").mkdir()
+
+
+@pytest.mark.parametrize("change", [hold_up, count_otherwise, draw_by_latex])
+def test_what_an_hour_with_the_table_of_threats_found(sandbox: Sandbox, change) -> None:
+    """A pipe for a state, digits that are no numbers, settings of matplotlib, a lock's folder."""
+    sandbox.attack(0, change)
     assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
 
 

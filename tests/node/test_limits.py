@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fedhet import client_app
-from fedhet.config import build_config
+from fedhet.config import build_config, envelope
 from fedhet.node.limits import LimitError, Limits, read_limits
 from fedhet.protocol.low_rank import matrix_shape
-from fedhet.protocol.messages import message_bytes
+from fedhet.protocol.messages import EVALUATE, Instruction, message_bytes, request
 from fedhet.registry import METHODS
-from fedhet.testing import make_client, simulate, small
+from fedhet.testing import LocalGrid, make_client, simulate, small
 
 NOISE = {"dp_clip": 1.0, "dp_epsilon": 50.0, "dp_delta": 1e-3}
 
@@ -120,6 +120,16 @@ def test_an_updates_norm_is_that_of_its_product(tmp_path):
         client._received([ranks, *tensors])
     tensors[at + 1][:] = 0.5
     client._received([ranks, *tensors])
+
+
+def test_an_evaluation_needs_a_run_within_the_limits_too(tmp_path):
+    path = tmp_path / "limits.yaml"
+    path.write_text("methods: [standalone]")
+    grid = LocalGrid(envelope(small(tmp_path), {}), 3)
+    grid.contexts[101].node_config["limits"] = str(path)
+    what = Instruction("x", round=1, state_dir=str(tmp_path / "state"), classes=("a",))
+    (reply,) = grid.pull_messages(grid.push_messages([request(EVALUATE, 101, what, 60.0)]))
+    assert "limit methods" in str(reply.content.config_records["info"]["error"])
 
 
 def test_limits_that_are_made_stricter_hold_from_the_next_round(tmp_path):

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 from flwr.app import Message
-from helpers.deployed import Deployed, files
-from helpers.hostile_server import instruction_with
 from PIL import Image
 
+from benchmarks.deployed import Deployed, files
+from benchmarks.hostile_server import instruction_with
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.errors import RunFailedError
 from fedhet.node.limits import Limits

@@ -6,6 +6,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
+from fedhet.ids import client_order
 from fedhet.node.context_state import ContextStore
 from fedhet.node.state import FileStore, StateError
 
@@ -178,3 +179,13 @@ def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatc
             store.save(2, 1, bundle(2))
     assert same(store.load(1), bundle(1))
     assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]
+
+
+def test_digits_that_are_no_numbers_are_no_generations(tmp_path):
+    store = FileStore(tmp_path / "a", sync=False)
+    store.save(1, 0, {"x": torch.ones(1)})
+    (store.folder / "².safetensors").touch()
+    (store.folder / "².aside").touch()
+    assert store.generations() == [1]
+    store.save(2, 1, {"x": torch.ones(1)})
+    assert sorted(["10", "9", "b", "²", "a"], key=client_order) == ["9", "10", "a", "b", "²"]

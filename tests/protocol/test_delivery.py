@@ -2,12 +2,13 @@
 
 import threading
 
+import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedhet.protocol import delivery
 from fedhet.protocol.delivery import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
-from fedhet.protocol.flower import be_one_process, posted
+from fedhet.protocol.flower import DAMAGED, be_one_process, posted, take_damaged_replies
 
 
 class Network:
@@ -123,3 +124,47 @@ def test_nobody_is_asked_again_while_most_are_still_at_work(monkeypatch):
     list(exchange(grid, messages(4, 4, 5), timeout=1.0))
     # one of three has answered: half of the time counts, once
     assert grid.asked.count(4) == 4
+
+
+def packed(message):
+    """What a node pushes of a message: the contents of its objects by their ids."""
+    found, ahead = {}, [message]
+    while ahead:
+        one = ahead.pop()
+        found[one.object_id] = one.deflate()
+        ahead += list((one.children or {}).values())
+    return found
+
+
+def reply_of_three():
+    be_one_process()
+    asked = messages(5)[0]
+    identity = posted(asked)
+    info = {"info": ConfigRecord({"client": "5"}), "arrays": ArrayRecord([np.ones(2)])}
+    return identity, Message(RecordDict(info), reply_to=asked)
+
+
+@pytest.mark.parametrize("kind", ["ConfigRecord", "ArrayRecord", "RecordDict", "Array", "Message"])
+def test_a_reply_that_flower_cannot_unpack_is_its_nodes_error(kind):
+    identity, reply = reply_of_three()
+    contents, whole = packed(reply), reply.object_id
+    damaged = next(k for k, c in contents.items() if c.startswith(f"{kind} ".encode()))
+    head, _, body = contents[damaged].partition(b"\x00")
+    contents[damaged] = head + b"\x00" + b"\xff" * len(body)  # of the length that the head says
+    made = take_damaged_replies()(whole, contents)
+    assert made.has_error() and made.error.code == DAMAGED
+    answers = "" if kind == "Message" else identity  # nobody can say what that one answers
+    assert made.metadata.reply_to_message_id == answers
+
+
+def test_what_is_no_message_is_an_error_too():
+    record = ConfigRecord({"a": 1})
+    made = take_damaged_replies()(record.object_id, {record.object_id: record.deflate()})
+    assert made.error.code == DAMAGED
+
+
+def test_a_sound_reply_is_unpacked_as_before():
+    identity, reply = reply_of_three()
+    made = take_damaged_replies()(reply.object_id, packed(reply))
+    assert made.content.config_records["info"]["client"] == "5"
+    assert made.metadata.reply_to_message_id == identity

@@ -7,12 +7,12 @@ A short part of the search for more runs always; ten times that is marked slow:
 
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-from helpers.deployed import Deployed
-from helpers.hostile_server import BYTES, INSTRUCTIONS, RECORDS, instruction_with, payloads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from benchmarks.deployed import Deployed
+from benchmarks.hostile_server import BYTES, INSTRUCTIONS, RECORDS, instruction_with, payloads
 from fedhet.node.modules import not_finite
 from fedhet.node.state import FileStore
 from fedhet.protocol.messages import PACKED

@@ -1,11 +1,17 @@
 """FLOPs that a client says it spent, against the server's own count."""
 
+from dataclasses import replace
+
 import pytest
 
+from fedhet.data.inputs import Inputs
+from fedhet.errors import UserError
+from fedhet.flop_count import counter
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.flop_claims import FACTOR, Work
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Empty
+from fedhet.schema import RunConfig
 
 INFO = ClientInfo("0", ("a",), ("a",), (5,), 5, "cnn-5", "cpu")
 
@@ -32,3 +38,11 @@ def test_what_is_sent_later_may_mean_more_work_and_is_counted_once_a_round():
         with pytest.raises(Rejected):
             work.check(INFO, FACTOR * 400, lambda: 300, 2)
     assert asked == [0, 300]
+
+
+@pytest.mark.parametrize("model", ["regnet_y_128gf", "vit_h_14", "timm:vit_giant", "theirs:make"])
+def test_nothing_large_is_built_on_a_nodes_word(model, monkeypatch):
+    monkeypatch.setattr("fedhet.flop_count.first_round", lambda *_: pytest.fail("it is built"))
+    count = counter(RunConfig(), ("a",), Inputs.image(32))
+    with pytest.raises(UserError, match="on a node's word alone"):
+        count(replace(INFO, model=model), Empty())

@@ -3,6 +3,7 @@
 import csv
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from PIL import Image
 
 from fedhet.config import envelope
+from fedhet.data.inputs import Inputs
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster
 from fedhet.runtime.inline import InlineGrid
 from fedhet.testing import LocalGrid, simulate, small
@@ -189,3 +192,30 @@ def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
     with pytest.raises(RunFailedError, match="this run: data: its data cannot be used: [^;]*$"):
         simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)
     assert capfd.readouterr().err.count("data-path is empty") == 3
+
+
+def declared(client, columns=("age", "dose"), classes=("a",)):
+    info = ClientInfo(client, classes, classes, (5,), 5, "mlp-1", "cpu")
+    return replace(info, inputs=Inputs.table(columns, ()))
+
+
+def test_what_examples_are_is_what_most_clients_have_not_what_the_first_one_says():
+    roster = Roster()
+    for client, columns in (("liar", ("x",)), ("b", ("age", "dose")), ("c", ("age", "dose"))):
+        roster.admit(declared(client, columns))
+        roster.nodes[client] = len(roster.nodes)
+    roster.fix_classes(())
+    assert roster.ids == ["b", "c"] and roster.inputs.columns == ("age", "dose")
+    assert [(node, "liar" in reason) for node, reason in roster.refusals()] == [("node 0", True)]
+    with pytest.raises(ValueError, match="'late': its"):
+        roster.admit(declared("late", ("x",)))
+
+
+def test_a_client_that_is_dropped_may_have_gone_before():
+    roster = Roster()
+    for client, name in (("liar", "zebra"), ("b", "a")):
+        roster.admit(declared(client, classes=(name,)))
+    roster.nodes["b"] = 1  # the liar's node is not there any more
+    roster.fix_classes(("a",))
+    assert roster.ids == ["b"]
+    assert [who for who, _ in roster.refusals()] == ["liar"]

@@ -6,6 +6,7 @@ import os
 import struct
 import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ YAML = {
     "a tag of YAML's own": ("a: 1\nb: !!int x", "line 2"),
     "ten thousand digits": ("a: " + "9" * 10_000, "digits"),
     "hexadecimal ones": ("a: 0x" + "f" * 10_000, "a"),
-    "a number of an hour": ("a: 1" + ":59" * 2_000, "a"),
+    "a number of an hour": ("a: 1" + ":59" * 2_000, "digits"),
+    "a number of many hours": ("a: 1" + ":59" * 40_000, "digits"),
+    "one of hours and a fraction": ("a: 1" + ":59" * 40_000 + ".5", "digits"),
     "infinity": ("a: [1, .inf]", "inf"),
     "no number": ("a: {b: .nan}", "a.b"),
     "a day of no month": ("a: 2024-13-45", "month"),
@@ -100,9 +103,10 @@ def test_bytes_that_are_no_text(tmp_path):
     path.write_bytes(b'{"a": 1,\n"\xff": 2}')
     with pytest.raises(ReadError):
         structured.read_json(path)
-    for read in (structured.read_toml, read_partition):
+    (tmp_path / "table").write_bytes(b"client,a\n\xff,1\n")
+    for read, file in ((structured.read_toml, path), (read_partition, tmp_path / "table")):
         with pytest.raises(ReadError, match="line 2 is damaged: not UTF-8"):
-            read(path)
+            read(file)
     with pytest.raises(UserError, match="line 2: not UTF-8"):
         structured.read_yaml(path)
 
@@ -229,3 +233,40 @@ def test_tensors_that_are_sound(tmp_path):
     found, said = read_tensors(path, "numpy")
     assert found["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and said == {"b": "c"}
     assert DEPTH > 4
+
+
+@pytest.mark.parametrize("text", [b"0,", b"[],", b'"a":'])
+def test_json_of_many_small_values_is_not_unpacked(text):
+    data = b"[" + text * structured.MOST_VALUES + b"0]"
+    tracemalloc.start()
+    if text.endswith(b","):
+        with pytest.raises(ReadError, match="more than 4000000 values"):
+            structured.parse_json(data)
+    else:
+        with pytest.raises(ReadError, match="not JSON"):
+            structured.parse_json(data)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
+
+
+def test_lines_of_nothing_take_no_room():
+    tracemalloc.start()
+    with pytest.raises(ReadError, match="line 1"):
+        structured.parse_jsonl(Path("x"), b"\n" * 10_000_000)
+    assert tracemalloc.get_traced_memory()[1] < 30e6
+    tracemalloc.stop()
+
+
+def test_a_table_is_read_line_by_line_and_a_line_has_an_end():
+    data = b"\0" * (tables.LINE + 2)
+    tracemalloc.start()
+    with pytest.raises(ReadError, match="longer than"):
+        tables.parse_table(data, "x")
+    assert tracemalloc.get_traced_memory()[1] < 8 * tables.LINE
+    tracemalloc.stop()
+
+
+def test_no_pipe_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.safetensors")
+    with pytest.raises(ReadError, match="no regular file"):
+        read_tensors(tmp_path / "x.safetensors", "pt")

@@ -10,9 +10,11 @@ import yaml
 
 import fedhet
 from fedhet.cli.app import execute
-from fedhet.errors import UserError
+from fedhet.errors import UserError, VerifyError
 from fedhet.records import register
+from fedhet.records.opening import check_downloads
 from fedhet.records.run_folder import RunFolder
+from fedhet.schema import RunConfig
 from fedhet.testing import simulate, small
 
 
@@ -182,6 +184,48 @@ def test_a_stranger_gets_no_account_and_no_download(home, capsys):
     before = picture(home)
     assert execute(["resume", str(run)]) == 2
     assert "data-path" in capsys.readouterr().err and picture(home) == before
+    public = RunConfig(public_dataset="cifar10", public_path=str(home))
+    with pytest.raises(UserError, match="public-path"):
+        check_downloads(RunFolder(run), public)
+
+
+@pytest.fixture
+def sent(home, monkeypatch):
+    """A finished run as another user's fedhet made it: here nothing is known of it."""
+    folder, _ = simulate(small(home, engine="inline", name="sent", rounds=1))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
+
+    def change(**keys) -> Path:
+        config = folder.started_config() | {k.replace("_", "-"): v for k, v in keys.items()}
+        identity = {"experiment": folder.experiment, "config": config}
+        folder.identity.write_text(json.dumps(identity))
+        folder.config.write_text(yaml.safe_dump(config))
+        return folder.path
+
+    return change
+
+
+def test_a_report_downloads_nothing_for_a_stranger(sent, home, capsys, monkeypatch):
+    run = sent(dataset="cifar10", data_path=str(home / "elsewhere"))
+    monkeypatch.setattr(
+        "fedhet.data.sources.Torchvision.listing", lambda *_: pytest.fail("it downloads")
+    )
+    before = picture(home / "elsewhere")
+    assert execute(["report", str(run), "--out", str(home / "out")]) == 0
+    assert "would be downloaded to" in capsys.readouterr().err
+    assert picture(home / "elsewhere") == before
+
+
+def test_nobody_is_shown_states_that_a_strangers_run_points_to(sent, home, capsys):
+    run = sent(keep_state=True)
+    (run / "state").rename(home / "elsewhere" / "state")
+    sent(state_dir=str(home / "elsewhere" / "state"))
+    assert execute(["export", str(run), "--all", "--out", str(home / "models")]) == 3
+    assert "lies outside" in capsys.readouterr().err and not (home / "models").exists()
+    with pytest.raises(VerifyError, match="lies outside"):
+        fedhet.load_run(run).model("0")
+    assert execute(["report", str(run), "--out", str(home / "out")]) == 0
+    assert "no run folder of this report has its clients' states" in capsys.readouterr().err
 
 
 MODULE = """

@@ -10,6 +10,7 @@ from sweeps.left import leave
 from written_runs import counted, make_run, round_line
 
 from fedhet.cli.app import execute
+from fedhet.errors import VerifyError
 from fedhet.records.summary import diverged
 from fedhet.sweeps import place
 from fedhet.sweeps.sweep import Sweep
@@ -164,3 +165,14 @@ def test_a_cell_that_nothing_can_continue_is_damaged(cells, tmp_path) -> None:
     assert "checkpoint/run.json' is missing" in jobs[0].reason
     assert "without this file `fedhet resume` goes on" in jobs[1].reason
     assert "is not a folder; remove '" in jobs[2].reason
+
+
+@pytest.mark.parametrize("where", ["sweeps", "sweeps/s", "sweeps/s/x.log"])
+def test_no_link_leads_out_of_a_strangers_folder(cells, tmp_path, where) -> None:
+    out, dear = tmp_path / "out", tmp_path / "dear"
+    (out / where).parent.mkdir(parents=True)
+    dear.mkdir()
+    (out / where).symlink_to(dear)
+    with pytest.raises(VerifyError, match="is a link"):
+        Sweep.open("s", out, cells[:1], execute).run(1, lambda _: None)
+    assert not any(dear.rglob("*.*"))

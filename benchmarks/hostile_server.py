@@ -155,10 +155,11 @@ def payloads(method: str, arrays: Arrays) -> Iterator[tuple[str, Arrays]]:
         array = arrays[i]
         for name, changed in {**_forms(array), **_values(array)}.items():
             yield f"array {i}: {name}", [*arrays[:i], changed, *arrays[i + 1 :]]
-    yield from ((name, changed) for name, changed in OWN.get(method, lambda a: {})(arrays).items())
+    if method in OWN:
+        yield from OWN[method](arrays).items()
 
 
-def _forms(array: np.ndarray) -> Arrays:
+def _forms(array: Any) -> dict[str, Any]:
     whole = array.dtype.kind in "iu"
     changed = {
         "int64 for float32 or back": array.astype(np.float32 if whole else np.int64),
@@ -181,11 +182,11 @@ def _forms(array: np.ndarray) -> Arrays:
     return changed
 
 
-def _values(array: np.ndarray) -> Arrays:
+def _values(array: Any) -> dict[str, Any]:
     if not array.size:
         return {}
 
-    def first(value: float) -> np.ndarray:
+    def first(value: float) -> Any:
         new = array.copy()
         new.reshape(-1)[0] = value
         return new

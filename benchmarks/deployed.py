@@ -28,7 +28,9 @@ class Deployed:
     ``config`` and ``arrays`` are the honest message's.
     """
 
-    def __init__(self, tmp_path: Path, method: str, node: dict[str, Any] | None = None, **changes):
+    def __init__(
+        self, tmp_path: Path, method: str, node: dict[str, Any] | None = None, **changes: Any
+    ) -> None:
         values = {"image_size": 16, "dataset": "synthetic:120x4", "classes_per_client": 3}
         self.run = small(tmp_path, method=method, rounds=ROUND, **values | changes)
         self.states, self._kept = tmp_path / "states", tmp_path / "kept"
@@ -51,6 +53,7 @@ class Deployed:
                 shutil.copytree(self.folder, self._kept)
             reply = honest(message)
             if ours and last:
+                assert reply is not None
                 self.message, self.reply = message, reply
             return reply
 

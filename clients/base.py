@@ -96,7 +96,7 @@ class MethodClient(NumPyClient, Generic[P]):
     @classmethod
     def reveals_classes(cls, config: RunConfig, params: P) -> bool:
         """Whether the client tells the server which classes it has, and how many images."""
-        return True
+        return not config.summed
 
     def build(self) -> dict[str, nn.Module]:
         """The modules of this client, freshly initialised (called inside a seeded context)."""

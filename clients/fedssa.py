@@ -37,8 +37,8 @@ class FedSSAClient(MethodClient[FedSSAParams]):
 
     @classmethod
     def reveals_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
-        """Not with ``hide-classes``."""
-        return not params.hide_classes
+        """Not with ``hide-classes``, nor where sums alone are learned."""
+        return not params.hide_classes and super().reveals_classes(config, params)
 
     def expect_download(self, came: Payload) -> Payload | None:
         """The rows of the classes that come, or the whole header under a mask."""
@@ -60,7 +60,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
 
     def _sent(self) -> Array:
         """Ids of the classes whose rows come, ascending."""
-        whole = self.params.download_rows == "whole"
+        whole = self.params.download_rows == "whole" or self.config.summed
         ids: Array = np.arange(self.classes) if whole else self.seen().numpy()
         return ids
 
@@ -70,7 +70,8 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
         seen = self.seen()
-        if isinstance(payload, HeaderRows):
+        own_only = isinstance(payload, MaskedHeader) or self.params.download_rows == "seen"
+        if isinstance(payload, HeaderRows) and not (self.config.summed and own_only):
             sent, rows = torch.as_tensor(payload.classes), torch.arange(len(payload.classes))
         else:
             sent, rows = seen, seen

@@ -20,7 +20,7 @@ REPRESENTATION = 500  # d: default width of the representation that every model 
 # named by all keys, and those of images keep the names that they had before there was more.
 QUIET = (
     "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
-    "small_model", "representation",
+    "small_model", "representation", "secure_sum", "sum_owners",
 )  # fmt: skip
 REGISTERED, OFF = "registered", "off"
 KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
@@ -265,6 +265,15 @@ class RunConfig(Schema):
         0.0, ge=0, lt=1, description="delta of all that one client uploads in the run"
     )
 
+    secure_sum: Literal["off", "masked", "unmasked"] = Field(
+        "off",
+        description="masked: the server learns sums, and nothing of one client; unmasked: the same "
+        "numbers without masks, for measuring what they cost",
+    )
+    sum_owners: int = Field(
+        3, ge=1, description="least clients that must have a class for its rows to be summed"
+    )
+
     state_dir: str = Field(
         "", description="private states of simulated clients; empty: inside the run folder"
     )
@@ -300,6 +309,11 @@ class RunConfig(Schema):
     def data_seed(self) -> int:
         """The seed of the partition, its splits and synthetic images."""
         return self.seed if self.partition_seed < 0 else self.partition_seed
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server gets sums alone (``secure-sum``), masked or not."""
+        return self.secure_sum != "off"
 
     def cohort(self, clients: int) -> int:
         """K = max(1, round(C x N)): clients sampled per round."""

@@ -11,7 +11,7 @@ The start theta^{-1}, open in the paper, is drawn from the run's "global" genera
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -19,11 +19,12 @@ from torch import nn
 
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload
 from fedhet.rng import torch_seeded
 from fedhet.schema import Params, RunConfig
-from fedhet.strategies.averaging import class_means
+from fedhet.strategies.averaging import ClassSums, class_sums
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
 
@@ -64,6 +65,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     """Per-class mean of header rows."""
 
     aggregations = ROBUST
+    not_summed = ""
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
         super().__init__(config, roster)
@@ -96,7 +98,12 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         self.bias: Array = bias if self.params.header_bias else bias[:0]
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The rows of the classes that the client has seen, or all of them."""
+        """The rows of the classes that the client has seen, or all of them.
+
+        With ``secure-sum`` all: nobody knows which those are.
+        """
+        if self.config.summed:
+            return self._rows(info, "whole")
         if self.params.hide_classes:
             mask = np.ones(self.classes, dtype=np.int8)
             return MaskedHeader(mask, self.weight, self.bias)
@@ -105,6 +112,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def audience(self, info: ClientInfo) -> Hashable:
         """Whole headers are the same for everybody, rows for clients with the same classes."""
         whole = self.params.hide_classes or self.params.download_rows == "whole"
+        whole = whole or self.config.summed
         return "all" if whole else info.seen
 
     def expect(self, info: ClientInfo) -> Payload | None:
@@ -132,16 +140,58 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Eq. 3: per class, the unweighted mean of the rows that came; absent classes stay."""
-        whole = self.params.upload_rows == "whole"
-        classes, weights, biases = zip(*(_unpack(u.payload) for u in uploads), strict=True)
+        classes, rows = zip(*(_unpack(u.payload) for u in uploads), strict=True)
         ids = np.concatenate(classes)
+        if self.rule.kind != "mean":
+            return self._set(
+                self.rule.middle_by_class(ids, np.concatenate(rows), self._header()), round_
+            )
+        whole = self.params.upload_rows == "whole"
         shares = (
             np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None
         )
-        self.weight = class_means(ids, weights, shares, self.weight, self.rule)
+        sums = class_sums(ids, rows, shares, self.classes, self.rule)
+        return self.combine(sums.vector(weighted=whole), round_)
+
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """Rows (C, d + 1), zero where unseen, and C ones and zeros; whole headers weigh w_k."""
+        whole = cls._whole(own.config)
+        classes, rows = _unpack(upload)
+        told = ~own.silent(classes)
+        weights = np.full(int(told.sum()), own.weight) if whole else None
+        sums = class_sums(classes[told], [rows[told]], weights, own.classes)
+        return sums.vector(weighted=whole)
+
+    def vector_length(self) -> int:
+        """C (d + 2) with biases, C more with whole headers, which have weights."""
+        return self._header().size + self.classes * (2 if self._whole(self.config) else 1)
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """Eq. 3 of the sums; a class with fewer owners than ``sum-owners`` keeps its row."""
+        sums = ClassSums.of(total, self.classes, weighted=self._whole(self.config))
+        return self._set(sums.means(self._header(), self.least_owners), round_)
+
+    @classmethod
+    def sums_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
+        """Rows of seen classes; a whole header has all rows of everybody."""
+        return params.upload_rows == "seen"
+
+    @classmethod
+    def _whole(cls, config: RunConfig) -> bool:
+        return not cls.sums_classes(config, cast("FedSSAParams", config.params))
+
+    def _header(self) -> Array:
+        """Weight and bias as rows (C, d + 1), or (C, d) without a bias."""
+        return joined(self.weight, self.bias)
+
+    def _set(self, header: Array, round_: int) -> Mapping[str, float]:
+        """Take rows (C, d + 1) as the global header, if they are finite."""
+        self.weight = np.ascontiguousarray(header[:, : self.d])
+        if self.bias.size:
+            self.bias = header[:, self.d].copy()
         squares = np.square(self.weight, dtype=np.float64).sum(axis=1)
         if self.bias.size:
-            self.bias = class_means(ids, biases, shares, self.bias, self.rule)
             squares += np.square(self.bias, dtype=np.float64)
         if not np.isfinite(squares).all():
             raise RunFailedError(
@@ -168,10 +218,15 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         return HeaderRows(own, self.weight[own], self.bias[own] if self.bias.size else self.bias)
 
 
-def _unpack(payload: Payload) -> tuple[Array, Array, Array]:
-    """Class ids, weights and biases of the rows that a client has seen."""
+def joined(weight: Array, bias: Array) -> Array:
+    """Rows (S, d + 1) of a weight (S, d) and a bias (S,); the weight alone if the bias is (0,)."""
+    return np.column_stack([weight, bias]) if bias.size else weight
+
+
+def _unpack(payload: Payload) -> tuple[Array, Array]:
+    """Class ids and rows of those that a client has seen."""
     if isinstance(payload, MaskedHeader):
         own = np.flatnonzero(payload.mask)
-        return own, payload.weight[own], payload.bias[own] if payload.bias.size else payload.bias
+        return own, joined(payload.weight, payload.bias)[own]
     assert isinstance(payload, HeaderRows)
-    return payload.classes, payload.weight, payload.bias
+    return payload.classes, joined(payload.weight, payload.bias)

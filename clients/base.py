@@ -262,7 +262,7 @@ class MethodClient(NumPyClient, Generic[P]):
         if not self.config.dp_clip:
             return kind.from_ndarrays(arrays)
         noised = budget.noised(arrays, received, self.round, simulated=self.setup.simulated)
-        return kind.from_ndarrays(noised).sealed()
+        return kind.from_ndarrays(noised)
 
     def score_received(self) -> None:
         """Accuracies as things stand, before the models train, of a round that is evaluated."""

@@ -1,9 +1,11 @@
 """The server half of a method: hooks in plain arrays, called in every round in this order.
 
 ``download`` (what is sent down) -> the client receives, trains, uploads -> ``expect`` and ``check``
-(what may come up) -> ``aggregate``. ``arrays`` and ``load`` are its state. No hook sees a Flower
-object. The round loop is in :mod:`fedhet.strategies.rounds`, which only the server's process
-imports; a client's process imports this module for the sake of the method's parameters.
+(what may come up) -> ``aggregate``. With ``secure-sum`` no upload reaches the server: each client
+makes its ``contribution``, and ``combine`` takes their sum. ``arrays`` and ``load`` are its state.
+No hook sees a Flower object. The round loop is in :mod:`fedhet.strategies.rounds`, which only the
+server's process imports; a client's process imports this module for the sake of the method's
+parameters and its ``contribution``.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -17,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.data.inputs import Inputs
 from fedhet.node.public import PublicSet, open_public
+from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.steps import size
@@ -68,8 +71,17 @@ class MethodStrategy(Strategy, Generic[P]):
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics: all
     public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
     shares_small_model = False  # one that `small-model` names
+    # Why `secure-sum` is refused; empty where `contribution` and `combine` do the whole of it.
+    not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     rounds: RoundLoop  # who asks, checks and writes down; set before the first round
+
+    def __init_subclass__(cls) -> None:
+        """An ``aggregate`` of its own does more than the ``combine`` that it inherits."""
+        super().__init_subclass__()
+        own = vars(cls)
+        if "aggregate" in own and not {"combine", "not_summed"} & set(own):
+            cls.not_summed = MethodStrategy.not_summed
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
         self.config = config
@@ -109,9 +121,9 @@ class MethodStrategy(Strategy, Generic[P]):
     def audience(self, info: ClientInfo) -> Hashable:
         """Clients of one audience are sent the same payload: it is made and encoded once a round.
 
-        By default every client is an audience of its own.
+        By default every client is an audience of its own; with ``secure-sum`` all are one.
         """
-        return info.client
+        return "all" if self.config.summed else info.client
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """A payload with the shapes and dtypes of this client's upload; None: they vary.
@@ -140,12 +152,38 @@ class MethodStrategy(Strategy, Generic[P]):
         """Combine uploads, sorted by client, in float64; returns numbers worth recording."""
         return {}
 
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """What one client adds to the sum, (L,) float64; called in the client's process.
+
+        It is linear in what the upload shares, and as long for every client of a run.
+        """
+        raise NotImplementedError(cls.not_summed)
+
+    def vector_length(self) -> int:
+        """L, entries of a contribution."""
+        raise NotImplementedError(self.not_summed)
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """Set the global arrays from the sum (L,) of contributions; numbers worth recording."""
+        raise NotImplementedError(self.not_summed)
+
+    @classmethod
+    def sums_classes(cls, config: RunConfig, params: P) -> bool:
+        """Whether a contribution has rows of the client's classes, which ``sum-owners`` guards."""
+        return False
+
     def arrays(self) -> dict[str, Array]:
         """The global arrays by name: what is checkpointed and hashed."""
         return {}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`, in the same order; called instead of :meth:`initialise`."""
+
+    @property
+    def least_owners(self) -> int:
+        """Owners that a class needs for its rows to become its mean: ``sum-owners`` of a sum."""
+        return self.config.sum_owners if self.config.summed else 1
 
     @property
     def public(self) -> PublicSet:

@@ -1,0 +1,39 @@
+"""What one client adds to a sum: a flat vector, and what of its own it is made from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhet.protocol.payload import Array
+from fedhet.schema import RunConfig
+
+Vector = NDArray[np.float64]  # (L,), the same L for every client of a run
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a client knows of itself and of the run when it makes its contribution.
+
+    ``seen`` are the ids of its classes, ascending, and ``images`` its training images of each.
+    ``told`` are the classes that have owners enough (``sum-owners``) for their rows to be summed;
+    None where nobody has counted them, or the method sends no rows of classes.
+    """
+
+    config: RunConfig
+    classes: int
+    seen: tuple[int, ...]
+    images: tuple[int, ...]
+    told: frozenset[int] | None = None
+
+    @property
+    def weight(self) -> float:
+        """w_k: training images in units of ``max-images``; 1 with ``weighting: uniform``."""
+        uniform = self.config.weighting == "uniform"
+        return 1.0 if uniform else sum(self.images) / self.config.max_images
+
+    def silent(self, classes: Array) -> Array:
+        """Which of these class ids (M,) must not be told: (M,) bool."""
+        if self.told is None:
+            return np.zeros(len(classes), dtype=np.bool_)
+        return ~np.isin(classes, sorted(self.told))

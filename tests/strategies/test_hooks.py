@@ -165,7 +165,7 @@ def test_a_configuration_seen_before_sets_the_process_again(tmp_path):
     try:
         for count in (1, 2, 1):
             text = json.dumps({"config": small(tmp_path, threads=count).flat(), "run": {}})
-            client_app._set_process(client_app._parsed(text))
+            request.set_process(request.parsed(text))
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)

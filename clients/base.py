@@ -22,6 +22,7 @@ from fedhet.node.site import LocalData, examples_of
 from fedhet.node.state import StateError, StateStore
 from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
+from fedhet.protocol.messages import Instruction
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
@@ -60,6 +61,16 @@ class Needs:
     tensors: Sequence[str] = ()
 
 
+def round_config(what: Instruction) -> dict[str, Scalar]:
+    """What :meth:`MethodClient.fit` is told of a round, as Flower's ``fit`` takes it."""
+    return {
+        "round": what.round,
+        "generation": what.generation,
+        "state": what.state,
+        "evaluate": what.evaluate,
+    }
+
+
 class MethodClient(NumPyClient, Generic[P]):
     """One client of one round, of a method with parameters ``P``.
 
@@ -84,6 +95,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.d = setup.config.representation
         self.round = 0
         self.saved = ""  # digest of the state after this round
+        self.uploaded: Payload = Empty()  # what the last round sends up, as it leaves
         self.evaluating = False  # whether this round's reply carries accuracies
         self.modules: Modules = {}
         self._fixed = Fixed(())
@@ -92,11 +104,6 @@ class MethodClient(NumPyClient, Generic[P]):
         self._generators: list[torch.Generator] = []
 
     # --- hooks of a method -------------------------------------------------------------------
-
-    @classmethod
-    def reveals_classes(cls, config: RunConfig, params: P) -> bool:
-        """Whether the client tells the server which classes it has, and how many images."""
-        return not config.summed
 
     def build(self) -> dict[str, nn.Module]:
         """The modules of this client, freshly initialised (called inside a seeded context)."""
@@ -230,7 +237,7 @@ class MethodClient(NumPyClient, Generic[P]):
             metrics.setdefault("train_loss", loss)
         for module in self.modules.values():
             module.eval()
-        uploaded = self._noised(self.upload(), parameters, budget)
+        self.uploaded = self._noised(self.upload(), parameters, budget)
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:
@@ -238,7 +245,7 @@ class MethodClient(NumPyClient, Generic[P]):
         metrics.update(self.metrics() | self.before)
         self.save(self.round, source, metrics)
         metrics["seconds"] = time.perf_counter() - started
-        return uploaded, len(data), metrics
+        return self.uploaded.flat, len(data), metrics
 
     def evaluate(
         self, parameters: list[Array], config: dict[str, Scalar]
@@ -249,13 +256,13 @@ class MethodClient(NumPyClient, Generic[P]):
             module.eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
 
-    def _noised(self, payload: Payload, received: Sequence[Array], budget: Budget) -> list[Array]:
-        """The upload's arrays, with the noise that the configuration asks for."""
-        arrays = payload.to_ndarrays()
+    def _noised(self, payload: Payload, received: Sequence[Array], budget: Budget) -> Payload:
+        """A copy of the upload, with the noise that the configuration asks for."""
+        arrays, kind = payload.to_ndarrays(), type(payload)
         if not self.config.dp_clip:
-            return arrays
+            return kind.from_ndarrays(arrays)
         noised = budget.noised(arrays, received, self.round, simulated=self.setup.simulated)
-        return type(payload).from_ndarrays(noised).sealed().to_ndarrays()
+        return kind.from_ndarrays(noised)
 
     def score_received(self) -> None:
         """Accuracies as things stand, before the models train, of a round that is evaluated."""

@@ -20,7 +20,8 @@ REPRESENTATION = 500  # d: default width of the representation that every model 
 # named by all keys, and those of images keep the names that they had before there was more.
 QUIET = (
     "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
-    "small_model", "representation", "secure_sum", "sum_owners",
+    "small_model", "representation", "secure_sum", "sum_range", "sum_min", "sum_threshold",
+    "sum_owners", "sum_metrics",
 )  # fmt: skip
 REGISTERED, OFF = "registered", "off"
 KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
@@ -270,8 +271,18 @@ class RunConfig(Schema):
         description="masked: the server learns sums, and nothing of one client; unmasked: the same "
         "numbers without masks, for measuring what they cost",
     )
+    sum_range: float = Field(
+        64.0, gt=0, description="largest absolute value of an entry of a summed vector"
+    )
+    sum_min: int = Field(3, ge=2, description="least clients of a sum")
+    sum_threshold: int = Field(
+        0, ge=0, description="members that must help to unmask a sum; 0: more than half of them"
+    )
     sum_owners: int = Field(
         3, ge=1, description="least clients that must have a class for its rows to be summed"
+    )
+    sum_metrics: bool = Field(
+        True, description="accuracies, losses and FLOPs are summed, too; false: each client's told"
     )
 
     state_dir: str = Field(

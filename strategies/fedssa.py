@@ -11,25 +11,22 @@ The start theta^{-1}, open in the paper, is drawn from the run's "global" genera
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import Field
 from torch import nn
 
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload
+from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
 from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
-
-if TYPE_CHECKING:
-    from fedhet.protocol.roster import Roster
 
 Rows = Literal["seen", "whole"]
 
@@ -56,9 +53,6 @@ class FedSSAParams(Params):
         "seen", description="whole: unseen rows are overwritten as well (Table 4 B, Table 5 A)"
     )
     header_bias: bool = Field(True, description="whether the bias is part of a row")
-    hide_classes: bool = Field(
-        False, description="send whole headers with zeros and a mask; classes stay undeclared"
-    )
 
 
 class FedSSAStrategy(MethodStrategy[FedSSAParams]):
@@ -66,20 +60,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     aggregations = ROBUST
     not_summed = ""
-
-    def __init__(self, config: RunConfig, roster: "Roster") -> None:
-        super().__init__(config, roster)
-        self.upload_type = MaskedHeader if self.params.hide_classes else HeaderRows
-
-    @classmethod
-    def check_config(cls, config: RunConfig, params: FedSSAParams) -> None:
-        """``hide-classes`` is a variant of the method itself, not of its ablations."""
-        rows = (params.upload_rows, params.download_rows)
-        if params.hide_classes and rows != ("seen", "seen"):
-            raise UserError(
-                "hide-classes: true is not allowed with upload-rows or download-rows=whole, "
-                "which send whole headers anyway"
-            )
+    upload_type = HeaderRows
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedSSAParams) -> Mapping[str, str]:
@@ -104,39 +85,26 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """
         if self.config.summed:
             return self._rows(info, "whole")
-        if self.params.hide_classes:
-            mask = np.ones(self.classes, dtype=np.int8)
-            return MaskedHeader(mask, self.weight, self.bias)
         return self._rows(info, self.params.download_rows)
 
     def audience(self, info: ClientInfo) -> Hashable:
         """Whole headers are the same for everybody, rows for clients with the same classes."""
-        whole = self.params.hide_classes or self.params.download_rows == "whole"
-        whole = whole or self.config.summed
+        whole = self.config.summed or self.params.download_rows == "whole"
         return "all" if whole else info.seen
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """The rows of the same classes come back."""
-        if self.params.hide_classes:
-            return self.download(info, 0)
         return self._rows(info, self.params.upload_rows)
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Exactly the declared classes, each once; with a mask at least one, unmasked rows zero."""
-        if isinstance(payload, HeaderRows):
-            expected = self.expect(info)
-            assert isinstance(expected, HeaderRows)
-            if not np.array_equal(payload.classes, expected.classes):
-                raise Rejected(
-                    f"rows of classes {payload.classes.tolist()}, "
-                    f"but it declared {expected.classes.tolist()}"
-                )
-        elif isinstance(payload, MaskedHeader):
-            seen = payload.mask == 1
-            if not seen.any() or not np.isin(payload.mask, (0, 1)).all():
-                raise Rejected("the mask must hold zeros and at least one one")
-            if payload.weight[~seen].any():
-                raise Rejected("rows outside the mask are not zero")
+        """Exactly the declared classes, each once."""
+        expected = self.expect(info)
+        assert isinstance(payload, HeaderRows) and isinstance(expected, HeaderRows)
+        if not np.array_equal(payload.classes, expected.classes):
+            raise Rejected(
+                f"rows of classes {payload.classes.tolist()}, "
+                f"but it declared {expected.classes.tolist()}"
+            )
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Eq. 3: per class, the unweighted mean of the rows that came; absent classes stay."""
@@ -226,8 +194,5 @@ def joined(weight: Array, bias: Array) -> Array:
 
 def _unpack(payload: Payload) -> tuple[Array, Array]:
     """Class ids and rows of those that a client has seen."""
-    if isinstance(payload, MaskedHeader):
-        own = np.flatnonzero(payload.mask)
-        return own, joined(payload.weight, payload.bias)[own]
     assert isinstance(payload, HeaderRows)
     return payload.classes, joined(payload.weight, payload.bias)

@@ -9,7 +9,7 @@ to say (SECURITY.md).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -41,6 +41,10 @@ class Limits(Schema):
     methods: Words | None = Field(None, description="methods that may run here")
     shared_models: bool = Field(True, description="whether a method may share a model")
     min_noise: float | None = Field(None, gt=0, description="least noise, sigma / dp-clip")
+    secure_sum: Literal["required"] | None = Field(
+        None, description="required: runs with secure-sum=masked only"
+    )
+    min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
     max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")
     class_counts: bool = Field(True, description="whether images per class may be told")
     max_download_bytes: int = Field(
@@ -107,6 +111,11 @@ def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
         raise _broken("min-noise", f"no less than {limits.min_noise:g}", f"the run has {noise:.4g}")
     if not limits.class_counts and asked.tells_class_counts:
         raise _broken("class-counts", "nobody to be told", f"method {config.method} tells them")
+    if limits.secure_sum is not None and config.secure_sum != "masked":
+        raise _broken("secure-sum", "masked sums alone", f"secure-sum is {config.secure_sum}")
+    size = config.cohort(config.clients) if config.summed and config.clients else 0
+    if size and limits.min_sum is not None and size < limits.min_sum:
+        raise _broken("min-sum", f"no fewer than {limits.min_sum}", f"a round has {size} clients")
 
 
 def check_upload(limits: Limits, size: int) -> None:

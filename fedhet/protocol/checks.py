@@ -120,7 +120,7 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     began: Sequence[Array] = ()
     if expected is not None:
         check_shapes(arrays, expected.flat)
-        began = payload.step_origin(expected).flat
+        began = expected.flat
     square = moved = 0.0
     for i, array in enumerate(arrays):
         if np.issubdtype(array.dtype, np.floating):
@@ -133,7 +133,7 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     if math.sqrt(square) > max_norm:
         raise Rejected(f"norm {math.sqrt(square):.4g} is above max-update-norm={max_norm:g}")
     total = moved if began and math.isfinite(moved) else square
-    return math.sqrt(total / max(1, payload.telling_floats))
+    return math.sqrt(total / max(1, payload.floats))
 
 
 def _square(array: Array, start: Array) -> float:

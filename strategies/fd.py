@@ -65,7 +65,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """Nobody's vector is known."""
         nothing = np.zeros((0, self.classes), dtype=np.float32)
         self._keep(np.zeros(0, dtype=f"<U{_ID}"), np.zeros(0, dtype=np.int64), nothing)
-        self.sum_rounds = np.zeros(self.classes, dtype=np.int64)  # of each class's sum, with secure-sum
+        self.sum_rounds = np.zeros(self.classes, dtype=np.int64)  # of each class's sum, if summed
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Leave-one-out means of the client's classes that have another owner; or all sums."""

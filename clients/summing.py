@@ -4,9 +4,11 @@ The method says what it adds (``contribution`` of its strategy, which the Client
 notes hold the rules and the masks (:mod:`fedhet.node.sums`); neither knows of the other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from fedhet.clients.base import MethodClient, round_config
 from fedhet.node.sums import SumNotes
@@ -14,10 +16,11 @@ from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.messages import Instruction, Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.reasons import Refused, Word
+from fedhet.protocol.sum_metrics import SumMetrics
 from fedhet.protocol.sums import Cohort
 from fedhet.secure_sum.words import RangeError, fraction_bits, grid, to_words
 
-Contribute = Callable[[Payload, Own, Mapping[str, float]], Vector]
+Contribute = Callable[[Payload, Own], Vector]
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Part:
 
     client: MethodClient[Any]
     contribute: Contribute
+    metrics: SumMetrics | None  # None: they are told beside the sum
     cohort: Cohort
     sent: bytes  # digest of what came down
     notes: SumNotes | None = None
@@ -43,14 +47,18 @@ class Part:
         client, config = self.client, self.client.config
         _, _, found = client.fit(list(received), round_config(what))
         numbers = {name: float(value) for name, value in found.items()}
-        vector = self.contribute(client.uploaded, own_of(client), numbers)
+        own = own_of(client)
+        parts = [self.contribute(client.uploaded, own)]
+        if self.metrics is not None:
+            parts.append(self.metrics.vector(numbers | {"train_images": float(sum(own.images))}))
+        vector = np.concatenate(parts)
         bits = fraction_bits(self.cohort.size, config.sum_range)
         try:
             words = to_words(grid(vector, bits, config.sum_range))
         except RangeError as error:
             raise Refused(str(error), Word.RANGE) from error
         info = {"client": client.setup.data.client, "round": what.round, "state": client.saved}
-        reply = Reply(info, {} if config.sum_metrics else numbers, [words])
+        reply = Reply(info, numbers if self.metrics is None else {}, [words])
         if self.notes is not None:
             reply = self.notes.mask(what.round, self.cohort, self.sent, words, reply)
         return reply, numbers

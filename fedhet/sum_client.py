@@ -7,6 +7,7 @@ from fedhet.node.sums import Credentials
 from fedhet.protocol.downloads import read_arrays
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.reasons import Refused, Word, telling
+from fedhet.protocol.sum_metrics import SumMetrics
 from fedhet.protocol.sums import (
     digest_of_sent,
     key_info,
@@ -44,10 +45,13 @@ def train(asked: Request) -> tuple[Reply, dict[str, float]]:
     except ValueError as error:
         raise Refused(str(error), Word.INSTRUCTION) from error
     client = asked.client()
-    masked = asked.config.secure_sum == "masked"
+    config, strategy = asked.config, asked.method.strategy
+    masked = config.secure_sum == "masked"
+    summed = SumMetrics(config.sum_range, strategy.metric_ranges) if config.sum_metrics else None
     part = Part(
         client=client,
-        contribute=asked.method.strategy.contribution,
+        contribute=strategy.contribution,
+        metrics=summed,
         cohort=cohort,
         sent=digest_of_sent(asked.message, asked.what, cohort.size, asked.text),
         notes=asked.sum_notes(client.setup.data.client) if masked else None,

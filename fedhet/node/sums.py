@@ -138,9 +138,10 @@ class SumNotes:
         Raises Refused for a request that the client's rules forbid.
         """
         member, note = self._member(), self.store.read_note(REPLY)
-        if note is not None and _same(member, round_, cohort, sent):
-            if (note["round"], note["attempt"]) == (round_, cohort.attempt):
-                return _reply(note)
+        asked = (round_, cohort.attempt)
+        repeats = note is not None and (note["round"], note["attempt"]) == asked
+        if note is not None and repeats and _same(member, round_, cohort, sent):
+            return _reply(note)
         with _telling_rule():
             member.join(round_, cohort.attempt, cohort.members)
         return None

@@ -1,83 +1,81 @@
-"""Metrics in a summed vector: each as a sum, with the number of clients that have it.
+"""Metrics as a part of a summed vector: the server learns their means, and whose they are not.
 
-Entries are in units that keep them within 1, so that no ``sum-range`` is too small for them. What
-is not in here is not told at all. That holds for FLOPs: a server knows what an image costs each
-architecture, so that the sum of FLOPs and the sum of images are two equations in the numbers of
-images of its clients; with one client of an architecture of its own they give its number away.
+Every client of a run has the same entries, whether it has the number or not; what it lacks counts
+zero times. Each number is brought within ``sum-range``: accuracies as shares of 1, a method's own
+by its declared range, losses cut off at it. Counts of images are too large for that, and are summed
+in two parts, which give the exact sum.
+
+FLOPs are not summed. A server knows what an image costs each architecture, so that the sum of FLOPs
+and that of images are two equations in its clients' numbers of images: a client with an
+architecture of its own would have told its number. The server counts them by the mean number of
+images instead (:meth:`fedhet.protocol.flop_claims.Work.estimate`).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from fedhet.protocol.contribution import Vector
-from fedhet.schema import RunConfig
 
-LARGEST_LOSS = 32.0  # a loss beyond counts as this much
-IMAGES = "images"
+ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
+LOSS = "train_loss"
+WIDE = ("train_images",)
+BITS = 20  # of the lower part of a wide number
+HIGH = 2.0**-10  # what one of the higher part counts
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A mean over those clients that have the number."""
+class Summed:
+    """A mean over clients, and how many of them have the number."""
 
     mean: float
-    number: int
+    clients: int
 
 
-@dataclass(frozen=True)
-class MetricLayout:
-    """Which metrics ride at the end of a vector, in order, and the unit of each."""
+class SumMetrics:
+    """The entries of a run; ``own`` are the ranges of its method's metrics, by name."""
 
-    units: Mapping[str, float]
+    def __init__(self, largest: float, own: Mapping[str, tuple[float, float]]) -> None:
+        self.largest = largest
+        bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
+        self.scales = dict.fromkeys(ACCURACIES, 100.0) | {LOSS: 1.0}
+        self.scales |= {name: max(1.0, bound / largest) for name, bound in bounds.items()}
 
-    @classmethod
-    def of(cls, config: RunConfig, ranges: Mapping[str, tuple[float, float]]) -> Self:
-        """The layout of a run; ``ranges`` are the method's ``metric_ranges``.
+    def __len__(self) -> int:
+        return 2 * len(self.scales) + 2 * len(WIDE)
 
-        Nothing with ``sum-metrics: false``.
+    def vector(self, metrics: Mapping[str, float]) -> Vector:
+        """Of one client: each number with a one, or two zeros; then the wide ones."""
+        found: list[float] = []
+        for name, scale in self.scales.items():
+            value = metrics.get(name, math.nan) / scale
+            there = math.isfinite(value)
+            cut = min(max(value, -self.largest), self.largest) if there else 0.0
+            found += [cut, float(there)]
+        lower = self.largest / 2**BITS
+        for name in WIDE:
+            whole = round(metrics.get(name, 0.0))
+            high, low = divmod(min(whole, int(self.largest / HIGH) << BITS), 1 << BITS)
+            found += [high * HIGH, low * lower]
+        return np.array(found)
+
+    def means(self, total: Vector, clients: int, least: int = 1) -> dict[str, Summed]:
+        """Inverse of :meth:`vector` for the sum of so many clients'.
+
+        Nothing of what fewer than ``least`` of them have.
         """
-        if not config.sum_metrics:
-            return cls({})
-        ours = {
-            "test_accuracy": 100.0,
-            "val_accuracy": 100.0,
-            "train_loss": LARGEST_LOSS,
-            IMAGES: float(config.max_images),
-        }
-        own = {name: max(map(abs, ranges[name]), default=0.0) or 1.0 for name in sorted(ranges)}
-        return cls(ours | own)
-
-    @property
-    def length(self) -> int:
-        """Entries at the end of a vector."""
-        return 2 * len(self.units)
-
-    def vector(self, numbers: Mapping[str, float], images: int) -> Vector:
-        """A client's entries (length,): values in their units, zero where it has none, then ones.
-
-        A number that is not finite counts as none.
-        """
-        known = {**numbers, IMAGES: float(images)}
-        found = np.zeros((2, len(self.units)))
-        for i, (name, unit) in enumerate(self.units.items()):
-            value = known.get(name, math.nan)
-            if math.isfinite(value):
-                found[:, i] = min(max(value / unit, -1.0), 1.0), 1.0
-        return found.ravel()
-
-    def read(self, total: Vector, least: int = 1) -> dict[str, Mean]:
-        """Means out of a sum (length,) of entries.
-
-        Without those that fewer than ``least`` clients have.
-        """
-        values, numbers = np.reshape(total, (2, -1))
-        counts = np.rint(numbers).astype(np.int64).tolist()
-        return {
-            name: Mean(float(value) * unit / count, count)
-            for (name, unit), value, count in zip(self.units.items(), values, counts, strict=True)
-            if count >= max(least, 1)
-        }
+        found: dict[str, Summed] = {}
+        place = 0
+        for name, scale in self.scales.items():
+            count = round(float(total[place + 1]))
+            if count >= max(1, least):
+                found[name] = Summed(float(total[place]) * scale / count, count)
+            place += 2
+        lower = self.largest / 2**BITS
+        for name in WIDE:
+            whole = float(total[place]) / HIGH * 2**BITS + float(total[place + 1]) / lower
+            found[name] = Summed(whole / clients, clients)
+            place += 2
+        return found

@@ -33,6 +33,16 @@ class SumKey:
     public: bytes
     proof: Proof | None = None
 
+    def dump(self) -> list[str]:
+        """As texts, for a checkpoint or a note: key, certificate, signature."""
+        proof = self.proof or Proof(b"", b"")
+        return [self.public.hex(), proof.certificate.hex(), proof.signature.hex()]
+
+    @classmethod
+    def load(cls, kept: Sequence[str]) -> "SumKey":
+        """Inverse of :meth:`dump`; ValueError if it is none."""
+        return read_key(*(bytes.fromhex(text) for text in kept))
+
 
 @dataclass(frozen=True)
 class Cohort:

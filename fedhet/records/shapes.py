@@ -28,6 +28,7 @@ def _id(name: str) -> str:
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Id = Annotated[str, AfterValidator(_id)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")]
+Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$")]
 Percent = float | None
 
 
@@ -156,6 +157,7 @@ class RosterPart(_Strict):
     generations: dict[Id, Count]
     states: dict[Id, Digest]
     lost: dict[Id, Lost]
+    keys: dict[Id, tuple[Hex, Hex, Hex]] = Field(default_factory=dict)  # of sums, with proofs
     inputs: dict[str, Any] | None = None  # what examples are; absent in books older than that
 
     @field_validator("inputs")
@@ -183,6 +185,7 @@ class Meta(_Strict):
     sha256: Digest
     steps: Steps = Steps()
     scores: dict[Id, Score]
+    means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
     rounds: Mark
     clients: Mark
     experiment: Id

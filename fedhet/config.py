@@ -175,6 +175,8 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
             f"server takes no mean of uploads; allowed: {', '.join(method.strategy.aggregations)}"
         )
     sum_keys.check(config, method.strategy.not_summed)
+    weighs_images = method.strategy.weighs_images(config, params)
+    sum_keys.check_unit(config, weighs_images=weighs_images)
     method.strategy.check_config(config, params)
     ignored = dict(method.strategy.ignores(config, params))
     if method.strategy.public_set == "nobody":

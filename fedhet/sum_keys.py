@@ -56,6 +56,17 @@ def check(config: RunConfig, not_summed: str) -> None:
         )
 
 
+def check_unit(config: RunConfig, *, weighs_images: bool) -> None:
+    """UserError for weights by images whose unit, ``max-images``, nobody has chosen."""
+    most = config.max_images
+    if config.summed and weighs_images and most == RunConfig.model_fields["max_images"].default:
+        raise UserError(
+            f"max-images: {most} is not allowed with secure-sum={config.secure_sum} and method="
+            f"{config.method}: it is the unit of weights, and {100 / most:g} of 100 images is lost "
+            "in a sum's rounding; set it to the most training images that one client has"
+        )
+
+
 def check_cohort(config: RunConfig) -> None:
     """UserError if a round is too small, or too large, for its sum; ``clients`` is known."""
     if not config.summed:

@@ -19,7 +19,7 @@ from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import P
+from fedhet.schema import P, RunConfig
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, ROBUST, Rule, capped
 
@@ -111,12 +111,25 @@ class ClassSums:
         weights = [self.weights] if weighted else []
         return np.concatenate([self.rows.ravel(), *weights, self.owners])
 
+    def present(self, least: int = 1) -> Array:
+        """Classes (C,) bool that have a mean: with ``least`` owners."""
+        return (self.owners >= least) & (self.weights > 0)
+
+    def short(self, least: int) -> int:
+        """How many classes somebody has, and fewer than ``least``."""
+        return int(((self.owners > 0) & (self.owners < least)).sum())
+
     def means(self, before: Array, least: int = 1) -> Array:
         """Means (C, w) float32 of classes with ``least`` owners; others keep theirs of before."""
-        present = (self.owners >= least) & (self.weights > 0)
+        present = self.present(least)
         result = before.copy()
         result[present] = (self.rows[present] / self.weights[present, None]).astype(np.float32)
         return result
+
+
+def short_of(sums: ClassSums, config: RunConfig) -> dict[str, float]:
+    """For the record of a sum: how many classes stayed as they were for lack of owners."""
+    return {"short_classes": float(sums.short(config.sum_owners))} if config.summed else {}
 
 
 def class_sums(

@@ -185,6 +185,11 @@ class MethodStrategy(Strategy, Generic[P]):
         """Owners that a class needs for its rows to become its mean: ``sum-owners`` of a sum."""
         return self.config.sum_owners if self.config.summed else 1
 
+    @classmethod
+    def weighs_images(cls, config: RunConfig, params: P) -> bool:
+        """Whether a contribution is weighed by images, in units of ``max-images``."""
+        return config.weighting == "samples" and "weighting" not in cls.ignores(config, params)
+
     @property
     def public(self) -> PublicSet:
         """The run's public data set, on the CPU; opened when first asked for (``public_set``)."""

@@ -24,7 +24,7 @@ from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
 from fedhet.schema import Params, RunConfig
-from fedhet.strategies.averaging import ClassSums, class_sums
+from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
 
@@ -126,7 +126,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Rows (C, d + 1), zero where unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cls._whole(own.config)
         classes, rows = _unpack(upload)
-        told = ~own.silent(classes)
+        told = own.tells(classes)
         weights = np.full(int(told.sum()), own.weight) if whole else None
         sums = class_sums(classes[told], [rows[told]], weights, own.classes)
         return sums.vector(weighted=whole)
@@ -138,7 +138,8 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Eq. 3 of the sums; a class with fewer owners than ``sum-owners`` keeps its row."""
         sums = ClassSums.of(total, self.classes, weighted=self._whole(self.config))
-        return self._set(sums.means(self._header(), self.least_owners), round_)
+        numbers = self._set(sums.means(self._header(), self.least_owners), round_)
+        return {**numbers, **short_of(sums, self.config)}
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:

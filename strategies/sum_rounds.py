@@ -32,7 +32,7 @@ from fedhet.protocol.messages import (
     to_record,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.sum_metrics import SumMetrics
+from fedhet.protocol.sum_metrics import Summed, SumMetrics
 from fedhet.protocol.sums import (
     SUM,
     Cohort,
@@ -216,7 +216,8 @@ class SumRounds(Rounds):
         numbers = dict(self.strategy.combine(total[:length], attempt.round))
         means = {}
         if self.config.sum_metrics:
-            means = self.metrics.means(total[length:], len(survivors))
+            means = self.metrics.means(total[length:], len(survivors), self.terms.least)
+            self.ledger.round.flops = self._flops(survivors, means, attempt.round)
         self.ledger.add_total(total, means)
         for client in sorted(survivors, key=client_order):
             reply, payload = taken[client]
@@ -226,6 +227,14 @@ class SumRounds(Rounds):
                 self.ledger.score(client, reply.metrics)
         self.ledger.round.numbers |= numbers
         return MetricRecord(dict(numbers))
+
+    def _flops(self, clients: list[str], means: Mapping[str, Summed], round_: int) -> float:
+        """What the round cost by the server's own count, everybody with the mean of images."""
+        infos = [self.roster.infos[client] for client in clients]
+        images = means["train_images"].mean
+        return self.acceptance.work.estimate(
+            infos, images, lambda: self.strategy.download(infos[0], round_), round_
+        )
 
     def _unmask(self, attempt: Attempt) -> dict[str, str]:
         """Ask survivors until there is enough for the sum, or the round's time is up.

@@ -32,8 +32,20 @@ class Own:
         uniform = self.config.weighting == "uniform"
         return 1.0 if uniform else sum(self.images) / self.config.max_images
 
-    def silent(self, classes: Array) -> Array:
-        """Which of these class ids (M,) must not be told: (M,) bool."""
+    def tells(self, classes: Array) -> Array:
+        """Of which of these class ids (M,) rows may be summed: (M,) bool."""
         if self.told is None:
-            return np.zeros(len(classes), dtype=np.bool_)
-        return ~np.isin(classes, sorted(self.told))
+            return np.ones(len(classes), dtype=np.bool_)
+        return np.isin(classes, sorted(self.told))
+
+
+def ownership(own: Own) -> Vector:
+    """C ones and zeros: which classes this client has, of which only the sum is learned."""
+    found = np.zeros(own.classes)
+    found[list(own.seen)] = 1.0
+    return found
+
+
+def enough(total: Vector, least: int) -> frozenset[int]:
+    """Classes with at least ``least`` owners by the sum (C,) of :func:`ownership`."""
+    return frozenset(np.flatnonzero(np.rint(total) >= least).tolist())

@@ -2,8 +2,13 @@
 
 Every client of a run has the same entries, whether it has the number or not; what it lacks counts
 zero times. Each number is brought within ``sum-range``: accuracies as shares of 1, a method's own
-by its declared range, losses cut off at it. Counts of images and FLOPs are too large for that, and
-are summed in two parts, which give the exact sum.
+by its declared range, losses cut off at it. Counts of images are too large for that, and are summed
+in two parts, which give the exact sum.
+
+FLOPs are not summed. A server knows what an image costs each architecture, so that the sum of FLOPs
+and that of images are two equations in its clients' numbers of images: a client with an
+architecture of its own would have told its number. The server counts them by the mean number of
+images instead (:meth:`fedhet.protocol.flop_claims.Work.estimate`).
 """
 
 import math
@@ -16,7 +21,7 @@ from fedhet.protocol.contribution import Vector
 
 ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
 LOSS = "train_loss"
-WIDE = {"train_flops": 1e6, "train_images": 1.0}  # with the unit in which they are summed
+WIDE = ("train_images",)
 BITS = 20  # of the lower part of a wide number
 HIGH = 2.0**-10  # what one of the higher part counts
 
@@ -50,24 +55,27 @@ class SumMetrics:
             cut = min(max(value, -self.largest), self.largest) if there else 0.0
             found += [cut, float(there)]
         lower = self.largest / 2**BITS
-        for name, unit in WIDE.items():
-            whole = round(metrics.get(name, 0.0) / unit)
+        for name in WIDE:
+            whole = round(metrics.get(name, 0.0))
             high, low = divmod(min(whole, int(self.largest / HIGH) << BITS), 1 << BITS)
             found += [high * HIGH, low * lower]
         return np.array(found)
 
-    def means(self, total: Vector, clients: int) -> dict[str, Summed]:
-        """Inverse of :meth:`vector` for the sum of so many clients'; nothing of what nobody has."""
+    def means(self, total: Vector, clients: int, least: int = 1) -> dict[str, Summed]:
+        """Inverse of :meth:`vector` for the sum of so many clients'.
+
+        Nothing of what fewer than ``least`` of them have.
+        """
         found: dict[str, Summed] = {}
         place = 0
         for name, scale in self.scales.items():
             count = round(float(total[place + 1]))
-            if count > 0:
+            if count >= max(1, least):
                 found[name] = Summed(float(total[place]) * scale / count, count)
             place += 2
         lower = self.largest / 2**BITS
-        for name, unit in WIDE.items():
+        for name in WIDE:
             whole = float(total[place]) / HIGH * 2**BITS + float(total[place + 1]) / lower
-            found[name] = Summed(whole * unit / clients, clients)
+            found[name] = Summed(whole / clients, clients)
             place += 2
         return found

@@ -36,8 +36,6 @@ class SumLedger(Ledger):
                 self.means[name] = found.mean
             elif name == "train_loss":
                 self.round.losses = [found.mean]
-            elif name == "train_flops":
-                self.round.flops = found.mean * found.clients
             else:
                 self.round.numbers[name] = found.mean
         if "test_accuracy" in means:

@@ -1,7 +1,7 @@
 """What all clients share: state, training, evaluation, accounting. Methods fill in the hooks."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, cast
@@ -20,6 +20,7 @@ from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
 from fedhet.node.public import PublicSet, open_public
 from fedhet.node.site import LocalData, examples_of
 from fedhet.node.state import StateError, StateStore
+from fedhet.protocol.contribution import Vector
 from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.messages import Instruction
@@ -61,6 +62,9 @@ class Needs:
     tensors: Sequence[str] = ()
 
 
+Adding = Callable[[Payload, Payload, Budget], Vector]  # upload, what was received, the account
+
+
 def round_config(what: Instruction) -> dict[str, Scalar]:
     """What :meth:`MethodClient.fit` is told of a round, as Flower's ``fit`` takes it."""
     return {
@@ -96,6 +100,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.round = 0
         self.saved = ""  # digest of the state after this round
         self.uploaded: Payload = Empty()  # what the last round sends up, as it leaves
+        self.adding: Adding | None = None  # what takes the upload instead, where there is a sum
         self.evaluating = False  # whether this round's reply carries accuracies
         self.modules: Modules = {}
         self._fixed = Fixed(())
@@ -143,6 +148,9 @@ class MethodClient(NumPyClient, Generic[P]):
     def upload(self) -> Payload:
         """What goes to the server after training."""
         return Empty()
+
+    def added(self, vector: Vector) -> None:
+        """With ``secure-sum``: see what of the upload goes into the sum, clipped, without noise."""
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Logits (B, C) of the client's inference model, by :meth:`inference_needs` alone."""
@@ -215,7 +223,8 @@ class MethodClient(NumPyClient, Generic[P]):
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
         self._go_back_to(source, str(config.get("state", "")))
-        self.receive(self._received(parameters))
+        received = self._received(parameters)
+        self.receive(received)
         if self.config.evaluate_before:
             self.score_received()
         data = self.examples("train")
@@ -237,7 +246,11 @@ class MethodClient(NumPyClient, Generic[P]):
             metrics.setdefault("train_loss", loss)
         for module in self.modules.values():
             module.eval()
-        self.uploaded = self._noised(self.upload(), parameters, budget)
+        upload = self.upload()
+        if self.adding is None:
+            self.uploaded = self._noised(upload, parameters, budget)
+        else:
+            self.added(self.adding(upload, received, budget))
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:

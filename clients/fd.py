@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedhet.clients.base import Setup
 from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.protocol.contribution import Vector
 from fedhet.protocol.identity import EXACT
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload, blank
 from fedhet.protocol.reasons import Refused
@@ -89,13 +90,11 @@ class FDClient(ClassVectorClient[FDParams]):
         sent = own[others[own] > 0]
         return ClassVectors(sent, others[sent], mean_of_others(sums[sent], others[sent]))
 
-    def upload(self) -> Payload:
-        """Mean outputs of seen classes; with ``secure-sum`` remembered."""
-        payload = super().upload()
-        if self.config.summed:
-            self.tensors["added"] = self.means.clone()
-            self.tensors["added_round"] = torch.tensor([self.round], device=self.device)
-        return payload
+    def added(self, vector: Vector) -> None:
+        """Remember the rows, to be taken out of the sum that they are in."""
+        rows = vector[: self.classes**2].reshape(self.classes, -1)
+        self.tensors["added"] = torch.as_tensor(rows, dtype=torch.float32).to(self.device)
+        self.tensors["added_round"] = torch.tensor([self.round], device=self.device)
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Probabilities (B, C)."""

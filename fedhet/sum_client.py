@@ -50,7 +50,7 @@ def train(asked: Request) -> tuple[Reply, dict[str, float]]:
     summed = SumMetrics(config.sum_range, strategy.metric_ranges) if config.sum_metrics else None
     part = Part(
         client=client,
-        contribute=strategy.contribution,
+        method=strategy,
         metrics=summed,
         cohort=cohort,
         sent=digest_of_sent(asked.message, asked.what, cohort.size, asked.text),

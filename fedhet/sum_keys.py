@@ -49,11 +49,6 @@ def check(config: RunConfig, not_summed: str) -> None:
         value = getattr(config, name)
         if value != RunConfig.model_fields[name].default:
             raise UserError(f"{kebab(name)}: '{value}' is not allowed with {mode}: {why}")
-    if config.dp_clip:
-        raise UserError(
-            f"dp-clip: {config.dp_clip:g} is not allowed with {mode}: noise for the sum is not "
-            "there yet"
-        )
 
 
 def check_unit(config: RunConfig, *, weighs_images: bool) -> None:

@@ -196,6 +196,7 @@ class AveragingStrategy(MethodStrategy[P]):
     upload_type: type[Payload] = ModelArrays
     aggregations = ROBUST
     not_summed = ""
+    sums_updates = True
 
     @abstractmethod
     def shared_module(self) -> nn.Module:
@@ -233,13 +234,21 @@ class AveragingStrategy(MethodStrategy[P]):
         """w_k times the shared arrays, flat, and w_k."""
         return weighted_total([upload], [own.weight])
 
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """w_k."""
+        return 1
+
     def vector_length(self) -> int:
         """As many as the shared module has numbers, and one."""
         return sum(tensor.size for tensor in self.tensors) + 1
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """The weighted mean replaces the shared module."""
-        self.tensors = means_of(total, self.tensors)
+        means = means_of(total, self.tensors)
+        if self.of_updates and total[-1] > 0:
+            means = tuple(old + step for old, step in zip(self.tensors, means, strict=True))
+        self.tensors = means
         return {}
 
     def arrays(self) -> dict[str, Array]:

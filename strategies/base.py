@@ -72,6 +72,7 @@ class MethodStrategy(Strategy, Generic[P]):
     public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
     shares_small_model = False  # one that `small-model` names
     # Why `secure-sum` is refused; empty where `contribution` and `combine` do the whole of it.
+    sums_updates = False  # with noise: steps from what was sent are summed, not what came of them
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     rounds: RoundLoop  # who asks, checks and writes down; set before the first round
@@ -160,6 +161,11 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         raise NotImplementedError(cls.not_summed)
 
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """How many entries at the end of a contribution are counts, which no noise covers."""
+        return 0
+
     def vector_length(self) -> int:
         """L, entries of a contribution."""
         raise NotImplementedError(self.not_summed)
@@ -184,6 +190,11 @@ class MethodStrategy(Strategy, Generic[P]):
     def least_owners(self) -> int:
         """Owners that a class needs for its rows to become its mean: ``sum-owners`` of a sum."""
         return self.config.sum_owners if self.config.summed else 1
+
+    @property
+    def of_updates(self) -> bool:
+        """Whether a total is one of steps from the global arrays, clipped and noised."""
+        return self.sums_updates and self.config.summed and self.config.dp_clip > 0
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: P) -> bool:

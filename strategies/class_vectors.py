@@ -69,6 +69,11 @@ class ClassVectorStrategy(MethodStrategy[P]):
         """Vectors (C, w), zero where unseen, and C ones and zeros."""
         return sums_of([told(upload, own)], None, own.classes).vector()
 
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """Owners."""
+        return own.classes
+
     def vector_length(self) -> int:
         """C (w + 1)."""
         return self.classes * (self.width + 1)

@@ -97,6 +97,11 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
         weights = payload.counts / own.config.max_images if by_images else None
         return sums_of([payload], weights, own.classes).vector(weighted=by_images)
 
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """Owners, and images where they are weights."""
+        return own.classes * (1 + cls._by_images(own.config.params))
+
     def vector_length(self) -> int:
         """C (d + 2), or C (d + 1) where all weigh the same."""
         return super().vector_length() + self.classes * self._by_images(self.params)

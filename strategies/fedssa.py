@@ -60,6 +60,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     aggregations = ROBUST
     not_summed = ""
+    sums_updates = True
     upload_type = HeaderRows
 
     @classmethod
@@ -133,12 +134,22 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     def vector_length(self) -> int:
         """C (d + 2) with biases, C more with whole headers, which have weights."""
-        return self._header().size + self.classes * (2 if self._whole(self.config) else 1)
+        return self._header().size + self._counts(self.config, self.classes)
+
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """Owners, and weights of whole headers."""
+        return cls._counts(own.config, own.classes)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Eq. 3 of the sums; a class with fewer owners than ``sum-owners`` keeps its row."""
         sums = ClassSums.of(total, self.classes, weighted=self._whole(self.config))
-        numbers = self._set(sums.means(self._header(), self.least_owners), round_)
+        before = self._header()
+        if self.of_updates:
+            means = before + sums.means(np.zeros_like(before), self.least_owners)
+        else:
+            means = sums.means(before, self.least_owners)
+        numbers = self._set(means, round_)
         return {**numbers, **short_of(sums, self.config)}
 
     @classmethod
@@ -149,6 +160,10 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     @classmethod
     def _whole(cls, config: RunConfig) -> bool:
         return not cls.sums_classes(config, cast("FedSSAParams", config.params))
+
+    @classmethod
+    def _counts(cls, config: RunConfig, classes: int) -> int:
+        return classes * (2 if cls._whole(config) else 1)
 
     def _header(self) -> Array:
         """Weight and bias as rows (C, d + 1), or (C, d) without a bias."""

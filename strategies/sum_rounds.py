@@ -16,7 +16,7 @@ from flwr.app import Message, MetricRecord
 
 from fedhet.errors import HookError
 from fedhet.ids import client_order
-from fedhet.protocol.checks import Rejected, check_metrics, check_origin
+from fedhet.protocol.checks import Rejected, check_epsilon, check_metrics, check_origin
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.messages import (
@@ -163,6 +163,8 @@ class SumRounds(Rounds):
                 taken[client] = reply, self._take(attempt, client, reply)
             except Rejected as reason:
                 self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
+            else:
+                self.ledger.spend(client, reply.metrics)
         try:
             total = self._total(attempt)
         except (NoSumError, RangeError) as error:
@@ -177,9 +179,10 @@ class SumRounds(Rounds):
         check_origin(self.roster.infos[client], reply, attempt.round)
         if not re.fullmatch(r"[0-9a-f]{64}", reply.state):
             raise Rejected("reply without a digest of the client's state")
-        if self.config.sum_metrics and reply.metrics:
+        if self.config.sum_metrics and set(reply.metrics) - {"epsilon_spent"}:
             raise Rejected("tells metrics, which are summed in this run (sum-metrics)")
         check_metrics(reply, self.strategy.metric_ranges)
+        check_epsilon(reply, self.config)
         collector, arrays = attempt.collector, list(reply.arrays)
         if not self.masked:
             arrays.append(np.zeros((len(collector.cohort), BOX_BYTES), np.uint8))

@@ -1,14 +1,27 @@
 """What one client adds to a sum: a flat vector, and what of its own it is made from."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.protocol.payload import Array
+from fedhet.protocol.payload import Array, Payload
 from fedhet.schema import RunConfig
 
 Vector = NDArray[np.float64]  # (L,), the same L for every client of a run
+
+
+class Method(Protocol):
+    """What of a method's strategy a client needs for a sum: see ``MethodStrategy``."""
+
+    sums_updates: bool
+
+    def contribution(self, upload: Payload, own: "Own") -> Vector:
+        """What one client adds."""
+
+    def counts_at_end(self, own: "Own") -> int:
+        """How many of its entries, at the end, no noise covers."""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,11 @@ class Payload:
     def _has_rest(cls) -> bool:
         return any("rest" in one.metadata for one in fields(cls))
 
+    def since(self, sent: "Payload") -> Self:
+        """The step from what was sent, which has the same arrays: its floats subtracted."""
+        pairs = zip(self.flat, sent.flat, strict=True)
+        return self.from_ndarrays([a - b if a.dtype.kind == "f" else a for a, b in pairs])
+
     @property
     def floats(self) -> int:
         """Number of floating point values, as the papers count parameters."""
@@ -103,6 +108,13 @@ class HeaderRows(Payload):
     classes: Int64
     weight: Float32
     bias: Float32
+
+    def since(self, sent: Payload) -> Self:
+        """The step from the rows of the same classes."""
+        assert isinstance(sent, HeaderRows)
+        rows = np.searchsorted(sent.classes, self.classes)
+        bias = sent.bias[rows] if sent.bias.size else sent.bias
+        return super().since(HeaderRows(self.classes, sent.weight[rows], bias))
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class Word(StrEnum):
     MAX_DOWNLOAD_BYTES = "limit-max-download-bytes"
     MAX_DOWNLOAD_NORM = "limit-max-download-norm"
     MIN_SUM = "limit-min-sum"
+    MIN_SUM_NOISE = "limit-min-sum-noise"
     SECURE_SUM = "limit-secure-sum"
     RANGE = "sum-range"
     PROOF = "sum-proof"

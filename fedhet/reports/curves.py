@@ -103,41 +103,60 @@ def _curves(name: str, key: str, points: Points, colours: Colours, title: str) -
 
 
 def _errors(
-    axes: Axes, points: Sequence[tuple[float, list[float]]], label: str, index: int
+    axes: Axes,
+    points: Sequence[tuple[float, list[float]]],
+    label: str,
+    index: int,
+    *,
+    filled: bool = True,
 ) -> None:
     means = np.array([np.mean(ends) for _, ends in points])
     low = means - [min(ends) for _, ends in points]
     high = [max(ends) for _, ends in points] - means
     axes.errorbar(
         [x for x, _ in points], means, yerr=np.stack([low, high]), label=label, marker=mark(index),
-        markersize=5, capsize=2.5, elinewidth=1, **look(index),
+        markersize=5, capsize=2.5, elinewidth=1, markerfacecolor=None if filled else "white",
+        **look(index),
     )  # fmt: skip
 
 
 def privacy(comparisons: Sequence[Comparison], colours: Colours) -> Picture:
     """Accuracy against the epsilon that a run spent."""
     title = "Accuracy against spent epsilon"
-    points: dict[str, list[tuple[float, list[float]]]] = {}
+    points: dict[tuple[str, bool], list[tuple[float, list[float]]]] = {}
     for one in comparisons:
         for arm in one.arms:
             spent = [(e, final(run)) for run in arm.ordered() if (e := _spent_epsilon(run))]
             if spent:
                 x = float(np.mean([e for e, _ in spent]))
-                points.setdefault(arm.name, []).append((x, [accuracy for _, accuracy in spent]))
+                of_sum = all(_noise_of(run) == "sum" for run in arm.ordered())
+                own = points.setdefault((arm.name, of_sum), [])
+                own.append((x, [accuracy for _, accuracy in spent]))
     if not points:
         return absent("privacy", title, "no run has noise on its uploads (dp-clip, dp-epsilon)")
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for method, own in points.items():
-            _errors(axes, sorted(own), method, colours[method])
+        for (method, of_sum), own in sorted(points.items(), key=lambda one: one[0][1]):
+            label = f"{method}, noise for the sum" if of_sum else method
+            _errors(axes, sorted(own), label, colours[method], filled=not of_sum)
         axes.set_xscale("log")
         axes.set(xlabel="spent epsilon of the client that spent most", ylabel=ACCURACY)
         axes.margins(0.06)
         legend_below(figure, axes)
 
     caption = "Mean over blocks after the last round; bars: lowest to highest block."
+    if any(of_sum for _, of_sum in points):
+        caption += (
+            " Noise is each upload's own or, with hollow marks, the sum's, of which every client "
+            "adds a share (secure-sum)."
+        )
     return picture("privacy", title, caption, draw, (WIDTH, 3.4))
+
+
+def _noise_of(run: Run) -> str:
+    """What the noise of a run is on: an ``upload`` or the ``sum``."""
+    return str((run.summary.get("privacy") or {}).get("noise_of", "upload"))
 
 
 def _spent_epsilon(run: Run) -> float | None:

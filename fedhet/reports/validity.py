@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -44,6 +44,7 @@ class _Config(_Part):
 
 class _Privacy(_Part):
     epsilon_spent_max: float | None = None
+    noise_of: Literal["upload", "sum"] = "upload"
 
 
 class _Summary(_Part):

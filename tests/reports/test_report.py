@@ -381,8 +381,32 @@ def test_accuracy_stands_against_what_was_spent_on_privacy(tmp_path):
         (path / "summary.json").write_text(json.dumps(summary))
     make_run(tmp_path, "standalone", 0, [[5.0] * 4])
     figures = {figure.name: figure for figure in build([tmp_path], models=False).figures()}
-    assert not figures["privacy"].absent
+    assert not figures["privacy"].absent and "hollow" not in figures["privacy"].caption
     assert figures["curves"].absent  # the budget is not a key like any other
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_noise_of_each_upload_and_of_the_sum_are_two_curves(tmp_path, monkeypatch):
+    noise, drawn = {"dp_clip": 1, "dp_delta": 1e-5}, []
+    for mode in ("off", "masked"):
+        for epsilon in (1.0, 10.0):
+            path = make_run(
+                tmp_path, "fedssa", 0, [[epsilon] * 4], dp_epsilon=epsilon, secure_sum=mode,
+                sum_min=2, name=f"{mode}{epsilon}", **noise,
+            )  # fmt: skip
+            summary = json.loads((path / "summary.json").read_text())
+            own = {} if mode == "off" else {"noise_of": "sum"}
+            summary["privacy"] = {"epsilon_spent_max": epsilon, **own}
+            (path / "summary.json").write_text(json.dumps(summary))
+    monkeypatch.setattr("fedhet.reports.curves._errors", lambda _axes, points, label, _index, **how:
+                        drawn.append((label, [x for x, _ in points], how)))  # fmt: skip
+    monkeypatch.setattr("fedhet.reports.curves.legend_below", lambda *_: None)
+    figures = {figure.name: figure for figure in build([tmp_path], models=False).figures()}
+    assert drawn == [
+        ("FedSSA", [1.0, 10.0], {"filled": True}),
+        ("FedSSA, noise for the sum", [1.0, 10.0], {"filled": False}),
+    ]
+    assert "hollow" in figures["privacy"].caption
 
 
 def test_methods_are_spelt_as_their_authors_do():

@@ -181,6 +181,40 @@ def test_nobody_with_a_weight_leaves_a_module_as_it_is(tmp_path):
     assert (summed.arrays()["weight"] == before).all()
 
 
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("lg_fedavg", {}),
+        ("fedmrl", {}),
+        ("fedssa", {}),
+        ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
+    ],
+)
+def test_with_noise_steps_from_what_was_sent_are_summed(tmp_path, method, changes):
+    noise = {"dp_clip": 1.0, "dp_epsilon": 1.0, "dp_delta": 1e-5}
+    _, without = pair(tmp_path, method, **changes)
+    plain, steps = pair(tmp_path, method, **changes, **noise)
+    payloads = drawn(plain)
+    sent = steps.download(steps.roster.infos["0"], 1)
+    moved = {client: payload.since(sent) for client, payload in payloads.items()}
+    without.combine(sum(vectors(without, payloads).values()), 1)
+    steps.combine(sum(vectors(steps, moved).values()), 1)  # what noise and clip would be put on
+    for name, array in without.arrays().items():
+        np.testing.assert_allclose(steps.arrays()[name], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("method", "changes"), [*VARIANTS, ("fd", {})], ids=str)
+def test_no_noise_would_cover_the_counts(tmp_path, method, changes):
+    plain, summed = pair(tmp_path, method, **changes)
+    payload = drawn(plain)["1"]
+    nothing = type(payload).from_ndarrays(
+        [a * 0 if a.dtype.kind == "f" else a for a in payload.to_ndarrays()]
+    )
+    vector = summed.contribution(nothing, own(summed, "1"))
+    counts = summed.counts_at_end(own(summed, "1"))
+    assert not vector[:-counts].any() and vector[-counts:].any()  # what is left without floats
+
+
 # --- few owners ---------------------------------------------------------------------------------
 
 
@@ -235,6 +269,8 @@ def test_fds_clients_find_what_the_plain_server_sends(tmp_path):
     payloads = {str(k): client.upload() for k, client in enumerate(clients)}
     assert {tuple(own) for own in seen} != {tuple(seen[0])}
     added = vectors(summed, payloads)
+    for client, vector in zip(clients, added.values(), strict=True):
+        client.added(vector)
     summed.combine(sum(added.values()), 1)
     plain.aggregate(uploads_of(plain, payloads), 1)
     everybody = summed.download(summed.roster.infos["0"], 2)
@@ -253,6 +289,7 @@ def test_fds_client_that_was_not_summed_takes_nothing_out(tmp_path):
     client, *others = [make_client(config, k, tmp_path / "s") for k in range(3)]
     summed = make_strategy(config, [[0, 1, 2, 3]] * 3, [8, 8, 8], CLASSES)
     first = vectors(summed, {str(k): c.upload() for k, c in enumerate([client, *others])})
+    client.added(first["0"])
     summed.combine(sum(first.values()), 1)
     client.round = 2
     client.receive(summed.download(summed.roster.infos["0"], 2))

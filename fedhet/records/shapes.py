@@ -185,6 +185,7 @@ class Meta(_Strict):
     sha256: Digest
     steps: Steps = Steps()
     scores: dict[Id, Score]
+    told: list[Count] | None = None  # classes with owners enough (sum-owners)
     means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
     rounds: Mark
     clients: Mark

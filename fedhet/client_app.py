@@ -156,7 +156,7 @@ def query(message: Message, context: Context) -> Message:
 def _told(asked: Request, data: LocalData) -> dict[str, Any]:
     """Which classes a client has, and how many images of each; with sums its key instead."""
     if asked.config.summed:
-        return _sums().own_key(asked, data.client)
+        return dict(_sums().own_key(asked, data.client))
     counts = data.class_counts()
     images = list(counts.values())
     return {"seen": list(counts), "images": images, "train-images": sum(images)}

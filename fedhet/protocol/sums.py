@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedhet.ids import is_id
 from fedhet.protocol.messages import PACKED, Instruction, Reply
 from fedhet.protocol.payload import Array
-from fedhet.secure_sum.encoding import encode
+from fedhet.secure_sum.encoding import Part, encode
 from fedhet.secure_sum.masks import KEY_BYTES
 from fedhet.secure_sum.member import BOX_BYTES, SEED_BYTES, Bytes
 from fedhet.secure_sum.proofs import LONGEST, Proof
@@ -82,7 +82,7 @@ def digest_of_sent(message: Message, what: Instruction, size: int, config: str) 
     """
     record = message.content.array_records.get("arrays")
     sent = bytes(record[PACKED].data) if record else b""
-    parts = [sent, config, size, int(what.evaluate), *what.classes]
+    parts: list[Part] = [sent, config, size, int(what.evaluate), *what.classes]
     return hashlib.sha256(encode(parts)).digest()
 
 

@@ -159,7 +159,7 @@ def test_a_key_that_is_also_a_common_key_is_refused(own):
 
 
 def test_a_configuration_seen_before_sets_the_process_again(tmp_path):
-    from fedhet import client_app
+    from fedhet import request
 
     threads = torch.get_num_threads()
     try:

@@ -19,6 +19,7 @@ from fedhet.protocol.delivery import exchange
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.messages import (
     OWNERS,
+    QUERY_BYTES,
     TRAIN,
     Reply,
     message_bytes,
@@ -113,8 +114,7 @@ class SumRounds(Rounds):
 
     def _limit(self, client: str) -> int:
         """See :class:`Rounds`."""
-        assert self._attempt is not None
-        return self._attempt.limit
+        return self._attempt.limit if self._attempt is not None else QUERY_BYTES
 
     # --- which classes have owners enough ----------------------------------------------------
 

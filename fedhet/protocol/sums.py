@@ -41,6 +41,8 @@ class SumKey:
     @classmethod
     def load(cls, kept: Sequence[str]) -> "SumKey":
         """Inverse of :meth:`dump`; ValueError if it is none."""
+        if len(kept) != 3:
+            raise ValueError("a key is told with its certificate and its signature")
         return read_key(*(bytes.fromhex(text) for text in kept))
 
 

@@ -50,7 +50,11 @@ def limited(tmp_path, text, **changes):
         ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
         ("class-counts: false", {}, "class-counts: .* method fedssa tells them"),
         ("secure-sum: required", {}, "secure-sum: this site allows masked sums alone, and"),
-        ("secure-sum: required", {"secure_sum": "unmasked"}, "secure-sum: .* is unmasked"),
+        (
+            "secure-sum: required",
+            {"secure_sum": "unmasked", "sum_min": 2},
+            "secure-sum: .* unmasked",
+        ),
         ("min-sum: 4", {"secure_sum": "masked", "sum_min": 2}, "min-sum: .* a round has 3 clients"),
     ],
 )

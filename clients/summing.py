@@ -16,16 +16,14 @@ from fedhet.errors import UserError
 from fedhet.node.budget import Budget
 from fedhet.node.privacy import clipped, share_steps
 from fedhet.node.sums import SumNotes
-from fedhet.protocol.contribution import Method, Own, Vector
+from fedhet.protocol.contribution import Method, Own, Vector, ownership
 from fedhet.protocol.messages import Instruction, Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.reasons import Refused, Word
-from fedhet.protocol.sum_metrics import SumMetrics
+from fedhet.protocol.sum_metrics import SPENT, SumMetrics
 from fedhet.protocol.sums import Cohort
 from fedhet.secure_sum.member import Terms
 from fedhet.secure_sum.words import RangeError, fraction_bits, grid, to_words
-
-SPENT = "epsilon_spent"  # what its uploads have cost a client: no secret
 
 
 @dataclass
@@ -38,6 +36,7 @@ class Part:
     cohort: Cohort
     sent: bytes  # digest of what came down
     notes: SumNotes | None = None
+    told: frozenset[int] | None = None  # classes whose rows may be summed
     _steps: list[NDArray[np.int64]] = field(default_factory=list)  # of the vector's parts
 
     def reply(self, what: Instruction, received: Sequence[Array]) -> tuple[Reply, dict[str, float]]:
@@ -56,7 +55,7 @@ class Part:
         numbers = {name: float(value) for name, value in found.items()}
         told = numbers
         if self.metrics is not None:
-            images = float(sum(own_of(client).images))
+            images = float(sum(self._own().images))
             self._put(self.metrics.vector(numbers | {"train_images": images}))
             told = {name: value for name, value in numbers.items() if name == SPENT}
         info = {"client": client.setup.data.client, "round": what.round, "state": client.saved}
@@ -66,12 +65,27 @@ class Part:
             reply = self.notes.mask(what.round, self.cohort, self.sent, words, reply)
         return reply, numbers
 
+    def owners(self, what: Instruction) -> Reply:
+        """Answer with which classes this client has, of which the server learns the sum."""
+        if self.notes is not None:
+            before = self.notes.repeated(what.round, self.cohort, self.sent)
+            if before is not None:
+                return before
+        self._steps.clear()
+        self._put(ownership(self._own()))
+        info = {"client": self.client.setup.data.client, "round": what.round}
+        reply = Reply(info, {}, [to_words(np.concatenate(self._steps))])
+        if self.notes is not None:
+            words = reply.arrays[0]
+            reply = self.notes.mask(what.round, self.cohort, self.sent, words, reply)
+        return reply
+
     def add(self, upload: Payload, received: Payload, budget: Budget) -> Vector:
         """Take an upload as what it adds (L,), with a share of the noise where there is any.
 
         Returns it without the noise. Called before the client's state is saved.
         """
-        config, own = self.client.config, own_of(self.client)
+        config, own = self.client.config, self._own()
         self._steps.clear()
         if not config.dp_clip:
             vector = self.method.contribution(upload, own)
@@ -106,10 +120,11 @@ class Part:
             steps = steps + budget.share(vector, sigma, client.round, simulated=simulated)
         self._steps.append(steps)
 
-
-def own_of(client: MethodClient[Any]) -> Own:
-    """What a client knows of itself."""
-    counts, positions = client.setup.data.class_counts(), list(client.setup.classes)
-    by_id = {positions.index(name): count for name, count in counts.items()}
-    seen = tuple(sorted(by_id))
-    return Own(client.config, client.classes, seen, tuple(by_id[label] for label in seen))
+    def _own(self) -> Own:
+        """What this client knows of itself."""
+        setup = self.client.setup
+        counts, positions = setup.data.class_counts(), list(setup.classes)
+        by_id = {positions.index(name): count for name, count in counts.items()}
+        seen = tuple(sorted(by_id))
+        images = tuple(by_id[label] for label in seen)
+        return Own(self.client.config, self.client.classes, seen, images, self.told)

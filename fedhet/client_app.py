@@ -231,6 +231,17 @@ def _trained(asked: Request) -> tuple[Reply, Mapping[str, float]]:
     return Reply(info, numbers, arrays), numbers
 
 
+@app.train("owners")
+def owners(message: Message, context: Context) -> Message:
+    """Say, in a sum, which classes this client has."""
+
+    def handler() -> Message:
+        reply = _sums().owners(Request(message, context))
+        return answer(message, reply.info, {}, reply.arrays)
+
+    return _answered(message, handler)
+
+
 @app.train("unmask")
 def unmask(message: Message, context: Context) -> Message:
     """Hand over what makes the round's sum readable, and nothing else."""

@@ -40,6 +40,20 @@ def introduce(asked: Request) -> dict[str, Any]:
 
 def train(asked: Request) -> tuple[Reply, dict[str, float]]:
     """Train and answer with what the sum needs; the second are this client's own numbers."""
+    part, config = _part(asked), asked.config
+    counted = asked.method.strategy.sums_classes(config, config.params) and config.sum_owners > 1
+    if counted != (part.told is not None):
+        raise Refused("owners of classes are counted before, where their rows are summed")
+    return part.reply(asked.what, read_arrays(asked.message))
+
+
+def owners(asked: Request) -> Reply:
+    """Which classes this client has, for a sum of its own."""
+    return _part(asked).owners(asked.what)
+
+
+def _part(asked: Request) -> Part:
+    """This client's part in the sum that a message asks for."""
     try:
         cohort = read_cohort(asked.message)
     except ValueError as error:
@@ -48,15 +62,15 @@ def train(asked: Request) -> tuple[Reply, dict[str, float]]:
     config, strategy = asked.config, asked.method.strategy
     masked = config.secure_sum == "masked"
     summed = SumMetrics(config.sum_range, strategy.metric_ranges) if config.sum_metrics else None
-    part = Part(
+    return Part(
         client=client,
         method=strategy,
         metrics=summed,
         cohort=cohort,
-        sent=digest_of_sent(asked.message, asked.what, cohort.size, asked.text),
+        sent=digest_of_sent(asked.message, asked.what, cohort, asked.text),
         notes=asked.sum_notes(client.setup.data.client) if masked else None,
+        told=None if cohort.told is None else frozenset(cohort.told),
     )
-    return part.reply(asked.what, read_arrays(asked.message))
 
 
 def unmask(asked: Request) -> dict[str, Any]:

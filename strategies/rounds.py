@@ -161,8 +161,13 @@ class Rounds:
             "steps": self.acceptance.steps.dump(),
             **self.ledger.dump(),
             **self.folder.marks(),
+            **self.own_marks(),
         }
         save_checkpoint(self.folder.checkpoint, Checkpoint(self.strategy.arrays(), meta))
+
+    def own_marks(self) -> dict[str, Any]:
+        """What a kind of rounds keeps of its own in a checkpoint."""
+        return {}
 
     # --- training ----------------------------------------------------------------------------
 

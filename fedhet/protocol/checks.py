@@ -88,11 +88,13 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
 def check_evaluation(info: ClientInfo, reply: Reply, round_: int) -> None:
     """An evaluation of this client says how good it is, unless it has no test images.
 
+    Of a client that tells no numbers of images nobody knows whether it has some.
+
     Raises Rejected with the reason.
     """
     check_origin(info, reply, round_)
     check_metrics(reply)
-    images = reply.metrics.get("num-examples")
+    images = reply.metrics.get("num-examples", None if info.train_images else 0)
     if images is None or (images > 0 and "test_accuracy" not in reply.metrics):
         raise Rejected("an evaluation without test_accuracy")
 

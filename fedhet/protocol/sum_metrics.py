@@ -21,6 +21,7 @@ from fedhet.protocol.contribution import Vector
 
 ACCURACIES = ("test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before")
 LOSS = "train_loss"
+SPENT = "epsilon_spent"  # what its uploads have cost a client: told beside the sum, no secret
 WIDE = ("train_images",)
 BITS = 20  # of the lower part of a wide number
 HIGH = 2.0**-10  # what one of the higher part counts

@@ -41,6 +41,8 @@ class SumKey:
     @classmethod
     def load(cls, kept: Sequence[str]) -> "SumKey":
         """Inverse of :meth:`dump`; ValueError if it is none."""
+        if len(kept) != 3:
+            raise ValueError("a key is told with its certificate and its signature")
         return read_key(*(bytes.fromhex(text) for text in kept))
 
 
@@ -49,11 +51,14 @@ class Cohort:
     """What a train message says of its sum: who is in it, which attempt it is.
 
     ``size`` is the number of clients in a whole round of the run; it decides the words' unit.
+    ``told`` are the classes that have owners enough for their rows to be summed; None: nobody has
+    counted.
     """
 
     members: tuple[str, ...]
     attempt: int
     size: int
+    told: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,15 +79,19 @@ class Opened:
     closed: tuple[str, ...]
 
 
-def digest_of_sent(message: Message, what: Instruction, size: int, config: str) -> bytes:
+def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: str) -> bytes:
     """SHA-256 of all that must be the same for everybody whose vectors are summed.
 
-    The payload's bytes as they came, and what else decides the vectors: the classes in their order,
-    whether there are accuracies, the words' unit, the run's configuration.
+    The payload's bytes as they came, and what else decides the vectors: the kind of message, the
+    classes in their order, those that may be told, whether there are accuracies, the words' unit,
+    the run's configuration.
     """
     record = message.content.array_records.get("arrays")
     sent = bytes(record[PACKED].data) if record else b""
-    parts: list[Part] = [sent, config, size, int(what.evaluate), *what.classes]
+    told = cohort.told
+    may = "all" if told is None else ",".join(map(str, told))
+    kind = message.metadata.message_type
+    parts: list[Part] = [kind, sent, config, cohort.size, int(what.evaluate), may, *what.classes]
     return hashlib.sha256(encode(parts)).digest()
 
 
@@ -119,18 +128,27 @@ def read_introduction(message: Message) -> dict[str, SumKey]:
 def cohort_record(cohort: Cohort) -> ConfigRecord:
     """Of a train message."""
     return ConfigRecord(
-        {"members": list(cohort.members), "attempt": cohort.attempt, "size": cohort.size}
+        {
+            "members": list(cohort.members),
+            "attempt": cohort.attempt,
+            "size": cohort.size,
+            "counted": cohort.told is not None,
+            "told": list(cohort.told or ()),
+        }
     )
 
 
 def read_cohort(message: Message) -> Cohort:
     """Inverse of :func:`cohort_record`; who may be a member is for the client's rules to say."""
-    record = _record(message, {"members", "attempt", "size"})
+    record = _record(message, {"members", "attempt", "size", "counted", "told"})
     members = _members(record)
     attempt, size = _number(record, "attempt"), _number(record, "size")
     if not len(members) <= size:
         raise ValueError(f"size: {size} is less than the {len(members)} members")
-    return Cohort(members, attempt, size)
+    told: Any = record["told"]
+    if not isinstance(told, list) or not all(type(one) is int and one >= 0 for one in told):
+        raise ValueError("told: no list of classes came")
+    return Cohort(members, attempt, size, tuple(told) if record["counted"] is True else None)
 
 
 def survivors_record(survivors: Survivors) -> ConfigRecord:

@@ -17,6 +17,7 @@ from pydantic import (
 
 from fedhet.data.inputs import load_inputs
 from fedhet.ids import is_id
+from fedhet.protocol.sums import SumKey
 
 
 def _id(name: str) -> str:
@@ -28,7 +29,6 @@ def _id(name: str) -> str:
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Id = Annotated[str, AfterValidator(_id)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")]
-Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$")]
 Percent = float | None
 
 
@@ -157,8 +157,15 @@ class RosterPart(_Strict):
     generations: dict[Id, Count]
     states: dict[Id, Digest]
     lost: dict[Id, Lost]
-    keys: dict[Id, tuple[Hex, Hex, Hex]] = Field(default_factory=dict)  # of sums, with proofs
+    keys: dict[Id, list[str]] = Field(default_factory=dict)  # for sums, with proofs
     inputs: dict[str, Any] | None = None  # what examples are; absent in books older than that
+
+    @field_validator("keys")
+    @classmethod
+    def _are_keys(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        for key in value.values():
+            SumKey.load(key)
+        return value
 
     @field_validator("inputs")
     @classmethod
@@ -185,6 +192,7 @@ class Meta(_Strict):
     sha256: Digest
     steps: Steps = Steps()
     scores: dict[Id, Score]
+    told: list[Count] | None = None  # classes with owners enough (sum-owners)
     means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
     rounds: Mark
     clients: Mark

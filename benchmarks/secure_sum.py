@@ -30,10 +30,11 @@ from fedhet.secure_sum.member import Member, Terms
 MODES = ("off", "unmasked", "masked")
 WARM_UP = 1
 DELTA = "1e-5"
-# Who has what, and a number above every client's training images, which is the unit of weights.
-HUNDRED = ["clients=100", "classes-per-client=10", "local-epochs=5", "max-images=2000"]
+# Who has what, and a number just above every client's training images: the unit of weights, which
+# make an update smaller and leave the noise as it is.
+HUNDRED = ["clients=100", "classes-per-client=10", "local-epochs=5", "max-images=500"]
 DATA = {
-    "digits": ["dataset=digits", "clients=10", "local-epochs=1", "max-images=400"],
+    "digits": ["dataset=digits", "clients=10", "local-epochs=1", "max-images=150"],
     "n100": [*HUNDRED, "fraction=1.0"],
     "n100-c10": [*HUNDRED, "fraction=0.1"],
 }

@@ -1,20 +1,18 @@
 """The commands of a deployment as a person types them: ``certs``, ``server``, ``node``, ``run``."""
 
 import json
-import shutil
 import ssl
 import subprocess
-import tempfile
 import urllib.error
 import urllib.request
 
 import pytest
+from network.deployment import Commands
 from network.federation import PRESET, simulated_hash
-from network.pace import patience
-from network.programs import Process, wait_for
+from network.programs import wait_for
 
 from fedhet.runtime.server_folder import CONNECTION, ServerFolder
-from fedhet.runtime.superlink import environment, free_ports, script
+from fedhet.runtime.superlink import free_ports, script
 from fedhet.runtime.warm import state
 
 pytestmark = pytest.mark.network
@@ -56,54 +54,22 @@ clientapp = "vanishing:client"
 """
 
 
-class Commands:
-    """``fedhet`` in one folder, with HOME in it and a warm server that other tests do not share."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.runtime = tempfile.mkdtemp(prefix="fh", dir="/tmp")  # a socket's path must be short
-        self.env = environment({"HOME": str(folder), "XDG_RUNTIME_DIR": self.runtime})
-        self.started = []
-
-    def start(self, name, *words):
-        made = Process([script("fedhet"), *words], self.folder / f"{name}.log", self.env)
-        self.started.append(made.start())
-        return made
-
-    def do(self, *words):
-        return subprocess.run(
-            [script("fedhet"), *words], env=self.env, cwd=self.folder, capture_output=True,
-            text=True, check=False, timeout=patience(),
-        )  # fmt: skip
-
-    def vanish(self):
-        """Run the app whose message never arrives."""
-        app = self.folder / "vanishing"
-        app.mkdir()
-        (app / "vanishing.py").write_text(VANISHING)
-        (app / "pyproject.toml").write_text(VANISHING_PROJECT)
-        env = self.env | {"FLWR_HOME": str(ServerFolder(self.folder / "tls").flwr_home)}
-        words = [script("flwr"), "run", str(app), CONNECTION]
-        subprocess.run(words, env=env, cwd=self.folder, check=True)  # it leaves the app's bundle
-
-    def status(self):
-        done = self.do("status", "--superlink", "tls", "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def stop(self):
-        for process in self.started:
-            process.terminate()
-        for process in self.started:
-            process.end()
-        shutil.rmtree(self.runtime, ignore_errors=True)
-
-
 @pytest.fixture
 def commands(tmp_path):
     made = Commands(tmp_path)
     yield made
     made.stop()
+
+
+def vanish(commands):
+    """Run the app whose message never arrives."""
+    app = commands.folder / "vanishing"
+    app.mkdir()
+    (app / "vanishing.py").write_text(VANISHING)
+    (app / "pyproject.toml").write_text(VANISHING_PROJECT)
+    env = commands.env | {"FLWR_HOME": str(ServerFolder(commands.folder / "tls").flwr_home)}
+    words = [script("flwr"), "run", str(app), CONNECTION]
+    subprocess.run(words, env=env, cwd=commands.folder, check=True)  # it leaves the app's bundle
 
 
 def answer(tls, port, path):
@@ -139,7 +105,7 @@ def test_three_commands_make_a_federation(commands, tmp_path):
     assert check.returncode == 0, check.stdout
     assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout
 
-    commands.vanish()  # what the nodes make of it is looked at below
+    vanish(commands)  # what the nodes make of it is looked at below
     wait_for(lambda: server.said("finished:completed"), "the message is gone")
 
     own = {"clients": 2, "rounds": 2}

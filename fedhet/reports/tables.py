@@ -12,6 +12,7 @@ from fedhet.reports.markup import Cell, Column, Table, interval, number, p_value
 from fedhet.reports.papers import conditions
 from fedhet.reports.settings import Arm
 from fedhet.reports.statistics import ENOUGH, LEVEL
+from fedhet.reports.validity import means_alone
 
 METHOD = Column("method", "the method, with its own keys where they are not the default", False)
 PERCENT = f"{100 * LEVEL:g} %"
@@ -65,6 +66,11 @@ def _accuracy(one: Comparison) -> Table:
         f"Test accuracy in percent; Student's t intervals, {PERCENT}, {one.setting.variability()}"
         + (f"; fewer than {ENOUGH} blocks: descriptive." if few else ".")
     )
+    if any(means_alone(run.summary) for arm in one.arms for run in arm.ordered()):
+        note += (
+            " Of a run with secure-sum the server knows the mean over the last round's clients "
+            "alone: neither spread nor percentiles."
+        )
     return _table("accuracy", "Accuracy", note, columns, rows, one)
 
 

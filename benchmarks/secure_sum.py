@@ -34,7 +34,7 @@ DELTA = "1e-5"
 # make an update smaller and leave the noise as it is.
 HUNDRED = ["clients=100", "classes-per-client=10", "local-epochs=5", "max-images=500"]
 DATA = {
-    "digits": ["dataset=digits", "clients=10", "local-epochs=1", "max-images=150"],
+    "digits": ["dataset=digits", "clients=10", "local-epochs=1", "max-images=160"],
     "n100": [*HUNDRED, "fraction=1.0"],
     "n100-c10": [*HUNDRED, "fraction=0.1"],
 }

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from fedhet.errors import UserError, one_line
+from fedhet.secure_sum.member import Refusal
 
 MOST = 999_999  # the largest number of an entry
 
@@ -53,18 +54,18 @@ class Word(StrEnum):
     RANGE = "sum-range"
     PROOF = "sum-proof"
     # The rules of a member of a sum: see fedhet.secure_sum.member.
-    SMALL = "cohort-too-small"
-    ABSENT = "not-in-cohort"
-    STRANGER = "stranger-in-cohort"
-    TWICE = "member-named-twice"
-    OLD = "attempt-not-new"
-    THRESHOLD = "threshold-too-low"
-    UNASKED = "unmask-without-upload"
-    OTHER = "other-survivors-than-answered"
-    FEW = "too-few-survivors"
-    LEFT_OUT = "not-a-survivor"
-    OUTSIDE = "survivors-not-the-cohort"
-    BOXES = "boxes-malformed"
+    SMALL = Refusal.SMALL.value
+    ABSENT = Refusal.ABSENT.value
+    STRANGER = Refusal.STRANGER.value
+    TWICE = Refusal.TWICE.value
+    OLD = Refusal.OLD.value
+    THRESHOLD = Refusal.THRESHOLD.value
+    UNASKED = Refusal.UNASKED.value
+    OTHER = Refusal.OTHER.value
+    FEW = Refusal.FEW.value
+    LEFT_OUT = Refusal.LEFT_OUT.value
+    OUTSIDE = Refusal.OUTSIDE.value
+    BOXES = Refusal.BOXES.value
 
 
 MEANING = {

@@ -32,6 +32,9 @@ from fedhet.runtime.control_api import Run
 from fedhet.runtime.status import collect
 from fedhet.sweeps.grid import read_cells
 from fedhet.testing import simulate
+from fedhet.watch.run import RunView
+from fedhet.watch.server import Sent
+from fedhet.watch.sweep import SweepView
 
 SECONDS = 60  # for one command
 GROWTH = 1_000_000  # KiB that the process may grow by over one crafted folder
@@ -150,6 +153,7 @@ class Sandbox:
         yield "verify", cli("verify", str(run))
         yield "runs", cli("runs", str(self.sent), "--json")
         yield "status", lambda: _status(run)
+        yield "watch", lambda: _watch(run)
         yield "load_run", lambda: _load_run(run)
         yield "sweep", cli("sweep", str(self.base.preset), "--out", str(self.sent), "--print")
         yield "report", cli("report", str(run), "--out", f"{out}/a", "--no-models")
@@ -225,6 +229,14 @@ def _status(run: Path) -> int:
             return [Run(1, "running", "", {"rounds": 2}, str(run))]
 
     json.dumps(collect(Control()))  # type: ignore[arg-type]
+    return 0
+
+
+def _watch(run: Path) -> int:
+    """What ``fedhet watch`` sends to its page of a run and of the folder of it."""
+    for view in (RunView(run), SweepView(run.parent)):
+        for _ in range(2):
+            Sent().new(view.look())
     return 0
 
 

@@ -14,6 +14,7 @@ from fedhet.data.inputs import IMAGE, Inputs
 from fedhet.data.preparation import FITTED, Preparation, normalise, preparation
 from fedhet.errors import HookError, RunFailedError, brief
 from fedhet.models import SplitModel, build_model
+from fedhet.models.names import plain_names, with_weights
 from fedhet.node.budget import Budget
 from fedhet.node.limits import Limits
 from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
@@ -115,7 +116,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return {"model": self.local_model()}
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """Private tensors that are no module's, as they are in generation 0."""
+        """Private tensors that are no module's, as they are in generation 0.
+
+        By name, each of a shape (n, ...) and dtype that stay; every round's are saved.
+        """
         return {}
 
     def expect_download(self, came: Payload) -> Payload | None:
@@ -127,10 +131,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return None
 
     def check_download(self, payload: Payload) -> None:
-        """Raise Refused if finite values of the right shapes are still not acceptable."""
+        """Raise Refused if ``payload``, finite and of the right shapes, is not acceptable."""
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent (an instance of ``download_type``)."""
+        """Take in ``payload``, what the server sent (an instance of ``download_type``)."""
 
     def phases(self) -> list[Phase]:
         """The stretches of local training; by default the local model on :meth:`loss`."""
@@ -139,9 +143,9 @@ class MethodClient(NumPyClient, Generic[P]):
         return [Phase(self.loss, groups, epochs, generators=self._generators)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Scalar to minimise for inputs (B, ...) and labels (B,); cross-entropy by default.
+        """Scalar to minimise for inputs (B, ...) and labels (B,) int64; cross-entropy by default.
 
-        Inputs are as ``self.inputs`` says: (B, 3, s, s) for images.
+        Inputs are as ``self.inputs`` says: (B, 3, s, s) float32 for images.
         """
         return F.cross_entropy(self.model(inputs), labels)
 
@@ -153,7 +157,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """With ``secure-sum``: see what of the upload goes into the sum, clipped, without noise."""
 
     def infer(self, inputs: Tensor) -> Tensor:
-        """Logits (B, C) of the client's inference model, by :meth:`inference_needs` alone."""
+        """Logits (B, C) float32 of ``inputs`` (B, ...), by :meth:`inference_needs` alone."""
         logits: Tensor = self.model(inputs)
         return logits
 
@@ -162,7 +166,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return Needs()
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """Logits (B, C) by name: first :meth:`infer`, named "", then others worth recording."""
+        """Logits (B, C) float32 of ``inputs`` (B, ...) by name.
+
+        First :meth:`infer`, named "", then others worth recording.
+        """
         return {"": self.infer(inputs)}
 
     def metrics(self) -> dict[str, float]:
@@ -190,7 +197,7 @@ class MethodClient(NumPyClient, Generic[P]):
         )
 
     def examples(self, part: str) -> Examples:
-        """This client's ``train``, ``val`` or ``test`` examples on its device."""
+        """This client's examples on its device; ``part`` is ``train``, ``val`` or ``test``."""
         prepare = self.modules.get(PREPARATION, normalise)
         if self.inputs.kind not in (IMAGE, *FITTED):
             prepare = preparation(self.inputs)
@@ -203,7 +210,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return torch.tensor(sorted(positions.index(name) for name in own), dtype=torch.int64)
 
     def torch_generator(self, purpose: str) -> torch.Generator:
-        """A generator on the device for draws inside a loss (augmentation)."""
+        """A generator on the device for draws inside a loss (augmentation), of this round.
+
+        Seeded by (seed, ``purpose``, client, round): another purpose draws other numbers.
+        """
         made = torch.Generator(self.device)
         self._generators.append(made)
         return made.manual_seed(
@@ -325,7 +335,8 @@ class MethodClient(NumPyClient, Generic[P]):
     def restore(self, generation: int, state: str = "") -> None:
         """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
 
-        ``state`` is the digest that the server names; StateLostError if there is no such state.
+        ``state`` is the digest that the server names; StateLostError if there is no such state,
+        StateError if it does not fit the modules.
         """
         key = (
             type(self), self.setup.model, self.classes, self.inputs, self.d,
@@ -391,7 +402,11 @@ class MethodClient(NumPyClient, Generic[P]):
         return payload
 
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
-        """Store modules, tensors and the last accuracies as ``generation``."""
+        """Store modules, tensors and the last accuracies, of ``metrics``, as ``generation``.
+
+        ``source`` is the generation that the round began with, which stays as well. Raises
+        RunFailedError if a tensor is not finite; the state before then stays the newest.
+        """
         self._check_declared(self.tensors)
         scores = ((name, float(value)) for name, value in metrics.items() if "accuracy" in name)
         bundle = to_bundle(self.modules, self.tensors, scores)
@@ -408,15 +423,16 @@ class MethodClient(NumPyClient, Generic[P]):
         keys = {"method", "image_size", "models", "precision", "threads"}
         if self.inputs.kind != IMAGE:
             keys.remove("image_size")
-        for key in ("small_model", "representation"):
+        for key in ("small_model", "representation", "grey"):
             if getattr(self.config, key) != RunConfig.model_fields[key].default:
                 keys.add(key)
         about = {} if self.inputs.kind == IMAGE else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,
-            "architecture": self.setup.model,
+            "architecture": with_weights(self.setup.model)[0],
             "classes": list(self.setup.classes),
             **self.config.model_dump(mode="json", include=keys),
+            "models": list(plain_names(self.config.models)),
             **about,
             "hyper-parameters": self.config.params.model_dump(mode="json"),
         }

@@ -1,7 +1,8 @@
 """fedhet: model-heterogeneous personalised federated learning on Flower.
 
 From Python: ``run = fedhet.run("quickstart", rounds=3, engine="inline")``, then ``run.summary``,
-``run.rounds``, ``run.clients`` and ``run.model("0")``; see :class:`fedhet.api.Run`.
+``run.rounds``, ``run.clients`` and ``run.model("0")``; see :class:`fedhet.api.Run`. Many runs:
+``fedhet.load_sweep("runs/digits").frame()``; see :class:`fedhet.reports.frame.Runs`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,23 @@ from fedhet.layout import HERE, folder
 
 if TYPE_CHECKING:
     from fedhet.api import Run, load_run, resume, run
+    from fedhet.data.inputs import Inputs
     from fedhet.data.own import Data
     from fedhet.errors import RunFailedError, UserError
+    from fedhet.reports.frame import load_sweep
 
 __version__ = "0.1.0"
-__all__ = ["Data", "Run", "RunFailedError", "UserError", "load_run", "resume", "run"]
+__all__ = [
+    "Data",
+    "Inputs",
+    "Run",
+    "RunFailedError",
+    "UserError",
+    "load_run",
+    "load_sweep",
+    "resume",
+    "run",
+]
 
 if folder("strategies").parent != HERE:  # not installed from a wheel
     __path__.append(str(folder("strategies").parent))
@@ -28,6 +41,14 @@ def __getattr__(name: str) -> Any:
         from fedhet.data.own import Data  # noqa: PLC0415
 
         return Data
+    if name == "Inputs":
+        from fedhet.data.inputs import Inputs  # noqa: PLC0415
+
+        return Inputs
+    if name == "load_sweep":
+        from fedhet.reports.frame import load_sweep  # noqa: PLC0415
+
+        return load_sweep
     from fedhet import api, errors  # noqa: PLC0415
 
     return getattr(errors if name.endswith("Error") else api, name)

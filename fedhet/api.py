@@ -107,7 +107,10 @@ def resume(
 ) -> Run:
     """Go on with a run after its last finished round; ``rounds=N`` extends a finished one.
 
-    ``trust``: code that the run names is imported although somebody else made it.
+    ``run`` is one, or its folder; ``keys`` are those that may change, as for :func:`run`, and
+    ``progress=False`` shows nothing. ``trust``: code that the run names is imported although
+    somebody else made it. Raises UserError, VerifyError for a folder that is damaged,
+    RunFailedError, or KeyboardInterrupt when it was interrupted.
     """
     look_here()
     path = run.path if isinstance(run, Run) else Path(run)
@@ -117,7 +120,7 @@ def resume(
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """A run folder that is already there; UserError if it is none."""
+    """A run folder that is already there; UserError if ``path`` is none."""
     return Run(path)
 
 

@@ -22,6 +22,7 @@ from flwr.clientapp import ClientApp
 from fedhet.clients.base import round_config
 from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
 from fedhet.models import build_model
+from fedhet.models.names import with_weights
 from fedhet.node.budget import BudgetError
 from fedhet.node.limits import LimitError, check_upload
 from fedhet.node.public import own_copy, public_digest
@@ -143,7 +144,7 @@ def query(message: Message, context: Context) -> Message:
                 "clients": data.clients,
                 "classes": list(data.dataset.classes),
                 **_told(asked, data),
-                "model": asked.model(data),
+                "model": with_weights(asked.model(data))[0],
                 "device": str(asked.device()),
                 **public,
                 "inputs": data.dataset.inputs.text(),

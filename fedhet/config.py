@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedhet import examples, idle_keys, plugins, sum_keys
-from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, kind_of
+from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError
 from fedhet.key_errors import COMMON, check_single, unknown_key, wrong_value
 from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
@@ -276,7 +276,8 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
     for key, datasets in belongs.items():
         name = key.replace("-", "_")
         given = getattr(config, name) != RunConfig.model_fields[name].default
-        if given and config.dataset not in datasets:
+        hub = is_hub(config.dataset) and key != "scale"
+        if given and config.dataset not in datasets and not hub:
             raise UserError(
                 f"{key}: '{values[key]}' changes nothing with dataset={config.dataset}; it belongs "
                 f"to dataset={' or '.join(datasets)}"
@@ -291,13 +292,11 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
                 f"augment: '{augment}' is not allowed with dataset={config.dataset}: it is for "
                 f"{own}s"
             )
-    if config.partition == "natural" and kind and not config.site:
-        how = (
-            "site names the columns" if config.dataset in DATASETS else "partition=file names them"
-        )
+    # Of files it shows when they are opened: a folder of several names its clients.
+    if config.partition == "natural" and kind and config.dataset not in DATASETS:
         raise UserError(
-            f"partition: 'natural' is not allowed with dataset={config.dataset} as it stands: its "
-            f"examples do not say whose they are; {how}"
+            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples do "
+            "not say whose they are; partition=file names them"
         )
 
 

@@ -6,9 +6,11 @@ They lie in ``examples/`` of a checkout; an installed package has none.
 from fedhet import layout
 
 KEYS = {  # what runs it, in its own folder
-    "fedrep": "method=fedrep:METHOD models=cnn-5",
-    "shapes": "dataset=shapes:load",
-    "tiny_net": "models=tiny_net:make",
+    "fedrep": "quickstart method=fedrep:METHOD models=cnn-5",
+    "own_rows": "table.yaml data-path=FILE.csv models=own_rows:deep,own_rows:wide",
+    "own_words": "texts.yaml data-path=FILE.csv models=own_words:make",
+    "shapes": "quickstart dataset=shapes:load",
+    "tiny_net": "quickstart models=tiny_net:make",
 }
 
 
@@ -19,5 +21,5 @@ def hint(name: str) -> str:
         folder = layout.HERE.parent / "examples"
         found = (folder / f"{name}.py").is_file()
         place = f"in '{folder}'" if found else f"with examples/{name}.py of fedhet's source beside"
-        return f"an example: {place} give `fedhet run quickstart {KEYS[name]}`"
+        return f"an example: {place} give `fedhet run {KEYS[name]}`"
     return ""

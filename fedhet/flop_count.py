@@ -13,6 +13,7 @@ from fedhet.data.cache import Dataset
 from fedhet.data.inputs import Inputs
 from fedhet.data.partition import ClientSplit
 from fedhet.errors import UserError
+from fedhet.models.names import plain_names
 from fedhet.node.modules import forgotten
 from fedhet.node.site import LocalData
 from fedhet.node.state import FileStore
@@ -32,7 +33,7 @@ def counter(config: RunConfig, classes: Sequence[str], inputs: Inputs) -> Count:
     """
 
     def count(info: ClientInfo, payload: Payload) -> tuple[float, float]:
-        if ":" in info.model and info.model not in config.models:
+        if ":" in info.model and info.model not in plain_names(config.models):
             raise UserError("a module that the run does not name is not imported on a node's word")
         with forgotten():  # the models that only the count needs
             own, others = first_round(config, classes, info, payload, inputs).work()

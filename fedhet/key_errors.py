@@ -92,6 +92,7 @@ def check_single(schema: type[Schema], key: str, value: Any) -> None:
     """UserError for several values where a key takes one."""
     field = schema.model_fields[key.replace("-", "_")]
     listed = isinstance(value, str) and "," in value and key not in _TEXTS
+    listed = listed and not value.startswith("flwr:")  # whose arguments may be lists
     if isinstance(field.default, tuple) or not (listed or isinstance(value, list)):
         return
     values = value if isinstance(value, list) else [part.strip() for part in value.split(",")]

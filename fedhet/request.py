@@ -99,7 +99,7 @@ class Request:
 
     def model(self, data: LocalData) -> str:
         """What it trains."""
-        return assigned_model(self.config, self.node, data)
+        return assigned_model(self.config, self.node, data, simulated=self.simulated)
 
     def store(self, client: str) -> StateStore:
         """Where its private state is; the server names a place in a simulation only."""

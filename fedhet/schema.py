@@ -5,6 +5,7 @@ a subclass of :class:`Params`; :mod:`fedhet.config` reads and checks both.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ REPRESENTATION = 500  # d: default width of the representation that every model 
 # named by all keys, and those of images keep the names that they had before there was more.
 QUIET = (
     "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
-    "small_model", "representation", "secure_sum", "sum_range", "sum_min", "sum_threshold",
+    "small_model", "representation", "grey", "secure_sum", "sum_range", "sum_min", "sum_threshold",
     "sum_owners", "sum_metrics",
 )  # fmt: skip
 REGISTERED, OFF = "registered", "off"
@@ -37,6 +38,15 @@ def _words(value: Any) -> Any:
     """A comma separated text (command line) as the list that YAML would give."""
     if isinstance(value, str):
         return [word.strip() for word in value.split(",") if word.strip()]
+    return value
+
+
+def _size(value: Any) -> Any:
+    """``48x64`` as height and width; a list of both, of which one number is a square."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,4}x\d{1,4}", value):
+        value = [int(side) for side in value.split("x")]
+    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
+        return value[0]
     return value
 
 
@@ -66,6 +76,8 @@ def _lists(value: Any) -> Any:
     return value
 
 
+Side = Annotated[int, Field(ge=16, le=512)]
+ImageSize = int | tuple[int, int]  # the side of a square, or height and width
 Lists = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_lists)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Ratio = Annotated[
@@ -106,8 +118,9 @@ class RunConfig(Schema):
     )
     data_path: str = Field(
         "",
-        description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`; "
-        "download folder of the torchvision sets",
+        description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`, or a "
+        "folder of one for each site; local copy of `hf:NAME`; download folder of the torchvision "
+        "sets",
     )
     target: str = Field("", description="column of the class, of `table` and `texts`")
     labels: Lists = Field(
@@ -134,7 +147,10 @@ class RunConfig(Schema):
     public_path: str = Field(
         "", description="their folder or zip, on the server; each deployed node names its own copy"
     )
-    image_size: int = Field(32, ge=16, le=512, description="side of the square input, pixels")
+    image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = Field(
+        32, description="side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"
+    )
+    grey: bool = Field(False, description="images in one channel instead of three")
     classes: Words = Field((), description="class names in label order; empty: all of the data")
 
     clients: int = Field(
@@ -147,9 +163,10 @@ class RunConfig(Schema):
     partition: Literal[
         "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural",
         "file",
-    ] = Field(
+    ] | Annotated[str, Field(pattern="^flwr:[A-Z]")] = Field(
         "classes-per-client",
-        description="how examples are dealt to clients; natural: by the data's own `site`",
+        description="how examples are dealt to clients; natural: by the data's own `site`; "
+        "`flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets",
     )  # fmt: skip
     partition_file: str = Field("", description="CSV `path,client,split` of partition=file")
     classes_per_client: int = Field(2, ge=1, description="classes that each client owns")
@@ -308,6 +325,8 @@ class RunConfig(Schema):
         """All keys of the run, the method's own included, as plain YAML/JSON values."""
         own = self.model_dump(mode="json") | self.params.model_dump(mode="json")
         own["split"] = ":".join(str(part) for part in self.split)
+        if isinstance(self.image_size, tuple):
+            own["image-size"] = "x".join(str(side) for side in self.image_size)
         for key, pairs in (("labels", self.labels), ("categories", self.categories)):
             values = {name: list(ones) for name, ones in pairs}
             own[key] = values if any(values.values()) else list(values)

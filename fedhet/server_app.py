@@ -155,7 +155,7 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
     """What examples must be, where the configuration says it; else the first client does."""
     kind = kind_of(config.dataset)
     if kind == IMAGE:
-        return Inputs.image(config.image_size)
+        return Inputs.image(config.image_size, grey=config.grey)
     if config.dataset == "texts":
         return Inputs(TOKENS, (config.length,), config.vocabulary, (config.text,))
     return None

@@ -90,23 +90,26 @@ class MethodStrategy(Strategy, Generic[P]):
         self.roster = roster
         self.rule = Rule.of(config)
         self.classes = len(roster.classes)
-        self.inputs = roster.inputs or Inputs.image(config.image_size)
+        self.inputs = roster.inputs or Inputs.image(config.image_size, grey=config.grey)
         self.d = config.representation
 
     # --- hooks of a method: plain arrays in, plain arrays out --------------------------------
 
     @classmethod
     def check_config(cls, config: RunConfig, params: P) -> None:
-        """Raise UserError for settings that this method cannot work with."""
+        """Raise UserError for settings that this method cannot work with.
+
+        ``config`` is the whole configuration, ``params`` the method's own part of it.
+        """
 
     @classmethod
     def own_small(cls, params: P) -> str:
-        """The small model that a key of the method's own names, before ``small-model``; or none."""
+        """The small model that one of ``params`` names, before ``small-model``; empty: none."""
         return ""
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
-        """Common keys that change nothing here, each with the reason.
+        """Common keys that change nothing under ``config`` and ``params``, each with the reason.
 
         A configuration that sets one of them to something else than its default is refused.
         """
@@ -116,41 +119,49 @@ class MethodStrategy(Strategy, Generic[P]):
         """Create the global arrays as they are before round 1; a resumed run calls ``load``."""
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """What is sent down to one client at the start of a round."""
+        """What is sent to the client ``info`` at the start of round ``round_`` (1 to T).
+
+        Copies, never views of the strategy's own arrays.
+        """
         return Empty()
 
     def audience(self, info: ClientInfo) -> Hashable:
         """Clients of one audience are sent the same payload: it is made and encoded once a round.
 
-        By default every client is an audience of its own; with ``secure-sum`` all are one.
+        By default every client, as ``info`` has it, is an audience of its own; with ``secure-sum``
+        all are one.
         """
         return "all" if self.config.summed else info.client
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """A payload with the shapes and dtypes of this client's upload; None: they vary.
+        """A payload with the shapes and dtypes of the upload of client ``info``; None: they vary.
 
         Its values are what the client went on from, or zeros: see :meth:`step_length`.
         """
         return Empty()
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Raise Rejected if an upload of the right shapes is still not acceptable."""
+        """Raise Rejected if ``payload``, of the right shapes, is not acceptable from ``info``."""
 
     def step_length(self, payload: Payload, length: float) -> float | None:
-        """Length of the step that an upload makes: by default from what ``expect`` returned.
+        """Length of the step that ``payload`` makes: by default from what ``expect`` returned.
 
-        Root mean square over its values, which ``max-update-ratio`` bounds; None: ``check`` bounds
-        them by itself.
+        That is ``length``, a root mean square over its values, which ``max-update-ratio`` bounds;
+        None: ``check`` bounds them by itself.
         """
         return length
 
     def step_start(self, info: ClientInfo) -> float:
-        """Root mean square of what a client's step starts from; 0: it starts from nothing."""
+        """Root mean square of what the step of client ``info`` starts from; 0: from nothing."""
         expected = self.expect(info)
         return 0.0 if expected is None else size(expected.flat)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Combine uploads, sorted by client, in float64; returns numbers worth recording."""
+        """Combine ``uploads``, sorted by client, in float64, at the end of round ``round_``.
+
+        Their weights n_k / sum n_j add up to 1. Returns numbers worth recording in the round's
+        line.
+        """
         return {}
 
     @classmethod
@@ -180,11 +191,14 @@ class MethodStrategy(Strategy, Generic[P]):
         return False
 
     def arrays(self) -> dict[str, Array]:
-        """The global arrays by name: what is checkpointed and hashed."""
+        """The global arrays by name, of any shape (n, ...) and dtype: checkpointed and hashed."""
         return {}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Inverse of :meth:`arrays`, in the same order; called instead of :meth:`initialise`."""
+        """Take ``arrays``, of shapes (n, ...) and dtypes as :meth:`arrays` gave them.
+
+        In the same order; called instead of :meth:`initialise` in a run that goes on.
+        """
 
     @property
     def least_owners(self) -> int:

@@ -1,4 +1,4 @@
-"""FedAPEN (Qin et al., KDD 2023).
+"""FedAPEN (Qin et al., KDD 2023, DOI 10.1145/3580305.3599344).
 
 "Personalized Cross-silo Federated Learning with Adaptability to Statistical Heterogeneity".
 

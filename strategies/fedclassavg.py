@@ -1,4 +1,4 @@
-"""FedClassAvg (Jang et al. 2022).
+"""FedClassAvg (Jang et al. 2022, arXiv 2210.14226).
 
 "FedClassAvg: Local Representation Learning for Personalized Federated Learning on Heterogeneous
 Neural Networks".

@@ -16,14 +16,18 @@ n_k-weighted mean; then ``server-epochs`` steps of Adam for G on
     CE(sum_k (n_k / n) header_k(G(z, y)), y)              (``FedGenStrategy.aggregate``)
 
 with ``batch-size`` labels each. Headers are linear, so that this sum is the mean header's answer.
-Inference is by the local model.
+Adam goes on with its moments from round to round, as HtFLlib's does: started anew, its first steps
+are as long for a gradient of rounding as for any, and float32 parts from float64 (weights of G by
+0.4 after four rounds from the same headers, mean losses .016 and .008; with the moments kept by
+1e-5 and in no digit shown). What remains is the first layer's bias, which BatchNorm takes out
+again: it wanders and changes nothing. Inference is by the local model.
 
 As HtFLlib, which has the federation's labels, this loss and these steps (with 512 numbers of
 noise); the paper also shares whole models, adds a diversity term and lets the weight of the second
 loss fall.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +51,7 @@ from fedhet.strategies.server_training import (
 )
 from fedhet.training.optimisers import Adam
 
-PREFIX = "generator."  # of the names of G's arrays in a checkpoint
+PREFIX, MOMENTS = "generator.", "adam."  # of the names of G's arrays in a checkpoint, and of Adam's
 
 
 class FedGenParams(Params):
@@ -124,7 +128,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
     def initialise(self) -> None:
         """Draw the header and G."""
         super().initialise()
-        self.generator = self._fresh()
+        self._begin()
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Images per class, header and G."""
@@ -142,23 +146,40 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
             made, labels = self.generator.sample(shares, int(count), draws)
             return F.cross_entropy(F.linear(made, weight, bias), labels)
 
-        optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])
         steps = torch.full((self.params.server_epochs,), self.config.batch_size)
-        return train_on_server(self.generator, optimiser, loss, steps)
+        numbers = train_on_server(self.generator, self.optimiser, loss, steps)
+        if numbers["server_discarded"]:
+            self._forget_moments()
+        return numbers
 
     def arrays(self) -> dict[str, Array]:
-        """The header by name, and G's whole state."""
-        return super().arrays() | state_arrays(self.generator, PREFIX)
+        """The header by name, G's whole state, and Adam's moments."""
+        moments = {name: tensor.numpy().copy() for name, tensor in self._moments()}
+        return super().arrays() | state_arrays(self.generator, PREFIX) | moments
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        super().load({n: a for n, a in arrays.items() if not n.startswith(PREFIX)})
-        self.generator = self._fresh()
+        super().load({n: a for n, a in arrays.items() if not n.startswith((PREFIX, MOMENTS))})
+        self._begin()
         load_state(self.generator, arrays, PREFIX)
+        for name, tensor in self._moments():
+            if name in arrays:  # a run that an older fedhet began kept none
+                tensor.copy_(torch.tensor(arrays[name]))
 
-    def _fresh(self) -> Generator:
+    def _begin(self) -> None:
         with torch_seeded(self.config.seed, "generator"):
-            return Generator(self.params, self.classes, self.d).eval()
+            self.generator = Generator(self.params, self.classes, self.d).eval()
+        self._forget_moments()
+
+    def _forget_moments(self) -> None:
+        self.optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])
+
+    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        """Adam's, by name, as it goes on from them."""
+        for name, parameter in self.generator.named_parameters():
+            kinds = ("first", "second", "steps")
+            for kind, tensor in zip(kinds, self.optimiser.of(parameter), strict=True):
+                yield f"{MOMENTS}{kind}.{name}", tensor.detach()
 
     def _images(self) -> Array:
         """Images per class (C,) int64 over the clients that are known."""

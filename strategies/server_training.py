@@ -3,7 +3,7 @@
 It is deterministic: draws come from the run's generator of purpose "server" and this round, numbers
 are float32, on one thread of the CPU. It is bounded: a fixed number of steps, and what is no longer
 finite after them is thrown away. And it outlives a crash: what it moves are the strategy's
-``arrays``, with a fresh optimiser every round, so that the checkpoint holds all there is.
+``arrays``, an optimiser's moments among them where one goes on with them.
 """
 
 import logging

@@ -47,7 +47,7 @@ SERVER = {
     "fedhet.strategies.rounds", "fedhet.server_app", "fedhet.protocol.roster",
     "fedhet.protocol.handshake", "fedhet.protocol.delivery",
 }  # fmt: skip
-HEAVY = {"ray", "matplotlib", "sklearn", "scipy", "onnx", "pandas"}
+HEAVY = {"ray", "matplotlib", "sklearn", "scipy", "onnx", "pandas", "fastapi"}
 
 
 @pytest.mark.parametrize("method", ["standalone", "fedssa"])

@@ -21,6 +21,8 @@ PARSES = {
     "safetensors.torch": {"load", "load_file", "load_model"},
     "safetensors.numpy": {"load", "load_file"},
     "pydantic_core": {"from_json"},
+    "pyarrow.parquet": {"ParquetFile", "read_table", "ParquetDataset"},
+    "pandas": {"read_csv", "read_parquet", "read_json", "read_excel"},
 }  # fmt: skip
 NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 # What is not fedhet's own to bound, or is no stranger's.
@@ -29,7 +31,6 @@ EXCEPT = {
     "UTF-8, and come back as they were",
     ("fedhet/data/cache.py", "numpy.load"): "this user's own cache, without pickles",
     ("fedhet/data/cache.py", "numpy.lib.format.open_memmap"): "this user's own cache",
-    ("fedhet/data/csv_file.py", "csv.reader"): "data of any size, row by row in bounded memory",
     ("fedhet/protocol/messages.py", "numpy.lib.format.read_array"): "Flower's arrays, whose head "
     "and length are checked first",
     ("fedhet/data/decode.py", "json.load"): "what this process wrote to its own child",

@@ -1,5 +1,6 @@
 """Run folders written by hand, so that every number of a report is known beforehand."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -67,3 +68,17 @@ def make_run(folder: Path, method: str, seed: int, tests, **changes) -> Path:
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))
     return path
+
+
+def rows_of(out: Path, kind: str) -> dict[str, dict[str, str]]:
+    """The rows of a report's table as they stand in its CSV file, by method."""
+    (path,) = (out / "tables").glob(f"{kind}-*.csv")
+    with path.open() as file:
+        return {row["method"]: row for row in csv.DictReader(file)}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace a text, once, that must be there."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))

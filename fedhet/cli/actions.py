@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from fedhet.cli import display, execute
-from fedhet.cli.display import RunProgress, percent, show_table
+from fedhet.cli import execute
+from fedhet.cli.display import RunProgress, show_table
 from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config import load_config, load_noted
 from fedhet.data.inputs import noun
@@ -18,11 +19,13 @@ from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import SHOWN
 from fedhet.runtime import preflight, session
+from fedhet.runtime.server_folder import tls_of
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import interruptible
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import FINISHED, Job
 from fedhet.sweeps.sweep import Sweep
+from fedhet.words import duration, percent
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 DEMO = (
@@ -39,12 +42,22 @@ def console(*, quiet: bool) -> session.Console:
 
 
 def run(
-    config_name: str, overrides: Sequence[str], *, connection: str | None, as_json: bool
+    config_name: str,
+    overrides: Sequence[str],
+    *,
+    connection: str | None,
+    watching: bool = False,
+    as_json: bool,
 ) -> None:
-    """``fedhet run``."""
+    """``fedhet run``; ``watching``: with a page of it meanwhile."""
     path = find_preset(config_name)
     config, notes = load_noted(path, overrides, deployed=connection is not None)
-    folder = session.start(config, path.stem, console(quiet=as_json), connection, notes=notes)
+    shown = console(quiet=as_json)
+    if watching:
+        from fedhet.cli.watch import beside  # noqa: PLC0415  (a web server)
+
+        shown = replace(shown, beside=beside(_say, tls_of(connection)))
+    folder = session.start(config, path.stem, shown, connection, notes=notes)
     _print_result(folder, as_json=as_json)
 
 
@@ -68,7 +81,7 @@ def _print_result(folder: RunFolder, *, as_json: bool) -> None:
         print(
             f"{summary['method']}: test accuracy {percent(summary['test_accuracy_mean'])} "
             f"(10th percentile of clients {percent(summary['test_accuracy_p10'])}), "
-            f"{summary['rounds']} rounds in {display.duration(summary['wall_seconds'])}, "
+            f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"
         )
         for lost in summary["clients_lost"]:

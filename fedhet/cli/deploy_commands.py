@@ -74,7 +74,9 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         str | None, typer.Option(help="K/N: instead of own images, a share of a public data set")
     ] = None,
     name: Annotated[str | None, typer.Option(help="client id; default: the key's name")] = None,
-    model: Annotated[str | None, typer.Option(help="own architecture, such as cnn-5")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="own architecture, such as cnn-5, or 'cnn-5 weights=FILE'")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")] = None,
     state: Annotated[
         Path | None, typer.Option(help="folder of the private model; ~/.fedhet/NAME")
@@ -102,7 +104,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     config = _images(data, partition, own)
     if split is not None and data is None:
         raise UserError("--split: only used with --data")
-    extra: dict[str, object] = {"state-dir": home, "model": model, "device": device}
+    extra: dict[str, object] = {"state-dir": home, "model": _model(model), "device": device}
     extra["limits"] = _file(limits, "--limits") if limits else None
     extra["split-file"] = _file(split, "--split") if split else None
     extra["public-path"] = _there(public, "--public") if public else None
@@ -151,6 +153,14 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
     if not (index.isdigit() and total.isdigit() and int(index) < int(total)):
         raise UserError(f"--partition: '{partition}' is not allowed: K/N with 0 <= K < N")
     return {"partition-id": int(index), "num-partitions": int(total)}
+
+
+def _model(name: str | None) -> str | None:
+    """The node's own model; its file of weights by the whole path."""
+    from fedhet.models.names import with_weights
+
+    plain, weights = with_weights(name or "")
+    return f"{plain} weights={_file(Path(weights), '--model')}" if weights else name
 
 
 def _there(path: Path, what: str) -> Path:
@@ -215,12 +225,18 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Nodes with their models, images, last rounds and failures, and the runs."""
-    from fedhet.cli.display import percent, show_table
+    from fedhet.cli.display import show_table
     from fedhet.runtime.control_api import Control
     from fedhet.runtime.server_folder import ServerFolder
     from fedhet.runtime.status import collect
+    from fedhet.words import percent
 
     folder = ServerFolder(superlink.expanduser().absolute())
+    if not folder.credentials.ca.is_file():
+        raise UserError(
+            f"--superlink: '{superlink}' is no folder of `fedhet certs` (no ca.crt is there); "
+            "status asks the server that was started from one"
+        )
     control = Control(folder.control(), folder.credentials.ca)
     try:
         found = collect(control)

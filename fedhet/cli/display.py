@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedhet.records.summary import seconds_left
+from fedhet.words import duration, percent
+
 if TYPE_CHECKING:
     from fedhet.reports.sections import Report
 
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
-_RECENT = 10  # rounds that the time left is estimated from
 
 
 class RunProgress:
@@ -69,9 +71,9 @@ class RunProgress:
             return
         self.done = records[-1]["round"]
         note = f"accuracy {percent(records[-1]['test_accuracy_mean'])}"
-        recent = [record["seconds"] for record in records[1:][-_RECENT:]]
-        if recent:  # the first round holds every process's imports and tells nothing
-            note += f", {duration((self.rounds - self.done) * sum(recent) / len(recent))} left"
+        left = seconds_left([record["seconds"] for record in records], self.rounds)
+        if left is not None:
+            note += f", {duration(left)} left"
         self._bar.update(self._task, completed=self.done, note=note)
         now = time.monotonic()
         last = self.done == self.rounds
@@ -83,18 +85,6 @@ class RunProgress:
 def shows_bars(console: Console) -> bool:
     """Whether a bar can be drawn and redrawn."""
     return console.is_terminal or console.is_jupyter
-
-
-def percent(value: float | None) -> str:
-    """An accuracy, or a dash before the first evaluation."""
-    return "-" if value is None else f"{value:.2f} %"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -115,10 +105,10 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
 
 def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
     """What a report holds; the page is the last line, or a key of the JSON."""
-    page = str(out / "report.html")
+    page = str(out if out.suffix == ".md" else out / "report.html")
     missing = {figure.name: figure.absent for figure in made.figures() if figure.absent}
     if as_json:
-        drawn = [figure.name for figure in made.figures() if figure.svg]
+        drawn = [figure.name for figure in made.figures() if figure.panels]
         names = [table.name for table in made.tables()]
         content = {"page": page, "runs": len(made.runs), "tables": names, "figures": drawn}
         left_out = {one.name: one.reason for one in made.left_out}
@@ -135,5 +125,5 @@ def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
         print(f"fedhet: left out: {one.name}: {one.reason}", file=sys.stderr)
     for name, reason in missing.items():
         print(f"fedhet: figure {name} is absent: {reason}", file=sys.stderr)
-    print(made.lead.partition(". ")[0])
+    print("\n".join(made.verdict))
     print(page)

@@ -50,16 +50,26 @@ def methods(
 
 
 def models(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="those alone; or module:factory")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|KEY=VALUE...",
+            help="models and groups, those alone; module:factory; keys of a run (dataset, "
+            "data-path, representation, ...) that say what they are built for",
+        ),
     ] = None,
-    classes: Annotated[int, typer.Option(min=1, help="number of classes")] = 10,
+    kind: Annotated[
+        str | None, typer.Option(help="image, signal, table or tokens: those for such examples")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="number of classes; default: of the data, or 10")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the models with parameters, size and cost; your own too, if you name them."""
-    from fedhet.cli import listings
+    from fedhet.cli.model_list import models as show
 
-    listings.models(names or [], classes, as_json=as_json)
+    show(words or [], classes, kind, as_json=as_json)
 
 
 def new(
@@ -81,7 +91,13 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
         list[Path],
         typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
     ],
-    out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the report; files in it are replaced")
+    ] = None,
+    formats: Annotated[
+        str,
+        typer.Option("--format", help="beside the page, of md, csv, latex, svg, parquet"),
+    ] = "md,csv,latex,svg",
     baseline: Annotated[
         str, typer.Option(help="method that others are compared with; standalone if it was run")
     ] = "",
@@ -91,6 +107,9 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     ] = None,
     into: Annotated[
         Path | None, typer.Option(help="Markdown file whose marked part becomes the tables")
+    ] = None,
+    docs: Annotated[
+        Path | None, typer.Option(help="folder whose results.md and results/ are written anew")
     ] = None,
     models: Annotated[
         bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
@@ -104,10 +123,12 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     from fedhet.reports.report import report as write
 
     page = write(
-        places, out, baseline=baseline, title=title, records=records, into=into, models=models,
+        places, out, formats=[one.strip() for one in formats.split(",") if one.strip()],
+        baseline=baseline, title=title, records=records, into=into, docs=docs, models=models,
         trust=trust,
     )  # fmt: skip
-    show_report(page, out, as_json=as_json)
+    made = docs / "results.md" if out is None and docs is not None else out
+    show_report(page, made or Path(), as_json=as_json)
 
 
 def add_commands(command: Register) -> None:

@@ -1,8 +1,8 @@
-"""What can be listed: keys, methods, models, runs; as text for people, as JSON for programs."""
+"""What can be listed: keys, methods, runs; as text for people, as JSON for programs."""
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from fedhet import plugins
-from fedhet.cli.display import percent, show_table
+from fedhet.cli.display import show_table
 from fedhet.config import find_method, method_name
-from fedhet.data.inputs import PLURAL, SIGNAL, TABLE, TOKENS
 from fedhet.errors import RunFailedError, UserError, nearest
-from fedhet.models import GROUPS, MODEL_NAMES, MODELS, model_table, validate_model_name
 from fedhet.records.run_folder import RunFolder
 from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig, Schema, kebab
+from fedhet.words import percent
 
 _SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
 _SHOWN = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -142,26 +141,6 @@ def _listed(name: str) -> dict[str, Any]:
         return _method_row(name, find_method(name))
     except UserError as error:
         return {"name": name, "about": str(error), "keys": {}}
-
-
-def models(names: Sequence[str], classes: int, *, as_json: bool) -> None:
-    """``fedhet models``: sizes and costs, of all of ours or of those named."""
-    for name in names:
-        validate_model_name(name)
-    table = model_table(names or MODEL_NAMES, classes)
-    if as_json:
-        print(json.dumps(table, indent=2))
-        return
-    rows = [
-        (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"], row["forward_flops"])
-        for row in table
-    ]
-    columns = ("model", "parameters", "MiB", "buffers", "FLOPs per image, forward")
-    show_table(f"{classes} classes, 32 x 32 pixels", columns, rows)
-    for kind in (SIGNAL, TABLE, TOKENS):
-        print(f"for {PLURAL[kind]}: {', '.join(MODELS[kind])}")
-    print(f"groups: {', '.join(GROUPS)}")
-    print("buffers: BatchNorm statistics, sent of a shared model only; or your own: module:factory")
 
 
 def runs(folder: Path, *, as_json: bool) -> None:

@@ -20,12 +20,15 @@ from fedhet.cli.options import (
 from fedhet.errors import UserError
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     config: ConfigName,
     overrides: Overrides = None,
     out: Annotated[str | None, typer.Option(help="folder of run folders")] = None,
     name: Annotated[str | None, typer.Option(help="name of the run folder")] = None,
     superlink: Connection = None,
+    watching: Annotated[
+        bool, typer.Option("--watch", help="serve a page of it meanwhile, as `fedhet watch` does")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a configuration; the last line printed is the run folder."""
@@ -34,7 +37,25 @@ def run(
 
     words = list(overrides or [])
     words += [f"{key}={value}" for key, value in (("out", out), ("name", name)) if value]
-    actions.run(config, words, connection=superlink, as_json=as_json)
+    actions.run(config, words, connection=superlink, watching=watching, as_json=as_json)
+
+
+def watch(
+    place: Annotated[
+        Path | None, typer.Argument(metavar="RUN_OR_SWEEP", help="run folder, or a folder of them")
+    ] = None,
+    superlink: Annotated[
+        str, typer.Option(metavar="TLS", help="its server's folder: its sites, and its last run")
+    ] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+    plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
+) -> None:
+    """Show a run or a sweep while it goes on: a page on 127.0.0.1, or text; ended ones too."""
+    if plain and port:
+        raise UserError("--port does not go with --plain: say one")
+    from fedhet.cli import watch as work
+
+    work.watch(place, superlink, port, plain=plain)
 
 
 def demo(
@@ -175,5 +196,5 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
 
 def add_commands(command: Register) -> None:
     """Make them commands of ``fedhet``."""
-    for function in (run, demo, resume, verify, partition, sweep, tune):
+    for function in (run, watch, demo, resume, verify, partition, sweep, tune):
         command()(function)

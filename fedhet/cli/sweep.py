@@ -20,16 +20,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.cli import display, execute
+from fedhet.cli import execute
 from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
 from fedhet.idle_keys import check_cells, small_cohort
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.signals import Interrupted, interruptible
-from fedhet.sweeps.grid import Cell, read_cells
+from fedhet.sweeps.grid import Cell, read_cells, title_of
 from fedhet.sweeps.job import ENDED, FAILED, RUNNING, Job
 from fedhet.sweeps.sweep import Sweep, default_workers, shard
+from fedhet.words import duration, percent
 
 if TYPE_CHECKING:
     from fedhet.sweeps.estimate import Guess
@@ -165,7 +166,7 @@ def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: in
     unknown = sum(guesses[job.cell.name].seconds is None for job in todo)
     more = f", and {unknown} of which nobody knows" if unknown else ""
     about = "roughly" if any(one.rough for one in guesses.values()) else "about"
-    return f": {about} {display.duration(total)} with {workers} at a time{more}" if total else ""
+    return f": {about} {duration(total)} with {workers} at a time{more}" if total else ""
 
 
 def _free(out: Path) -> str:
@@ -216,7 +217,10 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
         name += f"-{options.shard.replace('/', 'of')}"
     if options.cell:
         name += f"-{options.cell}"
-    return path, Sweep.open(name, out, chosen, execute, QUICK if options.profile == "quick" else "")
+    note = QUICK if options.profile == "quick" else ""
+    found = Sweep.open(name, out, chosen, execute, note)
+    found.title = title_of(path)
+    return path, found
 
 
 def index_name(preset: str, path: Path) -> str:
@@ -307,7 +311,7 @@ class Progress:
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
             if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
-                accuracy = display.percent(None if self.blind else job.accuracy)
+                accuracy = percent(None if self.blind else job.accuracy)
                 why = f": {job.reason}" if job.reason else ""
                 print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}",
                       file=sys.stderr, flush=True)  # fmt: skip
@@ -325,7 +329,7 @@ def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:
     counts = ", ".join(f"{count} {state}" for state, count in found.counts().items() if count)
     left = found.seconds_left()
     more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
-    line = f"{counts}{more}" + (f", about {display.duration(left)} left" if left else "")
+    line = f"{counts}{more}" + (f", about {duration(left)} left" if left else "")
     return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
 
 
@@ -333,8 +337,8 @@ def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
     rounds = f"{job.rounds}/{job.cell.config.rounds}"
     if job.state == RUNNING and job.rounds > job.begun_at:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
-        rounds += f" {display.duration(pace * (job.cell.config.rounds - job.rounds))} left"
-    accuracy = display.percent(None if blind else job.accuracy)
+        rounds += f" {duration(pace * (job.cell.config.rounds - job.rounds))} left"
+    accuracy = percent(None if blind else job.accuracy)
     ended = job.state in ENDED and job.reason
     why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
     why = f": {WAITS.format(since)}" if job.waits else why
@@ -344,4 +348,4 @@ def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
 def _time(guess: "Guess") -> str:
     if guess.seconds is None:
         return "?"
-    return f"{'~' if guess.rough else ''}{display.duration(guess.seconds)}"
+    return f"{'~' if guess.rough else ''}{duration(guess.seconds)}"

@@ -15,6 +15,7 @@ from fedhet.sweeps.job import FAILED
 from fedhet.sweeps.place import Work
 from fedhet.sweeps.sweep import Sweep
 from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
+from fedhet.words import percent
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def tune(
         f"{len(trials)} trials, {len(trials) // len(search.methods)} for each method",
         ("method", "values", "validation", ""),
         [
-            (trial.method, trial.label, display.percent(score) if score is not None else "diverged",
+            (trial.method, trial.label, percent(score) if score is not None else "diverged",
              "chosen" if chosen.get(trial.method) == i else "")
             for i, (trial, score) in enumerate(zip(trials, scores, strict=True))
         ],

@@ -28,7 +28,7 @@ from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_files
 
-_FORMAT = 2
+_FORMAT = 3
 _NAMED = 5
 _EXAMPLES = "examples.npy"
 MAX_IMAGE_SIZE = 1024
@@ -69,7 +69,8 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     name: str,
     *,
     data_path: str = "",
-    image_size: int = 32,
+    image_size: int | tuple[int, int] = 32,
+    grey: bool = False,
     classes: Sequence[str] = (),
     seed: int = 0,
     cache_dir: Path | None = None,
@@ -83,7 +84,8 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             ``synthetic:IMAGESxCLASSES``.
         data_path: the image folder or its zip, the file of a table, of signals or of texts; for
             torchvision's sets where their files are.
-        image_size: height and width in pixels, 1..1024.
+        image_size: side of the square in pixels, or height and width, 1..1024.
+        grey: one channel instead of three.
         classes: class names in label order; empty means the source's own. An image folder must
             not hold others; of the other sources these are kept.
         seed: of the synthetic examples; other sources do not use it.
@@ -95,7 +97,8 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             cannot be written.
 
     """
-    if not 1 <= image_size <= MAX_IMAGE_SIZE:
+    image = Inputs.image(image_size, grey=grey)
+    if not 1 <= min(image.shape[1:]) <= max(image.shape[1:]) <= MAX_IMAGE_SIZE:
         raise UserError(f"image-size {image_size} is not allowed (1..{MAX_IMAGE_SIZE} pixels)")
     wanted = tuple(classes)
     for index, class_name in enumerate(wanted):
@@ -105,7 +108,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     source = find_source(
         name, data_path=data_path, seed=seed, downloads=cache / "downloads", reading=reading
     )
-    material = json.dumps([_FORMAT, source.fingerprint(), image_size, wanted])
+    material = json.dumps([_FORMAT, source.fingerprint(), image.shape, wanted])
     folder = cache / hashlib.sha256(material.encode()).hexdigest()
     # Without the lock: a complete entry must open from a read-only folder, too.
     found = _load(folder)
@@ -117,7 +120,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             with FileLock(f"{folder}.lock"):
                 found = _load(folder)
                 if found is None:
-                    _build(folder, source.listing(image_size, wanted), image_size)
+                    _build(folder, source.listing(image.image_shape, wanted), image)
                     found = _load(folder)
     except OSError as error:
         raise UserError(
@@ -130,7 +133,12 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
 
 
 def open_private_folder(
-    path: str, *, image_size: int = 32, classes: Sequence[str] = (), cache_dir: Path | None = None
+    path: str,
+    *,
+    image_size: int | tuple[int, int] = 32,
+    grey: bool = False,
+    classes: Sequence[str] = (),
+    cache_dir: Path | None = None,
 ) -> Dataset:
     """Open a node's own images, ``<path>/<class>/<image>`` or a zip of it.
 
@@ -146,6 +154,7 @@ def open_private_folder(
         "image-folder",
         data_path=path,
         image_size=image_size,
+        grey=grey,
         classes=classes,
         cache_dir=cache_dir,
     )
@@ -178,20 +187,19 @@ def _load(folder: Path) -> Dataset | None:
         return None
 
 
-def _build(folder: Path, listing: Listing | Stream, image_size: int) -> None:
+def _build(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
     """Write the entry; the caller holds the lock and has found the one that is there damaged."""
     with appearing(folder) as temporary:
-        _write(temporary, listing, image_size)
+        _write(temporary, listing, image)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(folder: Path, listing: Listing | Stream, image_size: int) -> None:
+def _write(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
     if isinstance(listing, Stream):
         _write_stream(folder, listing)
         return
-    shape = (image_size, image_size, 3)
     with (folder / _EXAMPLES).open("w+b") as file:
-        kept, unread = _write_images(file, listing, shape)
+        kept, unread = _write_images(file, listing, image.stored)
     bad = [*listing.ignored, *unread]
     if not kept:
         raise UserError(f"data-path: no readable image among {len(bad)} files ({_names(bad)})")
@@ -206,8 +214,8 @@ def _write(folder: Path, listing: Listing | Stream, image_size: int) -> None:
             labels,
             tuple(classes),
             tuple(listing.paths[index] for index in kept),
-            (*listing.warnings, *warnings),
-            Inputs.image(image_size),
+            (*listing.losses.lines(image.image_shape), *warnings),
+            image,
             sites,
             listing.site_names,
         ),
@@ -256,7 +264,7 @@ def _write_about(folder: Path, dataset: Dataset) -> None:
 
 
 def _write_images(
-    file: IO[bytes], listing: Listing, shape: tuple[int, int, int]
+    file: IO[bytes], listing: Listing, shape: tuple[int, ...]
 ) -> tuple[list[int], list[str]]:
     """Stream the readable images; returns their positions in the listing, and the other files.
 

@@ -19,7 +19,8 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from math import prod
 from pathlib import Path
 from typing import IO
 
@@ -34,7 +35,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from fedhet.data.source import Pixels, Unread, to_pixels
+from fedhet.data.source import Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.errors import UserError
 
 MAX_FILE_BYTES = 64 << 20
@@ -53,8 +54,9 @@ _FORMATS = [
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _MAX_WORKERS = 16
 _PER_WORKER = 500
-_GOOD, _BAD = b"\1", b"\0"
+_BAD = 0  # a flag before what is sent: else 1 + 2 x what the image has lost
 Read = Callable[[str], bytes]
+Decoded = tuple[Pixels, int] | Unread  # the pixels, and what the image has lost
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from fedhet.data.decode import serve; serve()"
@@ -76,17 +78,29 @@ def open_zip(path: Path) -> zipfile.ZipFile:
         raise UserError(f"data-path {path}: {error.strerror}") from error
 
 
-def decode_all(root: Path, names: list[str], size: int) -> Generator[Pixels | Unread, None, None]:
-    """Yield ``(size, size, 3)`` uint8, or why there is none, per name below ``root``.
+def decode_all(
+    root: Path, names: list[str], shape: Shape, lost: Losses | None = None
+) -> Generator[Pixels | Unread, None, None]:
+    """Yield uint8 of that shape, or why there is none, per name below ``root``.
 
-    ``root`` is a directory or a zip. Small sets are decoded here: a worker takes 0.2 s to start.
+    ``root`` is a directory or a zip. ``lost`` counts what images lose by it. Small sets are decoded
+    here: a worker takes 0.2 s to start.
 
     Raises:
         UserError: a worker died, such as for lack of memory.
 
     """
     workers = min(_MAX_WORKERS, _cores(), 1 + len(names) // _PER_WORKER)
-    return _in_workers(root, names, size, workers) if workers > 1 else _here(root, names, size)
+    found = _in_workers(root, names, shape, workers) if workers > 1 else _here(root, names, shape)
+    with closing(found):
+        for one in found:
+            if isinstance(one, Unread):
+                yield one
+                continue
+            pixels, less = one
+            if lost is not None:
+                lost.add(less)
+            yield pixels
 
 
 def _cores() -> int:
@@ -95,14 +109,14 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _here(root: Path, names: list[str], size: int) -> Generator[Pixels | Unread, None, None]:
+def _here(root: Path, names: list[str], shape: Shape) -> Generator[Decoded, None, None]:
     with ExitStack() as stack:
         read: Read = lambda name: _bounded_file(root / name)  # noqa: E731
         if not root.is_dir():
             archive = stack.enter_context(open_zip(root))
             read = lambda name: _bounded_member(archive, name)  # noqa: E731
         for name in names:
-            yield _decode(read, name, size)
+            yield _decode(read, name, shape)
 
 
 class _TooLarge(Exception):
@@ -129,13 +143,14 @@ def _bounded(file: IO[bytes], claimed: int) -> bytes:
     raise _TooLarge(f"{claimed} bytes, at most {MAX_FILE_BYTES} are read")
 
 
-def _decode(read: Read, name: str, size: int) -> Pixels | Unread:
-    """One image, or why not: decoders raise nearly every exception on broken files."""
+def _decode(read: Read, name: str, shape: Shape) -> Decoded:
+    """One image, and what it lost, or why not: decoders raise nearly every exception."""
     try:
         with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
-            return to_pixels(image, size)
+            lost = losses(image, shape)
+            return to_pixels(image, shape), lost
     except _TooLarge as reason:
         return Unread(str(reason))
     except Image.DecompressionBombError:
@@ -145,14 +160,14 @@ def _decode(read: Read, name: str, size: int) -> Pixels | Unread:
 
 
 def _in_workers(
-    root: Path, names: list[str], size: int, workers: int
-) -> Generator[Pixels | Unread, None, None]:
+    root: Path, names: list[str], shape: Shape, workers: int
+) -> Generator[Decoded, None, None]:
     started: list[subprocess.Popen[bytes]] = []
     try:
         for first in range(workers):
-            started.append(_start(root, names[first::workers], size))
+            started.append(_start(root, names[first::workers], shape))
         for index in range(len(names)):
-            yield _receive(started[index % workers], size)
+            yield _receive(started[index % workers], shape)
     finally:
         for worker in started:
             worker.kill()
@@ -161,41 +176,41 @@ def _in_workers(
             worker.wait()
 
 
-def _start(root: Path, names: list[str], size: int) -> subprocess.Popen[bytes]:
+def _start(root: Path, names: list[str], shape: Shape) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _START, json.dumps(sys.path)]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdin is not None
     try:
-        worker.stdin.write(json.dumps([str(root), names, size]).encode())
+        worker.stdin.write(json.dumps([str(root), names, shape]).encode())
         worker.stdin.close()
     except BrokenPipeError:
         pass  # it died: reported when its first answer is missing
     return worker
 
 
-def _receive(worker: subprocess.Popen[bytes], size: int) -> Pixels | Unread:
+def _receive(worker: subprocess.Popen[bytes], shape: Shape) -> Decoded:
     assert worker.stdout is not None
     flag = worker.stdout.read(1)
-    if flag == _BAD:
+    if flag == bytes([_BAD]):
         return Unread(worker.stdout.readline().decode().rstrip())
-    pixels = worker.stdout.read(3 * size * size)
-    if flag != _GOOD or len(pixels) != 3 * size * size:
+    pixels = worker.stdout.read(prod(shape))
+    if not flag or len(pixels) != prod(shape):
         raise UserError(f"data-path: a decoding process ended early (exit code {worker.wait()})")
-    return np.frombuffer(pixels, dtype=np.uint8).reshape(size, size, 3)
+    return np.frombuffer(pixels, dtype=np.uint8).reshape(shape), flag[0] >> 1
 
 
 def serve() -> None:
     """Be a worker: one job from standard input, the images to standard output."""
     # Ctrl-C reaches the whole process group; the parent then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    root, names, size = json.load(sys.stdin.buffer)
+    root, names, shape = json.load(sys.stdin.buffer)
     out = sys.stdout.buffer
     try:
-        for pixels in _here(Path(root), names, size):
-            if isinstance(pixels, Unread):
-                out.write(_BAD + f"{pixels.reason}\n".encode())
+        for found in _here(Path(root), names, tuple(shape)):
+            if isinstance(found, Unread):
+                out.write(bytes([_BAD]) + f"{found.reason}\n".encode())
             else:
-                out.write(_GOOD + pixels.tobytes())
+                out.write(bytes([1 + 2 * found[1]]) + found[0].tobytes())
         out.flush()
     except BrokenPipeError:
         os._exit(1)  # the reader is gone, and so is everything worth a message

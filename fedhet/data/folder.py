@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedhet.data.decode import decode_all, open_zip
-from fedhet.data.source import Listing
+from fedhet.data.source import Listing, Losses, Shape
 from fedhet.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -58,7 +58,7 @@ class ImageFolder:
         """Return the tree, and the prefix that its paths have inside a zip."""
         return (_scan_directory(self.path), "") if self.path.is_dir() else _scan_zip(self.path)
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
         """Images ordered by label, then by file name, the same for a directory and its zip.
 
         Raises:
@@ -80,11 +80,13 @@ class ImageFolder:
                     f"({_shorten(names)})"
                 )
         order = sorted(tree.images, key=lambda path: (label_of[_folder_of(path)], path))
+        lost = Losses()
         return Listing(
             classes=names,
             paths=tuple(order),
             labels=np.array([label_of[_folder_of(path)] for path in order], dtype=np.int64),
-            images=decode_all(self.path, [prefix + path for path in order], image_size),
+            images=decode_all(self.path, [prefix + path for path in order], shape, lost),
+            losses=lost,
             ignored=tree.ignored,
             keep_empty=bool(classes),
         )

@@ -17,6 +17,7 @@ PLURAL = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows of a table", TOKENS: 
 IMAGE_SETS = ("digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "synthetic")
 DATASETS = {"signals": SIGNAL, "table": TABLE, "texts": TOKENS}  # by their files' kind
 SYNTHETIC = {f"synthetic-{kind}": kind for kind in (SIGNAL, TABLE, TOKENS)}
+HUB = "hf:"  # and the name of a data set of Hugging Face's hub, of whatever kind
 MAX_SIDE = 1 << 20  # of one axis of an example
 MAX_SIZE = 1 << 24  # numbers of one example
 MAX_VOCABULARY = 1 << 20
@@ -28,11 +29,12 @@ _LONGEST = 200  # characters of a column's or a category's name
 class Inputs:
     """What one example of a data set is, and what a model gets of it.
 
-    ``shape`` is a model's, without the batch: (3, s, s) for an image, (c, t) for a signal, (f',)
-    for a row of a table, (l,) for tokens. A batch is float32, of tokens int64. ``vocabulary`` is
-    the number of token ids, 0 among them for padding. ``columns`` are a table's as stored, in
-    order, or the one column of a CSV of texts; ``categories`` are the allowed values of those that
-    are no numbers. ``scale`` is what a signal's stored numbers are divided by.
+    ``shape`` is a model's, without the batch: (3, h, w) for an image, of a grey one (1, h, w),
+    (c, t) for a signal, (f',) for a row of a table, (l,) for tokens. A batch is float32, of tokens
+    int64. ``vocabulary`` is the number of token ids, 0 among them for padding. ``columns`` are a
+    table's as stored, in order, or the one column of a file of texts; ``categories`` are the
+    allowed values of those that are no numbers. ``scale`` is what a signal's stored numbers are
+    divided by.
     """
 
     kind: str
@@ -43,9 +45,10 @@ class Inputs:
     scale: float = 1.0
 
     @staticmethod
-    def image(size: int) -> "Inputs":
-        """Square RGB images."""
-        return Inputs(IMAGE, (3, size, size))
+    def image(size: int | tuple[int, int], *, grey: bool = False) -> "Inputs":
+        """RGB or grey images, square of that side or of that height and width."""
+        high, wide = (size, size) if isinstance(size, int) else size
+        return Inputs(IMAGE, (1 if grey else 3, high, wide))
 
     @staticmethod
     def table(
@@ -67,6 +70,12 @@ class Inputs:
         if self.kind == IMAGE:
             return (*self.shape[1:], self.shape[0])
         return (len(self.columns),) if self.kind == TABLE else self.shape
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        channels, high, wide = self.shape
+        return high, wide, channels
 
     def zeros(self, count: int) -> npt.NDArray[Any]:
         """Examples as they are stored, all zero: images are black, texts empty."""
@@ -119,6 +128,11 @@ def kind_of(dataset: str) -> str:
     if name in known:
         return known[name]
     return IMAGE if name in IMAGE_SETS else ""
+
+
+def is_hub(dataset: str) -> bool:
+    """Whether a data set is one of Hugging Face's hub, by its name."""
+    return dataset.startswith(HUB)
 
 
 def noun(dataset: str) -> str:

@@ -16,7 +16,16 @@ from fedhet import plugins
 from fedhet.data.inputs import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
 from fedhet.data.reading import Content, Sites, Stream
 from fedhet.data.signals import small_numbers
-from fedhet.data.source import Indices, Listing, Pixels, select, to_pixels
+from fedhet.data.source import (
+    Indices,
+    Listing,
+    Losses,
+    Pixels,
+    Shape,
+    losses,
+    select,
+    to_pixels,
+)
 from fedhet.errors import UserError, brief
 
 _BYTE = 255
@@ -63,7 +72,7 @@ class Own:
         when = [stat.st_mtime_ns, stat.st_size] if stat else []
         return ["own", self.name, code, self.data_path, when]
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing | Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing | Stream:
         """Call the function and check what it returns; UserError, one line, if that is wrong."""
         load = self._load()
         try:
@@ -90,7 +99,7 @@ class Own:
         sites = sites[kept] if len(sites) else sites
         if kind == IMAGE:
             images = as_pixels(self.name, examples)
-            return image_listing(images, kept, labels, classes or own, image_size, sites, names)
+            return image_listing(images, kept, labels, classes or own, shape, sites, names)
         inputs, stored = self._described(data, kind, examples)
         content = Content(inputs, labels, classes or own, sites, names)
         return Stream(_chunks(stored[kept]), lambda: content)
@@ -236,17 +245,16 @@ def image_listing(  # noqa: PLR0913, PLR0917
     kept: Indices,
     labels: Indices,
     classes: tuple[str, ...],
-    image_size: int,
+    shape: Shape,
     sites: npt.NDArray[np.int32] | None = None,
     site_names: tuple[str, ...] = (),
 ) -> Listing:
     """Those images of an array (n, h, w[, 3]) that are kept, with their labels."""
-    pixels = (to_pixels(Image.fromarray(images[i]), image_size) for i in kept)
+    pixels = (to_pixels(Image.fromarray(images[i]), shape) for i in kept)
     none = np.zeros(0, dtype=np.int32)
-    high, wide = images.shape[1:3]
-    squashed = () if high == wide else (f"images of {wide} x {high} are made square",)
+    lost = len(kept) and losses(Image.fromarray(images[0]), shape)  # all are of one size
     paths = tuple(str(i) for i in kept)
     return Listing(
         classes, paths, labels, pixels, sites=none if sites is None else sites,
-        site_names=site_names, warnings=squashed,
+        site_names=site_names, losses=Losses(squashed=len(kept) if lost else 0),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from fedhet.data.allocation import (
     legacy_pfedhn,
     quantity,
 )
+from fedhet.data.flower_partition import PREFIX, flower_owner
 from fedhet.data.partition_file import read_partition_file
 from fedhet.data.source import Indices
 from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
@@ -62,9 +63,10 @@ class Partition:
 class PartitionSpec:
     """What to make.
 
-    ``kind``: one of ``KINDS``. ``clients`` N >= 1, for natural clients and a file also 0 (as many
-    as there are). ``classes_per_client`` c in 1..C. ``alpha`` > 0 is the
-    concentration of the Dirichlet draws. ``split`` is train:val:test, integers.
+    ``kind``: one of ``KINDS`` or ``flwr:CLASS ...``. ``clients`` N >= 1, for natural clients, a
+    file and partitioners that say it themselves also 0 (as many as there are).
+    ``classes_per_client`` c in 1..C. ``alpha`` > 0 is the concentration of the Dirichlet draws.
+    ``split`` is train:val:test, integers.
     """
 
     kind: str
@@ -118,17 +120,33 @@ def make_partition(
     elif spec.kind == "natural":
         return _natural(dataset_labels, spec, sites, names)
     else:
-        owner = _allocate(Pool.of(dataset_labels, names), spec)
-        ids = tuple(str(k) for k in range(spec.clients))
+        if spec.kind.startswith(PREFIX):
+            owner, count = _by_flower(dataset_labels, spec, sites)
+        else:
+            owner, count = _allocate(Pool.of(dataset_labels, names), spec), spec.clients
+        ids = tuple(str(k) for k in range(count))
         order = np.argsort(owner, kind="stable").astype(np.int64)
-        ends = np.searchsorted(owner[order], np.arange(spec.clients + 1))
-        held = [order[ends[k] : ends[k + 1]] for k in range(spec.clients)]
+        ends = np.searchsorted(owner[order], np.arange(count + 1))
+        held = [order[ends[k] : ends[k + 1]] for k in range(count)]
         clients = tuple(
             split_client(mine, dataset_labels[mine], spec.split, spec.seed, client)
             for client, mine in zip(ids, held, strict=True)
         )
     partition = Partition(clients, ids, ())
     return Partition(clients, ids, _warnings(partition, dataset_labels, spec, names))
+
+
+def _by_flower(labels: Indices, spec: PartitionSpec, sites: Sites | None) -> tuple[Indices, int]:
+    """As flwr-datasets deals them; UserError where somebody would have nothing to train on."""
+    named = np.array(sites.names)[sites.owner] if sites is not None and sites.names else None
+    owner, count = flower_owner(spec.kind, labels, named, clients=spec.clients, seed=spec.seed)
+    sizes = np.bincount(owner[owner >= 0], minlength=count)
+    if sizes.min(initial=1) < 1:
+        raise UserError(
+            f"partition: '{spec.kind}' gives client {int(sizes.argmin())} no {spec.singular}; take "
+            "fewer clients"
+        )
+    return owner, count
 
 
 def _natural(
@@ -165,11 +183,12 @@ def _natural(
 
 
 def _check(spec: PartitionSpec, num_classes: int) -> None:
-    if spec.kind not in KINDS:
+    flowers = spec.kind.startswith(PREFIX)
+    if spec.kind not in KINDS and not flowers:
         hint = nearest(spec.kind, KINDS)
         raise UserError(f"partition {spec.kind!r} is unknown{hint} (allowed: {', '.join(KINDS)})")
     check_split(spec.split)
-    if spec.kind in _OWN:
+    if spec.kind in _OWN or flowers:
         return
     if spec.clients < 1:
         raise UserError(f"clients {spec.clients} is not allowed with partition {spec.kind} (>= 1)")

@@ -14,7 +14,7 @@ LIMIT = 10.0  # deviations: a table's number beyond counts as this, whatever a s
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 (B, s, s, 3) to float32 (B, 3, s, s) in [-1, 1]; NHWC memory is channels last."""
+    """uint8 (B, h, w, c) to float32 (B, c, h, w) in [-1, 1]; NHWC memory is channels last."""
     return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 

@@ -13,13 +13,12 @@ from fedhet.data.inputs import Inputs
 from fedhet.data.source import Indices
 from fedhet.errors import UserError, nearest
 from fedhet.ids import is_id
+from fedhet.reading.columns import shown
 
 Chunk = npt.NDArray[Any]
-MAX_ROWS = 20_000_000
 MAX_BYTES = 16 << 30  # of all examples as they are stored
 MAX_DIFFERENT = 10_000  # values of a target or a category
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
-_SHOWN = 60  # characters of somebody's value in a message
 
 
 @dataclass(frozen=True)
@@ -65,42 +64,29 @@ def canonical(value: str) -> str:
     """A value by which ``1``, ``1.0`` and ``01`` are the same."""
     text = value.strip()
     try:
+        if text.removeprefix("-").isdecimal():  # a float would make one of two long ones
+            return str(int(text))
         number = float(text)
     except ValueError:
         return text
     return str(int(number)) if number.is_integer() else repr(number)
 
 
-def shown(value: str) -> str:
-    """Somebody's value for a message."""
-    return repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "...")
-
-
-def find_file(dataset: str, data_path: str) -> Path:
-    """The regular file at ``data_path``; UserError otherwise, which names what is missing."""
-    if not data_path:
-        raise UserError(f"data-path is empty: dataset {dataset} needs its file")
-    path = Path(data_path).expanduser().absolute()
-    if not path.exists():
-        raise UserError(f"data-path {data_path}: no such file")
-    if not path.is_file():  # a device or a pipe may never end
-        raise UserError(f"data-path {data_path}: no file; dataset {dataset} is one file")
-    return path
-
-
 @dataclass(frozen=True)
 class DataFile:
-    """A file and how it is read: what sources of every kind but images are."""
+    """Files and how they are read: what sources of every kind but images are."""
 
-    path: Path
+    paths: tuple[Path, ...]
     reading: Reading
     dataset: ClassVar[str]  # the name by which a run asks for such a file
 
     def fingerprint(self) -> list[object]:
         """What changes when the file or the reading of it does."""
-        stat = self.path.stat()
+        stats = [(str(path), path.stat()) for path in self.paths]
         text = hashlib.sha256(repr(self.reading).encode()).hexdigest()
-        return [self.dataset, str(self.path), stat.st_size, stat.st_mtime_ns, text]
+        return [
+            self.dataset, *([path, stat.st_size, stat.st_mtime_ns] for path, stat in stats), text
+        ]  # fmt: skip
 
 
 def need(columns: Sequence[str], wanted: Sequence[str], key: str, where: str) -> None:

@@ -1,14 +1,10 @@
-"""Dataset ``signals``: an NPZ with ``x`` (n, c, t), ``y`` (n,) and any columns (n,) beside them."""
+"""Dataset ``signals``: NPZ files with ``x`` (n, c, t), ``y`` (n,) and other columns (n,)."""
 
 import math
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +12,6 @@ import numpy.typing as npt
 from fedhet.data.inputs import MAX_SIDE, MAX_SIZE, SIGNAL, Inputs
 from fedhet.data.reading import (
     MAX_BYTES,
-    MAX_ROWS,
     Chunk,
     Classes,
     Content,
@@ -24,137 +19,47 @@ from fedhet.data.reading import (
     Reading,
     Sites,
     Stream,
-    find_file,
     need,
 )
-from fedhet.errors import UserError, brief
-
-_CHUNK_BYTES = 8 << 20
-_COLUMN_BYTES = 1 << 30
-_ITEM_BYTES = 1024  # of one value of a column
-_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # others unpack without a limit
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError,
-           struct.error)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Header:
-    """Of one array in the file."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one example."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
-
-
-class NpzFile:
-    """Arrays of numbers and texts in a zip, opened without pickle and read piece by piece."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.where = f"data-path {path}"
-        with self._archive() as archive:
-            self.names = [
-                name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")
-            ]
-
-    @contextmanager
-    def _archive(self) -> Iterator[zipfile.ZipFile]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                yield archive
-        except UserError:
-            raise
-        except OSError as error:
-            raise UserError(f"{self.where}: {error.strerror or error}") from error
-        except _DAMAGE as error:
-            raise UserError(f"{self.where}: no sound NPZ file ({brief(error)})") from error
-
-    @contextmanager
-    def array(self, name: str) -> Iterator[tuple[Header, IO[bytes]]]:
-        """The header of an array, and the stream of its numbers."""
-        with self._archive() as archive:
-            info = archive.getinfo(f"{name}.npy")
-            if info.compress_type not in _METHODS:
-                raise UserError(f"{self.where}: '{name}' is compressed in a way that is not read")
-            with archive.open(info) as stream:
-                yield self._header(name, stream), stream
-
-    def _header(self, name: str, stream: IO[bytes]) -> Header:
-        version = np.lib.format.read_magic(stream)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read is None:
-            raise UserError(f"{self.where}: '{name}' is of another format than NPY 1.0 and 2.0")
-        shape, fortran, dtype = read(stream)
-        if dtype.hasobject:
-            raise UserError(
-                f"{self.where}: '{name}' holds Python objects, which are never loaded: save "
-                "numbers or texts (dtype int, float or str)"
-            )
-        if fortran and len(shape) > 1:
-            raise UserError(
-                f"{self.where}: '{name}' is stored column by column: save "
-                "numpy.ascontiguousarray of it"
-            )
-        return Header(tuple(int(side) for side in shape), dtype)
-
-    def column(self, name: str, count: int) -> list[str]:
-        """An array (n,) of texts or numbers, as texts."""
-        with self.array(name) as (header, stream):
-            if header.shape != (count,):
-                raise UserError(
-                    f"{self.where}: '{name}' has shape {header.shape}, and x has {count} examples"
-                )
-            size = header.dtype.itemsize
-            if header.dtype.kind not in "biufUS" or not 0 < size <= _ITEM_BYTES:
-                raise UserError(
-                    f"{self.where}: '{name}' is {header.dtype}, must be whole numbers or "
-                    "short texts"
-                )
-            if count * size > _COLUMN_BYTES:
-                raise UserError(f"{self.where}: '{name}' takes more than {_COLUMN_BYTES >> 30} GiB")
-            values = np.frombuffer(self._exactly(stream, count * size, name), dtype=header.dtype)
-        if header.dtype.kind == "S":
-            return [value.decode("utf-8", "replace") for value in values.tolist()]
-        return [str(value) for value in values.tolist()]
-
-    def rows(self, name: str) -> Iterator[tuple[int, Chunk]]:
-        """Position of the first, and examples (k, ...), in pieces of some megabytes."""
-        with self.array(name) as (header, stream):
-            step = max(1, _CHUNK_BYTES // header.row_bytes)
-            for start in range(0, header.shape[0], step):
-                count = min(step, header.shape[0] - start)
-                data = self._exactly(stream, count * header.row_bytes, name)
-                yield start, np.frombuffer(data, header.dtype).reshape(count, *header.shape[1:])
-
-    def _exactly(self, stream: IO[bytes], size: int, name: str) -> bytes:
-        data = stream.read(size)
-        if len(data) < size:
-            raise UserError(f"{self.where}: '{name}' is cut off")
-        return data
+from fedhet.data.row_files import NPZ_SUFFIXES, find_files
+from fedhet.data.source import Shape
+from fedhet.errors import UserError
+from fedhet.reading.columns import MAX_ROWS
+from fedhet.reading.npz import Header, NpzFile
 
 
 @dataclass(frozen=True)
 class Signals(DataFile):
-    """Windows (n, c, t) of an NPZ, with the target ``y`` and the sites."""
+    """Windows (n, c, t), with the target ``y`` and the sites; a file of several is a site."""
 
     dataset = "signals"
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """The windows in the file's order."""
-        del image_size
-        reading, file = self.reading, NpzFile(self.path)
+        del shape
+        targets, sites = Classes(self.reading, classes), Sites()
+        headers = [self._add(path, targets, sites) for path in self.paths]
+        window = headers[0].shape[1:]
+        for path, header in zip(self.paths, headers, strict=True):
+            if header.shape[1:] != window:
+                raise UserError(
+                    f"data-path {path}: windows are {header.shape[1:]}, and those of "
+                    f"{self.paths[0].name} are {window}"
+                )
+        check_size(sum(header.shape[0] for header in headers), headers, self.paths[0])
+        short = all(_is_short(header.dtype) for header in headers)
+        labels, names = targets.done()
+        inputs = Inputs(SIGNAL, window, scale=self.reading.scale)
+        content = Content(inputs, labels, names, *sites.done())
+        return Stream(_all_windows(self.paths, short=short), lambda: content)
+
+    def _add(self, path: Path, targets: Classes, sites: Sites) -> Header:
+        """Note the targets and the sites of a file."""
+        reading, file = self.reading, NpzFile(path)
         need(file.names, ["x", "y"], "dataset signals", file.where)
         need([name for name in file.names if name != "x"], reading.site, "site", file.where)
         header = check_windows(file)
         count = header.shape[0]
-        targets, sites = Classes(reading, classes), Sites()
         targets.add(file.column("y", count), lambda i: f"{file.where} 'y' entry {i}")
         if reading.site:
             columns = [file.column(name, count) for name in reading.site]
@@ -162,10 +67,9 @@ class Signals(DataFile):
             sites.add(
                 list(zip(*columns, strict=True)), lambda i: f"{file.where} '{keys}' entry {i}"
             )
-        inputs = Inputs(SIGNAL, header.shape[1:], scale=reading.scale)
-        labels, names = targets.done()
-        content = Content(inputs, labels, names, *sites.done())
-        return Stream(windows(file), lambda: content)
+        elif len(self.paths) > 1:
+            sites.add([(path.stem,)] * count, lambda _: file.where)
+        return header
 
 
 def check_windows(file: NpzFile) -> Header:
@@ -178,17 +82,30 @@ def check_windows(file: NpzFile) -> Header:
             f"{file.where}: x is {header.dtype} of shape {shape}, must be numbers "
             "(n, channels, time)"
         )
-    stored = 2 if _is_short(header.dtype) else 4
-    size = math.prod(shape[1:])
+    check_size(shape[0], [header], file.path)
+    return header
+
+
+def check_size(count: int, headers: Sequence[Header], path: Path) -> None:
+    """UserError for ``count`` windows that are too many or too large."""
+    stored = 2 if all(_is_short(header.dtype) for header in headers) else 4
+    shape = headers[0].shape[1:]
+    size = math.prod(shape)
     if (
-        shape[0] > MAX_ROWS or size > MAX_SIZE or max(shape[1:]) > MAX_SIDE
-        or shape[0] * size * stored > MAX_BYTES
+        count > MAX_ROWS or size > MAX_SIZE or max(shape) > MAX_SIDE
+        or count * size * stored > MAX_BYTES
     ):  # fmt: skip
         raise UserError(
-            f"{file.where}: x of shape {shape} is too large: at most {MAX_ROWS:,} windows of "
-            f"{MAX_SIZE:,} numbers, {MAX_BYTES >> 30} GiB in all"
+            f"data-path {path}: x of shape {(count, *shape)} is too large: at most {MAX_ROWS:,} "
+            f"windows of {MAX_SIZE:,} numbers, {MAX_BYTES >> 30} GiB in all"
         )
-    return header
+
+
+def _all_windows(paths: Sequence[Path], *, short: bool) -> Iterator[Chunk]:
+    """Those of all files, int16 only if all can be."""
+    for path in paths:
+        for chunk in windows(NpzFile(path)):
+            yield chunk if short else chunk.astype(np.float32, copy=False)
 
 
 def windows(file: NpzFile) -> Iterator[Chunk]:
@@ -215,4 +132,4 @@ def _is_short(dtype: np.dtype[Any]) -> bool:
 
 def open_signals(data_path: str, reading: Reading) -> Signals:
     """The source at ``data_path``; UserError for no file."""
-    return Signals(find_file("signals", data_path), reading)
+    return Signals(find_files("signals", data_path, NPZ_SUFFIXES), reading)

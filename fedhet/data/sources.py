@@ -9,11 +9,12 @@ import numpy as np
 
 from fedhet import plugins
 from fedhet.data.folder import open_image_folder
-from fedhet.data.inputs import SYNTHETIC
+from fedhet.data.hub import Hub
+from fedhet.data.inputs import SYNTHETIC, is_hub
 from fedhet.data.own import Own, image_listing
 from fedhet.data.reading import Reading
 from fedhet.data.signals import open_signals
-from fedhet.data.source import Listing, Source, select
+from fedhet.data.source import Listing, Shape, Source, select
 from fedhet.data.synthetic import synthetic
 from fedhet.data.table import open_table
 from fedhet.data.texts import open_texts
@@ -45,8 +46,8 @@ def find_source(
         return Torchvision(name, Path(data_path).expanduser() if data_path else downloads)
     if name == "image-folder":
         return open_image_folder(data_path)
-    if name in FILES:
-        return FILES[name](data_path, reading)
+    if name in FILES or is_hub(name):
+        return FILES[name](data_path, reading) if name in FILES else Hub(name, data_path, reading)
     if name.startswith("synthetic"):
         return synthetic(name, seed)
     if plugins.is_own("dataset", name):
@@ -54,7 +55,7 @@ def find_source(
     known = [*NAMES, *plugins.installed("dataset")]
     raise UserError(
         f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
-        f"{', '.join(known)} or your own module:load"
+        f"{', '.join(known)}, hf:NAME or your own module:load"
     )
 
 
@@ -65,7 +66,7 @@ class Digits:
         """Constant: the images come with scikit-learn."""
         return ["digits"]
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
         """All 1,797 images, grey values 0..16 stretched to 0..255."""
         # Imported here because the import costs more than opening the cache does.
         from sklearn.datasets import load_digits  # noqa: PLC0415
@@ -74,7 +75,7 @@ class Digits:
         images = np.rint(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
         names = tuple(str(digit) for digit in range(10))
         kept, labels = select("digits", names, labels.astype(np.int64), classes)
-        return image_listing(images, kept, labels, classes or names, image_size)
+        return image_listing(images, kept, labels, classes or names, shape)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Torchvision:
         """Return the name alone: torchvision checks the files against their published hash."""
         return [self.name]
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
         """Pool the train and the test images.
 
         Raises:
@@ -113,4 +114,4 @@ class Torchvision:
         labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
         names = tuple(parts[0].classes)
         kept, labels = select(self.name, names, labels, classes)
-        return image_listing(images, kept, labels, classes or names, image_size)
+        return image_listing(images, kept, labels, classes or names, shape)

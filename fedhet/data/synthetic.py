@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedhet.data.inputs import SIGNAL, SYNTHETIC, TABLE, TOKENS, Inputs
 from fedhet.data.reading import Content, Stream
-from fedhet.data.source import Listing, Pixels, Unread, select
+from fedhet.data.source import Listing, Pixels, Shape, Unread, select
 from fedhet.errors import UserError
 from fedhet.rng import generator
 
@@ -81,37 +81,37 @@ class Synthetic:
         """Images and classes."""
         return self.images, self.num_classes
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Listing:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
         """Image i belongs to class i mod C, so every class has the same number within one."""
         names = tuple(f"class-{label}" for label in range(self.num_classes))
         labels = np.arange(self.images, dtype=np.int64) % self.num_classes
         kept, new_labels = select("synthetic", names, labels, classes)
-        pixels = self._draw(labels[kept], image_size)
+        pixels = self._draw(labels[kept], shape)
         return Listing(classes or names, tuple(str(i) for i in kept), new_labels, pixels)
 
-    def _patterns(self, size: int) -> Pixels:
-        """(C, size, size, 3) uint8 in 0..135, the same scene at every size."""
+    def _patterns(self, shape: Shape) -> Pixels:
+        """(C, *shape) uint8 in 0..135, the same scene at every size."""
         rng = generator(self.seed, "synthetic-patterns")
-        shape = (self.num_classes, _BLOBS)
-        centre, width = rng.uniform(0, 1, (*shape, 2)), rng.uniform(0.08, 0.25, shape)
-        colour = rng.uniform(0, 1, (*shape, 3))
-        axis = (np.arange(size) + 0.5) / size
+        blobs = (self.num_classes, _BLOBS)
+        centre, width = rng.uniform(0, 1, (*blobs, 2)), rng.uniform(0.08, 0.25, blobs)
+        colour = rng.uniform(0, 1, (*blobs, 3))[..., : shape[2]]
+        down, across = ((np.arange(side) + 0.5) / side for side in shape[:2])
         scale = -0.5 / width[..., None] ** 2
-        rows = np.exp((axis - centre[..., :1]) ** 2 * scale)
-        columns = np.exp((axis - centre[..., 1:]) ** 2 * scale)
+        rows = np.exp((down - centre[..., :1]) ** 2 * scale)
+        columns = np.exp((across - centre[..., 1:]) ** 2 * scale)
         scene = np.einsum("kby,kbx,kbc->kyxc", rows, columns, colour, optimize=True)
         patterns: Pixels = (135 * np.minimum(scene, 1)).astype(np.uint8)
         return patterns
 
     def _draw(
-        self, labels: npt.NDArray[np.int64], size: int
+        self, labels: npt.NDArray[np.int64], shape: Shape
     ) -> Generator[Pixels | Unread, None, None]:
         """Pattern, a brightness 0..40 per image and noise 0..80 per value: at most 255."""
-        patterns = self._patterns(size)
+        patterns = self._patterns(shape)
         for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
             rng = generator(self.seed, "synthetic-noise", round_=chunk)
             wanted = labels[start : start + _CHUNK]
-            images = rng.integers(0, 81, (len(wanted), size, size, 3), dtype=np.uint8)
+            images = rng.integers(0, 81, (len(wanted), *shape), dtype=np.uint8)
             images += patterns[wanted]
             images += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
             yield from images
@@ -135,9 +135,9 @@ class SyntheticKind:
         """Examples and classes."""
         return self.examples, self.num_classes
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """Example i belongs to class i mod C."""
-        del image_size
+        del shape
         names = tuple(f"class-{label}" for label in range(self.num_classes))
         labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
         kept, new_labels = select("synthetic", names, labels, classes)

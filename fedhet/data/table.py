@@ -1,4 +1,4 @@
-"""Dataset ``table``: the rows of a CSV (or Parquet) file, numbers and categories with gaps."""
+"""Dataset ``table``: the rows of CSV or Parquet files, numbers and categories with gaps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.csv_file import CsvFile
 from fedhet.data.inputs import Inputs
 from fedhet.data.reading import (
     MAX_BYTES,
@@ -20,15 +19,14 @@ from fedhet.data.reading import (
     Sites,
     Stream,
     canonical,
-    find_file,
     need,
-    shown,
 )
+from fedhet.data.row_files import ROW_SUFFIXES, find_files, open_rows
+from fedhet.data.source import Shape
 from fedhet.errors import UserError
+from fedhet.reading.columns import MAX_ROWS, Numbers, Piece, RowFile, Texts, Where, shown
 
-Where = Callable[[int], str]
-Lines = Sequence[int]
-Rows = Sequence[Sequence[str]]
+_GAPS = dict.fromkeys(MISSING, "nan")  # the commonest spellings: others are seen one by one
 
 
 class Coder:
@@ -41,7 +39,7 @@ class Coder:
         self.code = {canonical(value): number for number, value in enumerate(values)}
         self._open = not values
 
-    def numbers(self, column: Sequence[str], where: Where) -> npt.NDArray[np.float32]:
+    def numbers(self, column: Texts, where: Where) -> npt.NDArray[np.float32]:
         """(k,) float32; UserError for a value that is not in the list."""
         return np.array(
             [self._one(value, where, index) for index, value in enumerate(column)],
@@ -63,18 +61,23 @@ class Coder:
         return self.code[plain]
 
 
-def plain_numbers(column: Sequence[str], where: Where) -> npt.NDArray[np.float32]:
-    """(k,) float32 of texts, NaN for a gap; UserError for what is no finite number."""
-    try:
-        found = np.array(list(map(float, column)))
-    except ValueError:
-        found = np.array([_number(value, where, index) for index, value in enumerate(column)])
+def plain_numbers(column: Texts | Numbers, where: Where) -> npt.NDArray[np.float32]:
+    """(k,) float32 of texts or numbers, NaN for a gap; UserError for what is no finite number."""
+    found = column if isinstance(column, np.ndarray) else _parsed(column, where)
     with np.errstate(over="ignore"):
         small = found.astype(np.float32)
     if np.isinf(small).any():
         index = int(np.flatnonzero(np.isinf(small))[0])
-        raise UserError(f"{where(index)}: {shown(column[index])} is no finite number")
+        raise UserError(f"{where(index)}: {shown(str(column[index]))} is no finite number")
     return small
+
+
+def _parsed(column: Texts, where: Where) -> Numbers:
+    gap = _GAPS.get
+    try:
+        return np.array([float(gap(value, value)) for value in column])
+    except ValueError:
+        return np.array([_number(value, where, index) for index, value in enumerate(column)])
 
 
 def _number(value: str, where: Where, index: int) -> float:
@@ -94,24 +97,28 @@ class Columns:
     """How the columns of a table become numbers."""
 
     features: tuple[str, ...]
-    places: tuple[int, ...]
     coders: dict[str, Coder]
 
     @staticmethod
-    def of(columns: Sequence[str], features: Sequence[str], reading: Reading) -> "Columns":
-        """The features of a file whose columns are ``columns``."""
+    def of(features: Sequence[str], reading: Reading) -> "Columns":
+        """Those features, of which some are categories."""
         coders = {name: Coder(values) for name, values in reading.categories}
-        return Columns(tuple(features), tuple(columns.index(name) for name in features), coders)
+        return Columns(tuple(features), coders)
 
-    def numbers(self, file: CsvFile, lines: Lines, rows: Rows) -> Chunk:
+    @property
+    def plain(self) -> list[str]:
+        """Those that are numbers."""
+        return [name for name in self.features if name not in self.coders]
+
+    def numbers(self, piece: Piece) -> Chunk:
         """(k, f) float32."""
-        found = np.empty((len(rows), len(self.features)), dtype=np.float32)
-        for place, (name, index) in enumerate(zip(self.features, self.places, strict=True)):
-            column = [row[index] for row in rows]
-            where = _where(file, lines, name)
+        found = np.empty((len(piece), len(self.features)), dtype=np.float32)
+        for place, name in enumerate(self.features):
             coder = self.coders.get(name)
             found[:, place] = (
-                plain_numbers(column, where) if coder is None else coder.numbers(column, where)
+                plain_numbers(piece.columns[name], piece.at(name))
+                if coder is None
+                else coder.numbers(piece.texts(name), piece.at(name))
             )
         return found
 
@@ -123,20 +130,20 @@ class Columns:
         return Inputs.table(self.features, categories)
 
 
-def _where(file: CsvFile, lines: Lines, column: str) -> Where:
-    return lambda index: file.at(lines[index], column)
-
-
 @dataclass(frozen=True)
 class Table(DataFile):
-    """Rows of a CSV: the target, the sites, and everything else that is not ignored."""
+    """Rows: the target, the sites, and everything else that is not ignored."""
 
     dataset = "table"
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """The rows in the file's order."""
-        del image_size
-        reading, file = self.reading, CsvFile(self.path)
+        del shape
+        return self.rows(open_rows(self.paths), classes)
+
+    def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
+        """The rows of a file, in its order."""
+        reading = self.reading
         need(file.columns, [reading.target], "target", file.where)
         need(file.columns, reading.site, "site", file.where)
         need(file.columns, reading.ignore, "ignore", file.where)
@@ -146,17 +153,17 @@ class Table(DataFile):
         features = [name for name in file.columns if name not in others]
         if not features:
             raise UserError(f"{file.where}: no column is left for the models to see")
-        columns = Columns.of(file.columns, features, reading)
+        columns = Columns.of(features, reading)
         targets, sites = Classes(reading, classes), Sites()
 
         def content() -> Content:
             labels, names = targets.done()
             return Content(columns.inputs(), labels, names, *sites.done())
 
-        def numbers(lines: Lines, rows: Rows) -> Chunk:
-            return columns.numbers(file, lines, rows)
-
-        return Stream(stored_chunks(file, reading, targets, sites, numbers), content)
+        texts = [name for name in features if name in columns.coders]
+        pieces = file.pieces(keys(reading, texts), columns.plain)
+        chunks = stored_chunks(pieces, reading, targets, sites, columns.numbers)
+        return Stream(chunks, content)
 
     def _check_categories(self) -> None:
         taken = {self.reading.target, *self.reading.site, *self.reading.ignore}
@@ -170,40 +177,44 @@ class Table(DataFile):
                 )
 
 
+def keys(reading: Reading, others: Sequence[str]) -> list[str]:
+    """The columns that are asked for as texts: target, sites and ``others``, each once."""
+    return list(dict.fromkeys((reading.target, *reading.site, *others)))
+
+
 def stored_chunks(
-    file: CsvFile,
+    pieces: Iterator[Piece],
     reading: Reading,
     targets: Classes,
     sites: Sites,
-    convert: Callable[[Lines, Rows], Chunk],
+    convert: Callable[[Piece], Chunk],
 ) -> Iterator[Chunk]:
     """What ``convert`` makes of every piece of a file, whose targets and sites are noted with it.
 
-    Raises UserError once all of it takes more than the bound of any data set.
+    Raises UserError once all of it takes more than the bound of any data set, or is too many rows.
     """
-    stored = 0
-    for lines, rows in file.chunks():
-        found = convert(lines, rows)
-        _add_keys(file, lines, rows, reading, targets, sites)
-        stored += found.nbytes
+    stored = rows = 0
+    for piece in pieces:
+        found = convert(piece)
+        _add_keys(piece, reading, targets, sites)
+        stored, rows = stored + found.nbytes, rows + len(piece)
         if stored > MAX_BYTES:
-            raise UserError(f"{file.where}: more than {MAX_BYTES >> 30} GiB of examples")
+            raise UserError(f"{piece.where}: more than {MAX_BYTES >> 30} GiB of examples")
+        if rows > MAX_ROWS:
+            raise UserError(f"{piece.where}: more than {MAX_ROWS:,} rows")
         yield found
 
 
-def _add_keys(
-    file: CsvFile, lines: Lines, rows: Rows, reading: Reading,
-    targets: Classes, sites: Sites,
-) -> None:  # fmt: skip
-    """Note the targets and the sites of some rows."""
-    place = file.columns.index(reading.target)
-    targets.add([row[place] for row in rows], _where(file, lines, reading.target))
+def _add_keys(piece: Piece, reading: Reading, targets: Classes, sites: Sites) -> None:
+    """Note the targets and the sites of some rows; a file of several is a site itself."""
+    targets.add(piece.texts(reading.target), piece.at(reading.target))
     if reading.site:
-        places = [file.columns.index(name) for name in reading.site]
-        where = _where(file, lines, ", ".join(reading.site))
-        sites.add([tuple(row[place] for place in places) for row in rows], where)
+        columns = [piece.texts(name) for name in reading.site]
+        sites.add(list(zip(*columns, strict=True)), piece.at(", ".join(reading.site)))
+    elif piece.site:
+        sites.add([(piece.site,)] * len(piece), lambda _: piece.where)
 
 
 def open_table(data_path: str, reading: Reading) -> Table:
     """The source at ``data_path``; UserError for no file."""
-    return Table(find_file("table", data_path), reading)
+    return Table(find_files("table", data_path, ROW_SUFFIXES), reading)

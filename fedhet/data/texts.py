@@ -1,4 +1,4 @@
-"""Dataset ``texts``: a CSV with a column of texts; words are hashed to token ids.
+"""Dataset ``texts``: CSV or Parquet files with a column of texts; words are hashed to token ids.
 
 A hash needs no vocabulary that somebody would have to collect from everybody's texts: the same
 word has the same id everywhere. Id 0 is for padding.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.csv_file import CsvFile
 from fedhet.data.inputs import TOKENS, Inputs
 from fedhet.data.reading import (
     Chunk,
@@ -22,10 +21,12 @@ from fedhet.data.reading import (
     Reading,
     Sites,
     Stream,
-    find_file,
     need,
 )
-from fedhet.data.table import Lines, Rows, stored_chunks
+from fedhet.data.row_files import ROW_SUFFIXES, find_files, open_rows
+from fedhet.data.source import Shape
+from fedhet.data.table import keys, stored_chunks
+from fedhet.reading.columns import Piece, RowFile
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -44,25 +45,28 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Texts(DataFile):
-    """Texts of a CSV, with the target and the sites."""
+    """Texts, with the target and the sites."""
 
     dataset = "texts"
 
-    def listing(self, image_size: int, classes: tuple[str, ...]) -> Stream:
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """The texts in the file's order."""
-        del image_size
-        reading, file = self.reading, CsvFile(self.path)
+        del shape
+        return self.rows(open_rows(self.paths), classes)
+
+    def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
+        """The texts of a file, in its order."""
+        reading = self.reading
         need(file.columns, [reading.text], "text", file.where)
         need(file.columns, [reading.target], "target", file.where)
         need(file.columns, reading.site, "site", file.where)
         inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
-        place = file.columns.index(reading.text)
         targets, sites = Classes(reading, classes), Sites()
         empty = 0
 
-        def tokens(_lines: Lines, rows: Rows) -> Chunk:
+        def tokens(piece: Piece) -> Chunk:
             nonlocal empty
-            found = token_ids([row[place] for row in rows], inputs)
+            found = token_ids(piece.texts(reading.text), inputs)
             empty += int((found[:, 0] == 0).sum())
             return found
 
@@ -71,9 +75,10 @@ class Texts(DataFile):
             warnings = (f"{empty} texts have no word",) if empty else ()
             return Content(inputs, labels, names, *sites.done(), warnings)
 
-        return Stream(stored_chunks(file, reading, targets, sites, tokens), content)
+        pieces = file.pieces(keys(reading, [reading.text]))
+        return Stream(stored_chunks(pieces, reading, targets, sites, tokens), content)
 
 
 def open_texts(data_path: str, reading: Reading) -> Texts:
     """The source at ``data_path``; UserError for no file."""
-    return Texts(find_file("texts", data_path), reading)
+    return Texts(find_files("texts", data_path, ROW_SUFFIXES), reading)

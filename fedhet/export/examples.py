@@ -1,4 +1,4 @@
-"""Raw examples that are no images, read as an exported model wants them: CSV, NPZ, text files.
+"""Raw examples that are no images, as an exported model wants them: CSV, Parquet, NPZ, texts.
 
 What a model takes stands in its card (columns, categories, length, scale), so that a file without
 classes and clients will do: only the columns that the model sees are needed.
@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.csv_file import CsvFile
 from fedhet.data.inputs import SIGNAL, TABLE, Inputs
 from fedhet.data.reading import Chunk, Reading, need
-from fedhet.data.signals import NpzFile, check_windows, windows
+from fedhet.data.row_files import ROW_SUFFIXES, open_rows
+from fedhet.data.signals import check_windows, windows
 from fedhet.data.table import Columns
 from fedhet.data.texts import token_ids
 from fedhet.errors import UserError
+from fedhet.reading.npz import NpzFile
 from fedhet.training.loop import EVALUATION_BATCH
 
 Batch = tuple[list[str], Tensor]
@@ -27,8 +28,9 @@ MAX_TEXT_FILE = 64 << 20
 def batches(places: Sequence[Path], inputs: Inputs) -> Iterator[Batch]:
     """Names and examples (B, ...) as they are stored, file after file.
 
-    A name is ``<file>:<line>`` of a CSV, ``<file>:<index>`` of an NPZ, ``<file>:<line>`` of a text
-    file, one text a line. Raises UserError with file, line and column for what does not fit.
+    A name is ``<file>:<line>`` of a CSV, ``<file>:<index>`` of a Parquet file or an NPZ,
+    ``<file>:<line>`` of a text file, one text a line. Raises UserError with file, line and column
+    for what does not fit.
     """
     for place in places:
         path = place.expanduser()
@@ -46,23 +48,25 @@ def _in_batches(names: list[str], examples: Chunk) -> Iterator[Batch]:
 
 
 def _rows(path: Path, inputs: Inputs) -> Iterator[tuple[list[str], Chunk]]:
-    file = CsvFile(path)
+    file = open_rows([path])
     need(file.columns, inputs.columns, "the model's columns", file.where)
-    columns = Columns.of(file.columns, inputs.columns, Reading(categories=inputs.categories))
-    for lines, rows in file.chunks():
-        yield [str(line) for line in lines], columns.numbers(file, lines, rows)
+    columns = Columns.of(inputs.columns, Reading(categories=inputs.categories))
+    for piece in file.pieces([name for name, _ in inputs.categories], columns.plain):
+        yield [str(place) for place in piece.places], columns.numbers(piece)
 
 
 def _texts(path: Path, inputs: Inputs) -> Iterator[tuple[list[str], Chunk]]:
-    """Of a CSV the model's column; any other file is one text a line."""
+    """Of a CSV or Parquet file the model's column; any other file is one text a line."""
     if not inputs.columns:
         raise UserError(f"'{path}': this model's token ids are its data set's own; no text has any")
-    if path.suffix.lower() == ".csv":
-        file = CsvFile(path)
+    if path.suffix.lower() in ROW_SUFFIXES:
+        file = open_rows([path])
         need(file.columns, inputs.columns, "the model's column", file.where)
-        place = file.columns.index(inputs.columns[0])
-        for lines, rows in file.chunks():
-            yield [str(line) for line in lines], token_ids([row[place] for row in rows], inputs)
+        for piece in file.pieces(inputs.columns):
+            yield (
+                [str(place) for place in piece.places],
+                token_ids(piece.texts(inputs.columns[0]), inputs),
+            )
         return
     if path.stat().st_size > MAX_TEXT_FILE:
         raise UserError(f"'{path}' has more than {MAX_TEXT_FILE >> 20} MiB: give a CSV")

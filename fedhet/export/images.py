@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet.data.decode import decode_all
 from fedhet.data.folder import SUFFIXES
-from fedhet.data.source import Unread
+from fedhet.data.source import Losses, Shape, Unread
 from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
 
@@ -48,20 +48,21 @@ def _below(folder: Path) -> Iterator[str]:
 
 @dataclass
 class ImageFiles:
-    """Image files in order; ``unreadable`` fills while :meth:`batches` goes through them."""
+    """Image files in order; :meth:`batches` fills ``unreadable`` and ``lost`` on its way."""
 
     paths: Sequence[str]
-    size: int
+    shape: Shape
     unreadable: list[str] = field(default_factory=list)
+    lost: Losses = field(default_factory=Losses)
 
     def batches(self, length: int = EVALUATION_BATCH) -> Iterator[tuple[list[str], Tensor]]:
-        """Paths and images (B, s, s, 3) uint8 of the readable files, at most ``length`` at a time.
+        """Paths and images (B, *shape) uint8 of the readable files, at most ``length`` at a time.
 
         Only one batch is in memory, so that a folder may be larger than it.
         """
         paths: list[str] = []
         images = []
-        pixels = decode_all(Path(), list(self.paths), self.size)
+        pixels = decode_all(Path(), list(self.paths), self.shape, self.lost)
         for path, image in zip(self.paths, pixels, strict=True):
             if isinstance(image, Unread):
                 self.unreadable.append(image.name(path))

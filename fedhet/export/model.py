@@ -35,6 +35,7 @@ CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1
 _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
+    "grey",
 )  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def _inputs(description: Mapping[str, Any], config: RunConfig) -> Inputs:
     if "inputs" not in description:
         if "image-size" not in description:
             raise KeyError("image-size")
-        return Inputs.image(config.image_size)
+        return Inputs.image(config.image_size, grey=config.grey)
     try:
         return load_inputs(description["inputs"])
     except ValueError as error:

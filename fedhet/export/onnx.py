@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.cache import open_dataset
-from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
 from fedhet.export.images import ImageFiles, find_images
@@ -66,7 +66,7 @@ def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
     """What the two are compared on, as the network gets it, and what it is."""
     inputs = model.inputs
     if inputs.kind == IMAGE:
-        images, source = _sample(places, inputs.shape[-1])
+        images, source = _sample(places, inputs)
         return normalise(images).contiguous(), source
     if places:
         raise UserError(f"--images: this model is of {inputs.kind} and is compared on random ones")
@@ -78,15 +78,16 @@ def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
     return torch.from_numpy(drawn), f"{SAMPLE} random inputs"
 
 
-def _sample(places: Sequence[Path], size: int) -> tuple[Tensor, str]:
-    """Up to 64 real images (B, s, s, 3) and what they are; without any named, built-in ones."""
+def _sample(places: Sequence[Path], inputs: Inputs) -> tuple[Tensor, str]:
+    """Up to 64 real images (B, h, w, c) and what they are; without any named, built-in ones."""
     if not places:
-        dataset = open_dataset("digits", image_size=size)
+        high, wide, channels = inputs.image_shape
+        dataset = open_dataset("digits", image_size=(high, wide), grey=channels == 1)
         chosen = np.linspace(0, len(dataset.examples) - 1, SAMPLE).astype(int)
         return torch.from_numpy(dataset.examples[chosen]), f"{SAMPLE} images of the built-in digits"
     found = find_images(path.expanduser() for path in places)
     spread = found[:: max(1, len(found) // SAMPLE)]  # of all folders, not of the first class alone
-    for _, images in ImageFiles(spread, size).batches(SAMPLE):
+    for _, images in ImageFiles(spread, inputs.image_shape).batches(SAMPLE):
         return images, f"{len(images)} images of {', '.join(str(path) for path in places)}"
     raise UserError(f"--images: no readable image in {', '.join(str(path) for path in places)}")
 

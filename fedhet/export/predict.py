@@ -45,7 +45,8 @@ def predict(
                 return Predicted(count, "examples", "")
         except OSError as error:
             raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    files = ImageFiles(find_images(path.expanduser() for path in places), model.inputs.shape[-1])
+    shape = model.inputs.image_shape
+    files = ImageFiles(find_images(path.expanduser() for path in places), shape)
     try:
         with replacing(out, private=True, shared=True) as temporary:
             count = _write(model, files.batches(), temporary)
@@ -54,7 +55,8 @@ def predict(
                 raise UserError(f"images: nothing to classify: {reason}")
     except OSError as error:
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    return Predicted(count, "images", files.complaint() if files.unreadable else "")
+    lines = [*([files.complaint()] if files.unreadable else []), *files.lost.lines(shape)]
+    return Predicted(count, "images", "; ".join(lines))
 
 
 def _write(model: Personalised, found: Iterable[tuple[list[str], Tensor]], path: Path) -> int:

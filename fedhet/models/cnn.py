@@ -30,24 +30,30 @@ _SMALLEST_IMAGE = 16  # leaves conv2's pooled output one pixel
 class CNN(SplitModel):
     """Two convolutions, two hidden layers and ``head``; see the module's text."""
 
-    def __init__(self, filters: int, hidden: int, classes: int, d: int, image_size: int) -> None:
+    def __init__(
+        self, filters: int, hidden: int, classes: int, d: int, shape: tuple[int, ...]
+    ) -> None:
         super().__init__()
-        side = ((image_size - _KERNEL + 1) // _POOL - _KERNEL + 1) // _POOL
-        self.conv1 = nn.Conv2d(3, _CONV1, _KERNEL)
+        channels, *sides = shape
+        high, wide = (((side - _KERNEL + 1) // _POOL - _KERNEL + 1) // _POOL for side in sides)
+        self.conv1 = nn.Conv2d(channels, _CONV1, _KERNEL)
         self.conv2 = nn.Conv2d(_CONV1, filters, _KERNEL)
-        self.fc1 = nn.Linear(filters * side * side, hidden)
+        self.fc1 = nn.Linear(filters * high * wide, hidden)
         self.fc2 = nn.Linear(hidden, d)
         self.head = nn.Linear(d, classes)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Representations ``(B, d)``, after fc2's ReLU, of the images ``(B, 3, s, s)``."""
+        """Representations ``(B, d)``, after fc2's ReLU, of the images ``(B, c, h, w)``."""
         # max(relu(x)) = relu(max(x)), gradients included: pooling first saves 3 ReLUs in 4.
         x = relu(max_pool2d(self.conv1(x), _POOL))
         x = relu(max_pool2d(self.conv2(x), _POOL))
         return relu(self.fc2(relu(self.fc1(x.flatten(1)))))
 
 
-def cnn(variant: str, classes: int, d: int = 500, image_size: int = 32) -> CNN:
+def cnn(
+    variant: str, classes: int, d: int = 500, image_size: int = 32,
+    shape: tuple[int, ...] | None = None,
+) -> CNN:  # fmt: skip
     """Build one of ``CNN_NAMES`` with torch's default initialisation (global generator).
 
     Args:
@@ -55,6 +61,7 @@ def cnn(variant: str, classes: int, d: int = 500, image_size: int = 32) -> CNN:
         classes: C, outputs of ``head``.
         d: representation dimension, the width of fc2.
         image_size: s, height and width of the input in pixels; fc1's input follows from it.
+        shape: (channels, height, width), for those that are not (3, s, s).
 
     Raises:
         UserError: unknown variant, or an image too small for the two convolutions (s < 16).
@@ -62,9 +69,10 @@ def cnn(variant: str, classes: int, d: int = 500, image_size: int = 32) -> CNN:
     """
     if variant not in _WIDTHS:
         raise UserError(f"model {variant!r} is not one of {', '.join(CNN_NAMES)}")
-    if image_size < _SMALLEST_IMAGE:
+    shape = shape or (3, image_size, image_size)
+    if min(shape[1:]) < _SMALLEST_IMAGE:
         raise UserError(
-            f"model {variant!r}: image-size is {image_size}, must be at least {_SMALLEST_IMAGE}"
+            f"model {variant!r}: image-size is {min(shape[1:])}, must be at least {_SMALLEST_IMAGE}"
         )
     filters, hidden = _WIDTHS[variant]
-    return CNN(filters, hidden, classes, d, image_size)
+    return CNN(filters, hidden, classes, d, shape)

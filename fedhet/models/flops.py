@@ -1,7 +1,7 @@
 """FLOPs: multiply-adds x 2 of convolutions, matrix products, recurrent layers and attention.
 
 Biases, activations, pooling and normalisation count as zero (``torch.utils.flop_counter``, whose
-formulas these are, with those that it lacks).
+formulas these are, with those that it lacks, and one that it has wrong).
 """
 
 import logging
@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    conv_flop_count,
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 from fedhet.data.inputs import Inputs
 from fedhet.models.base import untouched
@@ -29,6 +34,19 @@ def _recurrent(weights: Any, inputs: torch.Tensor) -> int:
     steps = inputs.shape[0] * inputs.shape[1] if inputs.dim() > _MATRIX else inputs.shape[0]
     size = sum(w.numel() for w in weights if w is not None and w.dim() == _MATRIX)
     return 2 * int(steps) * int(size)
+
+
+def _convolution_back(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any, **__: Any
+) -> int:
+    """Each gradient that is asked for costs what the forward did.
+
+    torch's formula leaves the groups out of the weights' gradient: a depthwise convolution of 512
+    channels would count 512 times.
+    """
+    transposed, wanted = args[4], args[7]
+    forward = conv_flop_count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
+    return int(forward * sum(wanted[:2]))
 
 
 def _onednn(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> int:
@@ -54,8 +72,9 @@ def _attention_back(
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Of the operators that torch has no formula for, where this torch has them."""
+    """Of the operators that torch has no right formula for, where this torch has them."""
     wanted: dict[str, Callable[..., int]] = {
+        "convolution_backward": _convolution_back,
         "mkldnn_rnn_layer": _onednn,
         "mkldnn_rnn_layer_backward": lambda *args, **kwargs: 2 * _onednn(*args),
         "_cudnn_rnn": _cudnn,
@@ -108,10 +127,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-        if formula is not None:
-            self.total += formula(*args, **kwargs, out_val=out)
-        elif func.overloadpacket in _OURS:
+        if func.overloadpacket in _OURS:
             self.total += _OURS[func.overloadpacket](*args, **kwargs)
+        elif formula is not None:
+            self.total += formula(*args, **kwargs, out_val=out)
         else:
             _name_once(func)
         return out

@@ -27,27 +27,70 @@ MORE_OF_TORCHVISION = tuple(
 )
 TIMM = "timm:"  # and the name of one of timm's, from the extra `timm`
 CONV1D_NAMES = tuple(f"conv1d-{number}" for number in range(1, 6))
+HARCNN_NAMES = tuple(  # convolutions x stride, as HtFLlib's groups for sensors have them
+    f"harcnn-{one}" for one in ("2x1", "2x2", "2x3", "1x1", "1x2", "1x3", "3x1", "3x2")
+)
 MLP_NAMES = tuple(f"mlp-{number}" for number in range(1, 6))
 TRANSFORMER_NAMES = tuple(f"transformer-{number}" for number in range(1, 6))
+_DEPTHS = (1, 2, 4, 8, 16)
+_OF_LAYERS, _OF_HEADS, _OF_BOTH = (
+    tuple(f"transformer-{one}" for one in names)
+    for names in (
+        [f"{n}x8" for n in _DEPTHS],
+        [f"4x{n}" for n in _DEPTHS],
+        [f"{n}x{n}" for n in _DEPTHS],
+    )
+)
+TRANSFORMERS_OF_HEADS = tuple(dict.fromkeys((*_OF_LAYERS, *_OF_HEADS, *_OF_BOTH)))
+RESNETS = {"resnet10": 4, "resnet8": 3, "resnet6": 2, "resnet4": 1}  # stages of one block each
 MODELS: dict[str, tuple[str, ...]] = {
     IMAGE: MODEL_NAMES,
-    SIGNAL: (*CONV1D_NAMES, "lstm", "gru"),
-    TABLE: MLP_NAMES,
-    TOKENS: ("fasttext", "textcnn", "lstm", "bilstm", "gru", *TRANSFORMER_NAMES),
+    SIGNAL: (*CONV1D_NAMES, "lstm", "gru", "inception-time"),
+    TABLE: (*MLP_NAMES, "resnet-table", "ft-transformer"),
+    TOKENS: ("fasttext", "logistic", "textcnn", "lstm", "bilstm", "gru", *TRANSFORMER_NAMES),
+}
+MORE: dict[str, tuple[str, ...]] = {  # those that have a name and are not listed first
+    IMAGE: (*RESNETS, *MORE_OF_TORCHVISION),
+    SIGNAL: HARCNN_NAMES,
+    TABLE: (),
+    TOKENS: TRANSFORMERS_OF_HEADS,
 }
 _EIGHT = ("cnn-1", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101",
           "resnet152")  # fmt: skip
 GROUPS: dict[str, tuple[str, ...]] = {
     "@image-5": CNN_NAMES,
-    # HtFLlib's groups (Zhang et al. 2025), with CNN-1 in place of its own small network.
+    # HtFLlib's groups (Zhang et al. 2025) by what they list: CNN-1 in place of its own small
+    # network, our widths of what reads texts, and signals of any length.
     "@htfe-img-2": ("cnn-1", "resnet18"),
+    "@htfe-img-3": ("resnet10", "resnet18", "resnet34"),
     "@htfe-img-4": ("cnn-1", "googlenet", "mobilenet_v2", "resnet18"),
     "@htfe-img-5": ("googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"),
     "@htfe-img-8": _EIGHT,
+    "@htfe-img-9": (
+        "resnet4",
+        "resnet6",
+        "resnet8",
+        "resnet10",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+    ),
     "@htm-img-10": (*_EIGHT, "vit_b_16", "vit_b_32"),
     "@signal-5": CONV1D_NAMES,
+    "@htfe-sen-2": HARCNN_NAMES[:2],
+    "@htfe-sen-3": HARCNN_NAMES[:3],
+    "@htfe-sen-5": (*HARCNN_NAMES[:4], HARCNN_NAMES[6]),
+    "@htfe-sen-8": HARCNN_NAMES,
     "@table-5": MLP_NAMES,
     "@tokens-5": ("transformer-1", "bilstm", "lstm", "textcnn", "fasttext"),
+    "@htfe-txt-2": ("fasttext", "logistic"),
+    "@htfe-txt-4": ("fasttext", "logistic", "lstm", "bilstm"),
+    "@htfe-txt-5-1": _OF_LAYERS,
+    "@htfe-txt-5-2": _OF_HEADS,
+    "@htfe-txt-5-3": _OF_BOTH,
+    "@htfe-txt-6": ("fasttext", "lstm", "bilstm", "transformer-2x8", "logistic", "gru"),
 }
 DEFAULT_GROUP = {IMAGE: "@image-5", SIGNAL: "@signal-5", TABLE: "@table-5", TOKENS: "@tokens-5"}
 
@@ -68,15 +111,32 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def with_weights(name: str) -> tuple[str, str]:
+    """A model's name without and with what may follow it: ``NAME weights=FILE``.
+
+    Raises UserError for anything else behind a name.
+    """
+    plain, space, rest = name.partition(" ")
+    key, _, file = rest.strip().partition("=")
+    if space and (key != "weights" or not file):
+        raise UserError(f"model {name!r} is not of the form NAME, or NAME weights=FILE")
+    return plain, file
+
+
+def plain_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Models without their files of weights, which are nobody's business elsewhere."""
+    return tuple(with_weights(name)[0] for name in names)
+
+
 def is_built_in(name: str) -> bool:
     """Whether a model of that name needs no module of the user's, for whatever kind."""
-    return any(_is_known(name, kind) for kind in MODELS)
+    return any(is_known(with_weights(name)[0], kind) for kind in MODELS)
 
 
-def _is_known(name: str, kind: str) -> bool:
+def is_known(name: str, kind: str) -> bool:
     """Whether a model of that name is for ``kind``: one that is listed, or of a library."""
-    of_library = name in MORE_OF_TORCHVISION or name.startswith(TIMM)
-    return name in MODELS[kind] or (kind == IMAGE and of_library)
+    of_timm = kind == IMAGE and name.startswith(TIMM)
+    return of_timm or name in MODELS[kind] or name in MORE[kind]
 
 
 def validate_model_name(name: str, kind: str = "") -> None:
@@ -88,10 +148,11 @@ def validate_model_name(name: str, kind: str = "") -> None:
         UserError: anything else; names the nearest model.
 
     """
+    name = with_weights(name)[0]
     if is_built_in(name):
-        if not kind or _is_known(name, kind):
+        if not kind or is_known(name, kind):
             return
-        kinds = [PLURAL[own] for own in MODELS if _is_known(name, own)]
+        kinds = [PLURAL[own] for own in MODELS if is_known(name, own)]
         raise UserError(
             f"model {name!r} is for {' and '.join(kinds)}, and this run's examples are "
             f"{PLURAL[kind]}: {', '.join(MODELS[kind])} or your own module:factory"
@@ -99,7 +160,8 @@ def validate_model_name(name: str, kind: str = "") -> None:
     if not plugins.is_own("model", name):
         known = [*(MODELS[kind] if kind else _all()), *plugins.installed("model")]
         images = kind in ("", IMAGE)
-        nearest_of = [*known, *(MORE_OF_TORCHVISION if images else ())]
+        unlisted = MORE[kind] if kind else [name for names in MORE.values() for name in names]
+        nearest_of = [*known, *unlisted]
         more = ", any classifier of torchvision, timm:NAME" if images else ""
         raise UserError(
             f"model {name!r} is unknown{plugins.hint('model', name, nearest_of)}; allowed: "

@@ -5,7 +5,14 @@ from torch import nn
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
 from fedhet.models.base import SplitModel
-from fedhet.models.names import CNN_NAMES, MODEL_NAMES, is_built_in, validate_model_name
+from fedhet.models.names import (
+    CNN_NAMES,
+    MODEL_NAMES,
+    is_built_in,
+    plain_names,
+    validate_model_name,
+    with_weights,
+)
 from fedhet.models.zoo import build_model
 from fedhet.schema import RunConfig
 
@@ -19,11 +26,13 @@ def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
     CNN-1, which theirs is throughout, where all have one and the same of torchvision's.
     Raises UserError where clients' models are other people's, of which nothing is known.
     """
-    name = chosen or config.small_model
-    if not name and len(set(config.models)) == 1 and config.models[0] in MODEL_NAMES:
-        name = config.models[0] if config.models[0] in CNN_NAMES else CNN_NAMES[0]
+    name, models = chosen or config.small_model, plain_names(config.models)
+    if with_weights(name)[1]:
+        raise UserError(f"small-model: '{name}' has weights of its own, and all must start alike")
+    if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
+        name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
     if not name:
-        own = [model for model in config.models if not is_built_in(model)]
+        own = [model for model in models if not is_built_in(model)]
         if own:
             raise UserError(
                 f"small-model: method={config.method} shares a small model, and '{own[0]}' does "

@@ -16,6 +16,8 @@ class ModelRow(TypedDict):
     """One model's sizes."""
 
     name: str
+    kind: str
+    """Of the examples that it is for: image, signal, table, tokens."""
     parameters: int
     """Trainable or not, buffers apart."""
     mib: float
@@ -48,6 +50,7 @@ def _row(name: str, classes: int, d: int, inputs: Inputs) -> ModelRow:
     buffers, buffers_mib = _size(model.buffers())
     return ModelRow(
         name=name,
+        kind=inputs.kind,
         parameters=parameters,
         mib=mib,
         buffers=buffers,

@@ -1,7 +1,7 @@
 """Models for tokens (B, l) int64, 0 for padding: words alone, convolutions, recurrent, attention.
 
-Joulin et al. 2017 (arXiv 1607.01759) for fasttext, Kim 2014 (arXiv 1408.5882) for textcnn. A text
-without any word is read as one padding token.
+Joulin et al. 2017 (arXiv 1607.01759) for fasttext, Kim 2014 (arXiv 1408.5882) for textcnn; logistic
+is a linear map of the mean word. A text without any word is read as one padding token.
 """
 
 import torch
@@ -10,12 +10,15 @@ from torch.nn.functional import relu
 
 from fedhet.data.inputs import Inputs
 from fedhet.models.base import SplitModel
-from fedhet.models.names import TRANSFORMER_NAMES
+from fedhet.models.names import TRANSFORMER_NAMES, TRANSFORMERS_OF_HEADS
 
 _EMBEDDING, _HIDDEN = 64, 64
 _KERNELS, _FILTERS = (3, 5, 7), 64
 _HEADS, _FORWARD, _DROPOUT = 4, 128, 0.1
-_LAYERS = {name: count for count, name in enumerate(TRANSFORMER_NAMES, start=1)}
+_LAYERS = {name: (count, _HEADS) for count, name in enumerate(TRANSFORMER_NAMES, start=1)}
+for _name in TRANSFORMERS_OF_HEADS:
+    _layers, _heads = _name.removeprefix("transformer-").split("x")
+    _LAYERS[_name] = (int(_layers), int(_heads))
 
 
 class TokenModel(SplitModel):
@@ -41,6 +44,19 @@ def _mean(x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     """The mean (B, w) over the words of (B, l, w)."""
     weights = words.to(x.dtype).unsqueeze(2)
     return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+
+
+class Logistic(SplitModel):
+    """The mean of the words' vectors, d numbers each, is the representation; ``head``."""
+
+    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(inputs.vocabulary, d, padding_idx=0)
+        self.head = nn.Linear(d, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Representations ``(B, d)`` of the tokens ``(B, l)``."""
+        return _mean(self.embedding(x), x != 0)
 
 
 class TextCNN(TokenModel):
@@ -75,10 +91,10 @@ class RecurrentText(TokenModel):
 class Transformer(TokenModel):
     """Encoder layers over words and learnt positions; the mean of the outputs at words."""
 
-    def __init__(self, layers: int, inputs: Inputs, classes: int, d: int) -> None:
+    def __init__(self, layers: int, heads: int, inputs: Inputs, classes: int, d: int) -> None:
         super().__init__(inputs, classes, d, _EMBEDDING)
         self.position = nn.Parameter(0.02 * torch.randn(inputs.shape[0], _EMBEDDING))
-        layer = nn.TransformerEncoderLayer(_EMBEDDING, _HEADS, _FORWARD, _DROPOUT, batch_first=True)
+        layer = nn.TransformerEncoderLayer(_EMBEDDING, heads, _FORWARD, _DROPOUT, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -88,12 +104,14 @@ class Transformer(TokenModel):
         return _mean(self.encoder(x + self.position, src_key_padding_mask=hidden), words)
 
 
-def token_model(name: str, inputs: Inputs, classes: int, d: int) -> TokenModel:
+def token_model(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
     """One of those that :mod:`fedhet.models.names` lists for tokens."""
     if name == "fasttext":
         return TokenModel(inputs, classes, d, _EMBEDDING)
     if name == "textcnn":
         return TextCNN(inputs, classes, d)
+    if name == "logistic":
+        return Logistic(inputs, classes, d)
     if name in _LAYERS:
-        return Transformer(_LAYERS[name], inputs, classes, d)
+        return Transformer(*_LAYERS[name], inputs, classes, d)
     return RecurrentText(name, inputs, classes, d)

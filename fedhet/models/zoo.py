@@ -17,14 +17,17 @@ from fedhet.models.base import SplitModel, untouched
 from fedhet.models.cnn import cnn
 from fedhet.models.names import (
     CNN_NAMES,
+    RESNETS,
     TIMM,
     TORCHVISION_NAMES,
     is_built_in,
     validate_model_name,
+    with_weights,
 )
-from fedhet.models.rows import MLP
+from fedhet.models.rows import table_model
 from fedhet.models.signals import signal_model
 from fedhet.models.tokens import token_model
+from fedhet.models.weights import load_weights
 
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
@@ -33,7 +36,7 @@ _TORCHVISION: dict[str, dict[str, Any]] = {
 }
 _FACTORIES: dict[str, Callable[[str, Inputs, int, int], SplitModel]] = {
     SIGNAL: signal_model,
-    TABLE: MLP,
+    TABLE: table_model,
     TOKENS: token_model,
 }
 
@@ -46,9 +49,10 @@ class Backbone(SplitModel):
     (MobileNetV2, GoogLeNet) stays.
     """
 
-    def __init__(self, network: nn.Module, width: int, classes: int, d: int) -> None:
+    def __init__(self, network: nn.Module, width: int, classes: int, d: int, *, cut: str) -> None:
         super().__init__()
         self.network = network
+        self.cut = cut  # name of the layer that it has lost
         self.projection = nn.Linear(width, d)
         self.head = nn.Linear(d, classes)
 
@@ -70,7 +74,8 @@ def build_model(
     Args:
         name: one that ``fedhet models`` lists for this kind of input, or ``module:factory``, called
             as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
-            ``inputs`` if that is what it takes; :func:`check_model` says what it must return.
+            ``inputs`` if that is what it takes; :func:`check_model` says what it must return. After
+            either may stand `` weights=FILE``, see :mod:`fedhet.models.weights`.
         classes: C, number of classes, >= 1.
         d: representation dimension, >= 1.
         image_size: s, height and width of the images in pixels, >= 1 (CNNs: >= 16), for those who
@@ -83,7 +88,8 @@ def build_model(
 
     Raises:
         UserError: unknown name, one for another kind of input, value out of range, torchvision
-            unusable, or a user's factory that does not do what is required.
+            unusable, a user's factory that does not do what is required, or a file of weights
+            that does not fit.
 
     """
     for key, value in {"classes": classes, "d": d, "image-size": image_size}.items():
@@ -91,8 +97,16 @@ def build_model(
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
     inputs = inputs or Inputs.image(image_size)
     validate_model_name(name, inputs.kind)
+    name, weights = with_weights(name)
+    model = _drawn(name, classes, d, inputs)
+    if weights:
+        load_weights(model, name, weights)
+    return model
+
+
+def _drawn(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     if name in CNN_NAMES:
-        return cnn(name, classes, d, inputs.shape[-1])
+        return cnn(name, classes, d, shape=inputs.shape)
     if not is_built_in(name):
         return _users_own(name, classes, d, inputs)
     if inputs.kind != IMAGE:
@@ -173,19 +187,39 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             f"model {name!r} needs a torchvision of the same build as torch {torch.__version__}: "
             f"{brief(error)}"
         ) from error
+    if inputs.channels != 3:  # noqa: PLR2004
+        raise UserError(f"model {name!r} takes RGB images: say grey=false, or take a CNN")
     arguments = dict(_TORCHVISION.get(name, {}))
+    if name.startswith("vit_") and inputs.shape[1] != inputs.shape[2]:
+        raise UserError(f"model {name!r} takes square images, and these are {_sized(inputs)}")
     if name.startswith("vit_"):
         arguments["image_size"] = inputs.shape[-1]
     if name.startswith("maxvit"):
         arguments["input_size"] = inputs.shape[1:]
+    network: nn.Module
     try:
-        network: nn.Module = get_model(name, weights=None, num_classes=1, **arguments)
+        if name in RESNETS:
+            network = _short_resnet(RESNETS[name])
+        else:
+            network = get_model(name, weights=None, num_classes=1, **arguments)
     except ValueError as error:
         raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
-    model = Backbone(network, _cut(network), classes, d)
+    width, cut = _cut(network)
+    model = Backbone(network, width, classes, d, cut=cut)
     if name not in TORCHVISION_NAMES:  # of those it is known that they take any size
         _check_forward(model, name, d, inputs)
     return model
+
+
+def _short_resnet(stages: int) -> nn.Module:
+    """A ResNet of torchvision's with one block in each of its first ``stages`` stages, of four."""
+    from torchvision.models.resnet import BasicBlock, ResNet  # noqa: PLC0415
+
+    network: nn.Module = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=1)
+    for stage in range(stages, 4):
+        setattr(network, f"layer{stage + 1}", nn.Identity())
+    network.fc = nn.Linear(64 * 2 ** (stages - 1), 1)
+    return network
 
 
 def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
@@ -200,12 +234,13 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         raise UserError(
             f"model {name!r}: timm has no model {own!r}{nearest(own, timm.list_models())}"
         )
-    size = {"img_size": inputs.shape[-1]}
+    size = {"img_size": inputs.shape[1:]}
+    channels = {"in_chans": inputs.channels}
     try:
         try:
-            network = timm.create_model(own, pretrained=False, num_classes=0, **size)
+            network = timm.create_model(own, pretrained=False, num_classes=0, **channels, **size)
         except TypeError:  # most convolutional networks take any size, and no such argument
-            network = timm.create_model(own, pretrained=False, num_classes=0)
+            network = timm.create_model(own, pretrained=False, num_classes=0, **channels)
         with untouched(network):
             answer = network(torch.from_numpy(inputs.blank(2)))
     except (AssertionError, ValueError, RuntimeError) as error:
@@ -215,28 +250,29 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             f"model {name!r} answers with {tuple(answer.shape)} for two images: a classifier is "
             "needed, whose features are (B, width)"
         )
-    return Backbone(network, answer.shape[1], classes, d)
+    cut = str(network.pretrained_cfg.get("classifier") or "")
+    return Backbone(network, answer.shape[1], classes, d, cut=cut)
 
 
-def _cut(network: nn.Module) -> int:
+def _cut(network: nn.Module) -> tuple[int, str]:
     """Replace the last Linear, or SqueezeNet's convolution in its place, by Identity, in place.
 
-    Returns how many features it took.
+    Returns how many features it took, and its name.
     """
     for kind in (nn.Linear, nn.Conv2d):
         found = [
-            (parent, key, child)
-            for parent in network.modules()
+            (parent, f"{path}.{key}".lstrip("."), child)
+            for path, parent in network.named_modules()
             for key, child in parent.named_children()
             if isinstance(child, kind)
         ]
         last = [(p, k, c) for p, k, c in found if 1 in (getattr(c, "out_features", 0),
                                                         getattr(c, "out_channels", 0))]  # fmt: skip
         if last:
-            parent, key, layer = last[-1]
-            setattr(parent, key, nn.Identity())
+            parent, name, layer = last[-1]
+            setattr(parent, name.rpartition(".")[2], nn.Identity())
             width: int = getattr(layer, "in_features", 0) or getattr(layer, "in_channels", 0)
-            return width
+            return width, name
     raise AssertionError("every classifier ends in a layer with as many outputs as classes")
 
 
@@ -278,13 +314,14 @@ def _what_it_takes(factory: Callable[..., Any], name: str, inputs: Inputs) -> di
     if "inputs" in taken:
         return {"inputs": inputs}
     anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    if inputs.kind == IMAGE and ("image_size" in taken or anything):
+    plain = inputs.kind == IMAGE and inputs == Inputs.image(inputs.shape[-1])
+    if plain and ("image_size" in taken or anything):
         return {"image_size": inputs.shape[-1]}
     if anything:
         return {"inputs": inputs}
     if "image_size" in taken:
         raise UserError(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
-            f"{PLURAL[inputs.kind]}: let it take `inputs` instead"
+            f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
         )
     return {}

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedhet.data.cache import Dataset, open_dataset
+from fedhet.data.inputs import Inputs
 from fedhet.data.preparation import FITTED, preparation
 from fedhet.errors import UserError
 from fedhet.protocol.payload import Array
@@ -66,18 +67,25 @@ def open_public(config: RunConfig) -> Dataset:
     """The data set of ``public-dataset`` and ``public-path``; UserError if it cannot be opened."""
     name = config.public_dataset or FOLDER
     # Other than the clients', should both be synthetic.
-    return _opened(name, config.public_path, config.image_size, config.data_seed + 1)
+    return _opened(name, config.public_path, _image(config), config.data_seed + 1)
+
+
+def _image(config: RunConfig) -> Inputs:
+    return Inputs.image(config.image_size, grey=config.grey)
 
 
 @lru_cache(maxsize=2)
-def _opened(name: str, path: str, size: int, seed: int) -> Dataset:
+def _opened(name: str, path: str, image: Inputs, seed: int) -> Dataset:
     if name == FOLDER and not path:
         raise UserError(
             "public-path: '' is not allowed: this run uses a public data set; a node names its own "
             "copy (`fedhet node --public FOLDER`, or public-path in its node-config)"
         )
     try:
-        dataset = open_dataset(name, data_path=path, image_size=size, seed=seed)
+        high, wide, channels = image.image_shape
+        dataset = open_dataset(
+            name, data_path=path, image_size=(high, wide), grey=channels == 1, seed=seed
+        )
     except UserError as error:
         raise UserError(f"public data set: {error}") from error
     if dataset.inputs.kind in FITTED:
@@ -89,8 +97,8 @@ def _opened(name: str, path: str, size: int, seed: int) -> Dataset:
 
 
 @lru_cache(maxsize=2)
-def _digest(name: str, path: str, size: int, seed: int) -> str:
-    dataset = _opened(name, path, size, seed)
+def _digest(name: str, path: str, image: Inputs, seed: int) -> str:
+    dataset = _opened(name, path, image, seed)
     examples = dataset.examples
     whole = hashlib.sha256(
         json.dumps([examples.shape, examples.dtype.str, dataset.classes]).encode()
@@ -104,4 +112,4 @@ def _digest(name: str, path: str, size: int, seed: int) -> str:
 def public_digest(config: RunConfig) -> str:
     """How many examples there are and SHA-256 of them as models see them, labels and classes."""
     name = config.public_dataset or FOLDER
-    return _digest(name, config.public_path, config.image_size, config.data_seed + 1)
+    return _digest(name, config.public_path, _image(config), config.data_seed + 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.cache import Dataset, open_dataset, open_private_folder
-from fedhet.data.inputs import DATASETS, Inputs, noun
+from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
@@ -25,6 +25,7 @@ from fedhet.data.preparation import normalise
 from fedhet.data.reading import Reading
 from fedhet.errors import UserError
 from fedhet.ids import check_id
+from fedhet.models.names import with_weights
 from fedhet.rng import generator
 from fedhet.schema import RunConfig
 from fedhet.training.loop import Examples
@@ -94,17 +95,23 @@ def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
     )
 
 
-@lru_cache(maxsize=2)
-def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """The pooled dataset and its partition; once per process."""
-    dataset = open_dataset(
+def load_dataset(config: RunConfig) -> Dataset:
+    """The pooled dataset of a simulation."""
+    return open_dataset(
         config.dataset,
         data_path=config.data_path,
         image_size=config.image_size,
+        grey=config.grey,
         classes=config.classes,
         seed=config.data_seed,
         reading=reading_of(config),
     )
+
+
+@lru_cache(maxsize=2)
+def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
+    """The pooled dataset and its partition; once per process."""
+    dataset = load_dataset(config)
     partition = make_partition(
         dataset.labels,
         len(dataset.classes),
@@ -135,6 +142,11 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
         raise UserError(
             'node-config: give data-dir="..." name="..." for private images, or '
             "partition-id=K num-partitions=N for a partition"
+        )
+    if not simulated and is_hub(config.dataset):
+        raise UserError(
+            f"dataset '{config.dataset}': a node downloads nothing that a run names: give "
+            "data-dir=... with examples of its own"
         )
     index, total = int(node["partition-id"]), int(node["num-partitions"])
     dataset, partition = load_partition(config, config.clients or total)
@@ -174,7 +186,9 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     Of a file every row is this client's: a column that names sites is no feature, and no more.
     """
     if config.dataset not in DATASETS:
-        return open_private_folder(path, image_size=config.image_size, classes=config.classes)
+        return open_private_folder(
+            path, image_size=config.image_size, grey=config.grey, classes=config.classes
+        )
     return open_dataset(
         config.dataset,
         data_path=path,
@@ -183,14 +197,34 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     )
 
 
-def assigned_model(config: RunConfig, node: Mapping[str, Any], data: LocalData) -> str:
-    """The node's own model, or the one that the configuration assigns to the client."""
+def assigned_model(
+    config: RunConfig, node: Mapping[str, Any], data: LocalData, *, simulated: bool = True
+) -> str:
+    """The node's own model, or the one that the configuration assigns to the client.
+
+    Either may name a file of weights; UserError for one that a run names to a deployed node, which
+    reads its own files alone.
+    """
     if node.get("model"):
         return str(node["model"])
     if config.model_assignment == "random":
-        drawn = generator(config.seed, "model", data.client).integers(len(config.models))
-        return config.models[int(drawn)]
-    return config.models[data.index % len(config.models)]
+        drawn = int(generator(config.seed, "model", data.client).integers(len(config.models)))
+    else:
+        drawn = data.index % len(config.models)
+    if not simulated:
+        check_no_weights(config)
+    return config.models[drawn]
+
+
+def check_no_weights(config: RunConfig) -> None:
+    """UserError if a run that goes to a network names files of weights."""
+    for name in config.models:
+        plain, file = with_weights(name)
+        if file:
+            raise UserError(
+                f"models: '{name}' is not allowed on a network, whose nodes read their own files "
+                f"alone: name '{plain}', and let a node give --model '{plain} weights=FILE'"
+            )
 
 
 def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:

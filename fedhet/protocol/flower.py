@@ -22,7 +22,6 @@ from flwr.client import NumPyClient  # why: the class whose `fit` Flower's users
 from flwr.common import Scalar  # why: the type of that `fit`'s numbers; compat
 from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which the Grid only types
 from flwr.serverapp import Grid
-from flwr.supercore.error import ApiErrorCode  # why: refusals of a node are told apart by number
 from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to know its process
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ __all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
 
 # Console scripts that the warm server forks for: module and function, as in Flower's entry points.
 PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
-INVALID_HEARTBEAT = int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL)
-ACTIVATION_FAILED = int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
@@ -102,14 +99,21 @@ def posted(message: Message, identity: str = "") -> str:
     return identity
 
 
-def run_simulation(actor: Mapping[str, Any]) -> None:
-    """Flower's program ``flwr-simulation``, with options of Ray's for its training processes."""
+def run_simulation(actor: Mapping[str, Any], start_ray: Callable[[], None]) -> None:
+    """Flower's program ``flwr-simulation``, with options of Ray's for its training processes.
+
+    ``start_ray`` is called where Flower would start Ray, and raises what its start raises.
+    """
+    from flwr.server.superlink.fleet.vce.backend.raybackend import (
+        RayBackend,  # why: Flower would start Ray itself, after all imports
+    )
     from flwr.simulation.app import flwr_simulation  # why: its console script, under our options
     from flwr.simulation.ray_transport.ray_actor import (
         ClientAppActor,  # why: Flower offers no option for restarts of an actor
     )
 
     ClientAppActor._default_options.update(actor)  # type: ignore[attr-defined]
+    RayBackend.init_ray = lambda *_: start_ray()  # type: ignore[method-assign]
     flwr_simulation()
 
 
@@ -180,6 +184,17 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
         client.ActivateNode(ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat))
     finally:
         client.close()
+
+
+def refusal_codes() -> tuple[int, int]:
+    """Numbers with which a SuperLink refuses :func:`activate`: a bad interval, any other reason."""
+    # why: refusals of a node are told apart by number; here, since it imports a web framework
+    from flwr.supercore.error import ApiErrorCode
+
+    return (
+        int(ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL),
+        int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED),
+    )
 
 
 def key_as_sent(public: "EllipticCurvePublicKey") -> bytes:

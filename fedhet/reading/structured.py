@@ -5,7 +5,7 @@ No aliases and no tags in YAML, no key twice, no number that is not finite; boun
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,14 +57,17 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
     """The complete lines in ``data``, which was read from ``path``, each a JSON object."""
-    records = []
+    return list(each_jsonl(path, data))
+
+
+def each_jsonl(path: Path, data: bytes) -> Iterator[dict[str, Any]]:
+    """The same one after the other, so that what is before damage can be had."""
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
         if number > LINES:
             raise ReadError(f"'{path}'", f"line {number}", f"more than {LINES} lines")
-        records.append(parse_object(line, f"'{path}'", f"line {number}"))
-    return records
+        yield parse_object(line, f"'{path}'", f"line {number}")
 
 
 def shaped(kind: type[Shape], value: Mapping[str, Any], source: str, place: str = "") -> Shape:

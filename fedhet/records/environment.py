@@ -11,14 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedhet import __version__, layout
 from fedhet.schema import RunConfig
 
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")
-_BESIDE = ("cli", "sweeps", "reports", "export")  # rooms of fedhet that no result depends on
+# Rooms of fedhet that no result depends on.
+_BESIDE = ("cli", "sweeps", "reports", "watch", "export")
 
 
 def versions() -> dict[str, str]:
@@ -43,6 +42,8 @@ def processor() -> str:
     Sums are rounded in an order that depends on them: runs that were made on two kinds of processor
     drift apart. Example: ``x86_64, AMD EPYC (family 25, model 17), AVX512``.
     """
+    import torch  # noqa: PLC0415  (who only reads a run folder waits for no torch)
+
     own: dict[str, str] = {}
     with contextlib.suppress(OSError):  # Linux's; not there elsewhere
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
@@ -73,6 +74,8 @@ def commit(package: Path = layout.HERE) -> str | None:
 
 def environment(config: RunConfig) -> dict[str, Any]:
     """Versions, device, threads, git commit and source digest, for ``environment.json``."""
+    import torch  # noqa: PLC0415
+
     return {
         "versions": versions(),
         "platform": platform.platform(),

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.ids import client_order
-from fedhet.node.privacy import noise_multiplier, sigma
 from fedhet.records.tables import read_partition
 from fedhet.schema import RunConfig
 
@@ -34,6 +33,8 @@ def privacy_summary(
     """
     if not config.dp_clip:
         return None
+    from fedhet.node.privacy import noise_multiplier, sigma  # noqa: PLC0415  (torch)
+
     told = dict.fromkeys(clients, 0.0)
     for record in rounds:
         told |= record.get("epsilon_spent", {})

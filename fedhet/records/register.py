@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from fedhet import plugins
+from fedhet.data.inputs import HUB
 from fedhet.errors import UserError, VerifyError
 from fedhet.files import private_files, write_json
 from fedhet.reading.structured import read_json, shaped
@@ -84,8 +85,10 @@ def named(values: Mapping[str, Any]) -> list[str]:
     one = [values.get("method"), values.get("architecture")]
     many = models if isinstance(models, list | tuple) else ()
     data = str(values.get("dataset", ""))
-    names = [name.strip() for name in (*one, *many) if isinstance(name, str)]
-    return names if data.startswith("synthetic") else [*names, data.strip()]
+    # Of a model without its file of weights, which may have a colon too.
+    names = [name.strip().partition(" ")[0] for name in (*one, *many) if isinstance(name, str)]
+    ours = data.startswith(("synthetic", HUB))
+    return names if ours else [*names, data.strip()]
 
 
 def require_trust(what: str, names: Iterable[str], *, trusted: bool) -> None:

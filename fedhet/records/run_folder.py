@@ -5,7 +5,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,19 @@ from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.files import csv_text, finite, private_files, write_json, write_text
-from fedhet.reading.bounds import read_bytes
+from fedhet.reading.bounds import decoded, read_bytes
 from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yaml, shaped
 from fedhet.records import register
 from fedhet.records.append_only import Lines
 from fedhet.records.environment import environment
+from fedhet.records.locks import LOCK, OWNER, held
 from fedhet.records.privacy_cost import partition_clients, privacy_summary
 from fedhet.records.shapes import Identity, Line, Summary
 from fedhet.records.summary import summarise
 from fedhet.records.tables import CLIENT_COLUMNS, OTHER
 from fedhet.schema import RunConfig
 
+WAITING = 65_536  # bytes of the note that says what is waited for
 _AGAIN = "; without this file `fedhet resume` goes on, and computes it again"
 
 
@@ -151,24 +153,26 @@ class RunFolder:
     def lock(self) -> FileLock:
         """Acquire the writer's lock; UserError if another process writes this run."""
         # Of no thread: a sweep releases what it acquired in another one.
-        lock = FileLock(self.path / ".lock", blocking=False, thread_local=False)
+        path = self.path / LOCK
+        lock = FileLock(path, blocking=False, thread_local=False)
         try:
             lock.acquire()
         except Timeout as error:
             raise UserError(f"run folder '{self.path}' is in use by another process") from error
         except OSError as error:  # a link (which is not followed), or a folder has the name
-            raise VerifyError(
-                f"'{self.path / '.lock'}' cannot be opened: {error.strerror}"
-            ) from error
+            raise VerifyError(f"'{path}' cannot be opened: {error.strerror}") from error
         return lock
 
     def unfinished(self) -> str:
         """``running`` or ``killed``, for a run without a summary."""
-        try:
-            self.lock().release()
-        except UserError:
-            return "running"
-        return "killed"
+        return "running" if self.being_written() else "killed"
+
+    def being_written(self) -> bool:
+        """Whether a process writes this run, or has it written; nothing is made or changed here.
+
+        Raises VerifyError for a lock that a run does not make, such as a link.
+        """
+        return any(held(self.path / name) for name in (LOCK, OWNER))
 
     def state_dir(self, config: RunConfig) -> Path:
         """Where simulated clients keep their states."""
@@ -186,8 +190,8 @@ class RunFolder:
     def waits_for(self) -> str:
         """What the server waits for, as far as it says; empty if for nothing."""
         try:
-            return one_line(self._waiting.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return one_line(decoded(read_bytes(self._waiting, WAITING), "what is waited for"))
+        except (OSError, VerifyError):
             return ""
 
     @property
@@ -279,9 +283,14 @@ class RunFolder:
 
 def checked_lines(path: Path, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of ``rounds.jsonl``; ReadError for the first field that is not of its kind."""
+    return list(each_checked(path, records))
+
+
+def each_checked(path: Path, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same one after the other."""
     for number, record in enumerate(records, 1):
         shaped(Line, record, f"'{path}'", f"line {number}")
-    return records
+        yield record
 
 
 def digest(path: Path) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from fedhet.schema import RunConfig
 
 ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
+_RECENT = 10  # rounds that the time left is estimated from
 # How a client is left out whose numbers left the range in which there is anything to learn.
 DIVERGENCE = re.compile(
     r"not finite|\bNaN\b|\bnan\b|\binf(inity)?\b|above max-update-(norm|ratio)"
@@ -78,6 +79,15 @@ def secure_sum_summary(config: RunConfig) -> dict[str, Any]:
         found["absent"] = dict.fromkeys(ABSENT, why)
         found["means_are_over"] = "the clients of the last evaluated round, unweighted"
     return found
+
+
+def seconds_left(seconds: Sequence[float], rounds: int) -> float | None:
+    """Time to the end after rounds that took ``seconds`` each, of ``rounds``; None: unknown yet.
+
+    The last ten count. The first holds every process's imports and tells nothing.
+    """
+    recent = seconds[1:][-_RECENT:]
+    return max(0, rounds - len(seconds)) * sum(recent) / len(recent) if recent else None
 
 
 def nobody_replied(record: Mapping[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """What the runs of one setting say: every arm beside the others and beside a baseline."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 from fedhet.errors import UserError
 from fedhet.records.summary import spread
 from fedhet.reports import papers
+from fedhet.reports.names import method_name
 from fedhet.reports.runs import Run
 from fedhet.reports.settings import Arm, Block, Setting
 from fedhet.reports.statistics import (
@@ -35,7 +37,7 @@ class Level:
 
     accuracy: Interval
     best_validation: float | None
-    std: float | None
+    std: float | None  # this and the next two over clients ever sampled
     p10: float | None
     worst: float | None
     sampled: float | None  # mean over clients ever sampled
@@ -46,20 +48,34 @@ class Level:
 class Paired:
     """An arm beside the baseline, on the blocks and clients that both have."""
 
-    difference: Interval
+    interval: Interval  # of the difference: Student's t over the blocks
     improved: float
     lost: float
     blocks: list[float]
     clients: list[list[float]]
     accuracy: float  # of the arm and of the baseline, means over blocks of these clients' means
     baseline: float
+    mixed: bool = False  # the two were run in different precisions
     p: float | None = None
     adjusted: float | None = None
+
+    @cached_property
+    def bootstrap(self) -> Interval:
+        """The other interval of the difference: two-level bootstrap."""
+        return two_level_bootstrap(self.clients)
 
     @property
     def descriptive(self) -> bool:
         """Too few blocks for a test."""
         return len(self.blocks) < ENOUGH
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the t interval lies above or below zero, else 0."""
+        low, high = self.interval.low, self.interval.high
+        if low is None or high is None:
+            return 0
+        return (low > 0) - (high < 0)
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,41 @@ class Comparison:
             None if baseline is None or arm is baseline else pair(arm, baseline)
             for arm in self.arms
         ]
+
+    @cached_property
+    def shown(self) -> dict[str, int]:
+        """Rows of what is said over settings, as places in ``arms``: one for a method.
+
+        A method's arm with its defaults, its ablations left to the details; where that was not run,
+        its only arm, or else all of them by their own names.
+        """
+        made: dict[str, int] = {}
+        for method in dict.fromkeys(arm.method for arm in self.arms):
+            own = [i for i, arm in enumerate(self.arms) if arm.method == method]
+            plain = [i for i in own if not self.arms[i].keys]
+            if len(plain or own) == 1:
+                made[method_name(method)] = (plain or own)[0]
+            else:
+                made |= {self.arms[i].name: i for i in own}
+        return made
+
+    @cached_property
+    def best(self) -> tuple[str, frozenset[str]]:
+        """The row of ``shown`` with the highest mean, and those not told from it.
+
+        Not told: Student's t interval of the difference over shared blocks holds zero. Empty where
+        the highest has a single block, of which nothing can be told.
+        """
+        rows = {name: self.arms[i] for name, i in self.shown.items()}
+        top = max(self.shown, key=lambda name: self.levels[self.shown[name]].accuracy.mean)
+        if len(rows[top].blocks) < 2:
+            return "", frozenset()
+        beside = {
+            name: t_interval(found)
+            for name, arm in rows.items()
+            if name != top and (found := block_differences(arm, rows[top]))
+        }
+        return top, frozenset(name for name, found in beside.items() if found.holds(0.0))
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -155,6 +206,18 @@ def compare(settings: Sequence[Setting], baseline: str = "") -> list[Comparison]
     return made
 
 
+def longest(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Of settings that differ in rounds alone, and so share their first rounds, the longest."""
+    found: dict[str, Comparison] = {}
+    for one in comparisons:
+        keys = {k: v for k, v in one.setting.keys.items() if k not in {"rounds", "precision"}}
+        name = json.dumps(keys, sort_keys=True, default=str)
+        kept = found.get(name)
+        if kept is None or one.setting.keys["rounds"] > kept.setting.keys["rounds"]:
+            found[name] = one
+    return [one for one in comparisons if one in found.values()]
+
+
 def _baseline(setting: Setting, method: str) -> Arm | None:
     arms = [arm for arm in setting.arms if arm.method == method and arm.runs]
     return min(arms, key=lambda arm: (len(arm.keys), arm.order), default=None)
@@ -164,9 +227,9 @@ def level(arm: Arm) -> Level:
     """How good an arm is."""
     runs = arm.ordered()
     told = [run for run in runs if not means_alone(run.summary)]
-    spreads = [spread([s.test for s in run.clients if s.test is not None]) for run in told]
+    spreads = [spread(trained(run)) for run in told]
     best = [run.summary.get("best_validation_test_accuracy_mean") for run in runs]
-    never = [float(_never_sampled(run)) for run in told]
+    never = [never_sampled(run) for run in told]
     return Level(
         t_interval([final(run) for run in runs]),
         _mean([value for value in best if value is not None]),
@@ -183,16 +246,22 @@ def final(run: Run) -> float:
     return float(run.evaluated[-1]["test_accuracy_mean"])
 
 
-def _never_sampled(run: Run) -> int:
+def _sampled(run: Run) -> float | None:
+    return _mean([s.test for s in run.clients if s.generation > 0 and s.test is not None])
+
+
+def never_sampled(run: Run) -> int:
+    """Clients that never took part."""
     untrained = sum(score.generation == 0 for score in run.clients)
     if run.config.get("evaluate-all", True):
         return untrained
     return untrained + run.federation - len(run.clients)
 
 
-def _sampled(run: Run) -> float | None:
+def trained(run: Run) -> list[float]:
+    """Accuracy of the clients that were ever sampled; of all where none was."""
     tests = [s.test for s in run.clients if s.generation > 0 and s.test is not None]
-    return _mean(tests)
+    return tests or [s.test for s in run.clients if s.test is not None]
 
 
 def pair(arm: Arm, baseline: Arm) -> Paired | None:
@@ -207,8 +276,17 @@ def pair(arm: Arm, baseline: Arm) -> Paired | None:
     improved, lost = shares([value for own in clients for value in own])
     own, base = (float(np.mean([np.mean(block, axis=0)[i] for block in both])) for i in (0, 1))
     return Paired(
-        two_level_bootstrap(clients), improved, lost, means, clients, own, base, signed_rank(means)
-    )
+        t_interval(means), improved, lost, means, clients, own, base,
+        arm.precision != baseline.precision, signed_rank(means),
+    )  # fmt: skip
+
+
+def block_differences(arm: Arm, other: Arm) -> list[float]:
+    """Points by which ``arm`` is better, per block that both have, on the clients of both."""
+    both = [
+        _both(arm.runs[block], other.runs[block]) for block in arm.blocks if block in other.runs
+    ]
+    return [float(np.mean([ours - theirs for ours, theirs in own])) for own in both if own]
 
 
 def _both(run: Run, base: Run) -> list[tuple[float, float]]:
@@ -222,7 +300,8 @@ def _total(run: Run) -> float:
     return sum(float(record["train_flops"]) for record in run.rounds)
 
 
-def _per_reply(run: Run, key: str) -> float:
+def per_reply(run: Run, key: str) -> float:
+    """A count of the rounds' lines, such as ``uplink_floats``, per reply: client and round."""
     replied = sum(record["replied"] for record in run.rounds)
     total = sum(float(record[key]) for record in run.rounds)
     return total / max(1.0, float(replied))
@@ -236,11 +315,11 @@ def _cost(arm: Arm, base: Arm | None, budgets: dict[Block, float]) -> Cost:
         if found is not None:
             equal.append(found)
     shared = [block for block in arm.blocks if base is not None and block in base.runs]
-    flops = {block: _per_reply(arm.runs[block], "train_flops") for block in arm.blocks}
-    theirs = {block: _per_reply(base.runs[block], "train_flops") for block in shared if base}
+    flops = {block: per_reply(arm.runs[block], "train_flops") for block in arm.blocks}
+    theirs = {block: per_reply(base.runs[block], "train_flops") for block in shared if base}
     return Cost(
-        float(np.mean([_per_reply(run, "uplink_floats") for run in runs])),
-        float(np.mean([_per_reply(run, "downlink_floats") for run in runs])),
+        float(np.mean([per_reply(run, "uplink_floats") for run in runs])),
+        float(np.mean([per_reply(run, "downlink_floats") for run in runs])),
         float(np.mean(list(flops.values()))) / 1e9,
         _mean([flops[block] / theirs[block] for block in shared if theirs[block]]),
         _mean([spent.accuracy for spent in equal]),

@@ -4,26 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedhet.reports.comparison import Comparison, final
-from fedhet.reports.drawing import (
-    ACCURACY,
-    WIDTH,
-    Colours,
-    Picture,
-    absent,
-    legend_below,
-    look,
-    mark,
-    picture,
-)
+from fedhet.reports.drawing import ACCURACY, Colours, Picture, drawn
+from fedhet.reports.lines import Series, draw_lines, tall_enough
 from fedhet.reports.runs import Run
 from fedhet.reports.settings import Arm
 
 Points = Mapping[str, Sequence[tuple[float, list[float]]]]  # arm's name: x, accuracy per block
 _PRIVACY = ("dp-clip", "dp-epsilon", "dp-delta")
+_BARS = "Mean over blocks after the last round; bars: lowest to highest block."
 
 
 def over_settings(comparisons: Sequence[Comparison], colours: Colours) -> list[Picture]:
@@ -36,13 +26,8 @@ def over_settings(comparisons: Sequence[Comparison], colours: Colours) -> list[P
                 ends = [final(run) for run in arm.ordered()]
                 points.setdefault(arm.name, []).append((float(one.setting.keys[key]), ends))
         first = min(group, key=lambda one: one.setting.slug).setting.slug
-        made.append(_curves(f"curve-{key}-{first}", key, points, colours, group[0].setting.title))
-    if not made:
-        reason = (
-            "no two settings differ in one numeric key alone (such as classes-per-client, alpha or "
-            "fraction)"
-        )
-        made.append(absent("curves", "Non-IID and participation curves", reason))
+        title = group[0].setting.conditions
+        made.append(_curves(f"curve-{key}-{first}", key, points, colours, title))
     return made
 
 
@@ -52,7 +37,7 @@ def _families(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Compari
         keys = one.setting.keys
         for key, value in keys.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                rest = repr(sorted((k, v) for k, v in keys.items() if k != key))
+                rest = repr(sorted((k, v) for k, v in keys.items() if k not in {key, "precision"}))
                 found.setdefault((key, rest), []).append(one)
     return [
         (key, group) for (key, _), group in found.items() if len(group) > 1 and key not in _PRIVACY
@@ -77,7 +62,7 @@ def over_own_keys(one: Comparison, colours: Colours) -> list[Picture]:
             if groups:
                 own = {name: colours.get(name, i) for i, name in enumerate(groups)}
                 name = f"curve-{key}-{method}-{one.setting.slug}"
-                made.append(_curves(name, key, groups, own, one.setting.title))
+                made.append(_curves(name, key, groups, own, one.setting.conditions))
     return made
 
 
@@ -86,43 +71,27 @@ def _own_values(arm: Arm) -> dict[str, Any]:
     return {**dict(arm.ordered()[0].config), **arm.keys}
 
 
-def _curves(name: str, key: str, points: Points, colours: Colours, title: str) -> Picture:
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for method, own in points.items():
-            _errors(axes, sorted(own), method, colours[method])
-        axes.set(xlabel=key.replace("-", " "), ylabel=ACCURACY)
-        axes.margins(0.06)
-        legend_below(figure, axes)
-
-    caption = (
-        f"Everything else as in: {title}. Mean over blocks after the last round; bars: lowest to "
-        "highest block."
-    )
-    return picture(name, f"Accuracy against {key}", caption, draw, (WIDTH, 3.4))
-
-
-def _errors(
-    axes: Axes,
-    points: Sequence[tuple[float, list[float]]],
-    label: str,
-    index: int,
-    *,
-    filled: bool = True,
-) -> None:
-    means = np.array([np.mean(ends) for _, ends in points])
-    low = means - [min(ends) for _, ends in points]
-    high = [max(ends) for _, ends in points] - means
-    axes.errorbar(
-        [x for x, _ in points], means, yerr=np.stack([low, high]), label=label, marker=mark(index),
-        markersize=5, capsize=2.5, elinewidth=1, markerfacecolor=None if filled else "white",
-        **look(index),
+def _curves(name: str, key: str, points: Points, colours: Colours, conditions: str) -> Picture:
+    series = _series(points, colours)
+    caption = f"Everything else as in: {conditions}. {_BARS}"
+    return drawn(
+        name, f"Accuracy against {key}", caption, tall_enough(series),
+        lambda panel: draw_lines(panel, series, (key.replace("-", " "), ACCURACY)),
     )  # fmt: skip
 
 
-def privacy(comparisons: Sequence[Comparison], colours: Colours) -> Picture:
-    """Accuracy against the epsilon that a run spent."""
-    title = "Accuracy against spent epsilon"
+def _series(points: Points, colours: Colours) -> list[Series]:
+    return [_one_series(name, own, colours[name]) for name, own in points.items()]
+
+
+def _one_series(name: str, own: Sequence[tuple[float, list[float]]], look: int) -> Series:
+    ordered = sorted(own)
+    means = [(x, float(np.mean(ends))) for x, ends in ordered]
+    return Series(name, look, means, [(min(ends), max(ends)) for _, ends in ordered])
+
+
+def privacy(comparisons: Sequence[Comparison], colours: Colours) -> list[Picture]:
+    """Accuracy against the epsilon that a run spent, where there was noise: two kinds of it."""
     points: dict[tuple[str, bool], list[tuple[float, list[float]]]] = {}
     for one in comparisons:
         for arm in one.arms:
@@ -133,25 +102,24 @@ def privacy(comparisons: Sequence[Comparison], colours: Colours) -> Picture:
                 own = points.setdefault((arm.name, of_sum), [])
                 own.append((x, [accuracy for _, accuracy in spent]))
     if not points:
-        return absent("privacy", title, "no run has noise on its uploads (dp-clip, dp-epsilon)")
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for (method, of_sum), own in sorted(points.items(), key=lambda one: one[0][1]):
-            label = f"{method}, noise for the sum" if of_sum else method
-            _errors(axes, sorted(own), label, colours[method], filled=not of_sum)
-        axes.set_xscale("log")
-        axes.set(xlabel="spent epsilon of the client that spent most", ylabel=ACCURACY)
-        axes.margins(0.06)
-        legend_below(figure, axes)
-
-    caption = "Mean over blocks after the last round; bars: lowest to highest block."
+        return []
+    series = [
+        _one_series(f"{name}, noise for the sum" if of_sum else name, own, colours[name])
+        for (name, of_sum), own in sorted(points.items(), key=lambda one: one[0][1])
+    ]
+    labels = ("spent epsilon of the client that spent most", ACCURACY)
+    caption = _BARS
     if any(of_sum for _, of_sum in points):
         caption += (
-            " Noise is each upload's own or, with hollow marks, the sum's, of which every client "
-            "adds a share (secure-sum)."
+            " Noise is each upload's own or, where a line says so, the sum's, of which every "
+            "client adds a share (secure-sum)."
         )
-    return picture("privacy", title, caption, draw, (WIDTH, 3.4))
+    return [
+        drawn(
+            "privacy", "Accuracy against spent epsilon", caption, tall_enough(series),
+            lambda panel: draw_lines(panel, series, labels, log=True),
+        )
+    ]  # fmt: skip
 
 
 def _noise_of(run: Run) -> str:

@@ -1,200 +1,125 @@
 """The figures of one setting that need nothing but the records of runs."""
 
+import math
+
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedhet.data.inputs import noun
-from fedhet.data.plot import draw_bubbles
-from fedhet.reports.comparison import Comparison, final
-from fedhet.reports.drawing import (
-    ACCURACY,
-    GRID,
-    INK,
-    LINE,
-    WIDTH,
-    Colours,
-    Picture,
-    absent,
-    label_points,
-    legend_below,
-    look,
-    picture,
-    thin,
-)
+from fedhet.reports.comparison import Comparison, trained
+from fedhet.reports.drawing import ACCURACY, Colours, Picture, absent, drawn, thin
+from fedhet.reports.lines import Series, draw_boxes, draw_lines, tall_enough
 from fedhet.reports.settings import Arm
-from fedhet.reports.statistics import course
+from fedhet.reports.svg import Drawing, cut
 
-_FEW_BANDS = 5  # more than that must be paler, since they lie on each other
+_LEVELS = 8  # sizes of the dots of a partition
+_CELL, _MOST = 9.0, 120  # pixels of a cell; rows and columns beyond which cells shrink
 
 
 def of_setting(one: Comparison, colours: Colours) -> list[Picture]:
     """Figures of one setting."""
-    made = [_rounds(one, colours), _clients(one, colours), _trade_off(one, colours)]
-    made += [_differences(one, colours), _norms(one, colours), _partition(one)]
+    made = [rounds(one, colours), _clients(one), _gains(one, colours)]
+    made += [*_norms(one, colours), _partition(one)]
     return made
 
 
-def _rounds(one: Comparison, colours: Colours) -> Picture:
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        alpha = 0.14 if len(one.arms) <= _FEW_BANDS else 0.07
-        ends = []
-        for arm in one.arms:
-            curves = [{r["round"]: r["test_accuracy_mean"] for r in run.evaluated}
-                      for run in arm.ordered()]  # fmt: skip
-            shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-            if not shared:  # blocks that were evaluated in other rounds
-                continue
-            shared = [shared[i] for i in thin(len(shared))]
-            values = np.array([[curve[r] for r in shared] for curve in curves])
-            style = look(colours[arm.name])
-            axes.plot(shared, values.mean(axis=0), label=arm.name, **style)
-            if len(curves) > 1:
-                band = (values.min(axis=0), values.max(axis=0))
-                axes.fill_between(shared, *band, color=style["color"], alpha=alpha, linewidth=0)
-            ends.append(values[:, -1].mean())
-        axes.set(xlabel="round", ylabel=ACCURACY)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.margins(x=0.01)
-        legend_below(figure, axes, list(np.argsort(ends)[::-1]))
-
-    caption = "Mean over all clients; line: mean over blocks, band: lowest to highest block."
-    size = (WIDTH, 3.4 + 0.17 * (len(one.arms) / 4))
-    name = f"rounds-{one.setting.slug}"
-    return picture(name, "Accuracy over rounds", caption, draw, size)
-
-
-def _clients(one: Comparison, colours: Colours) -> Picture:
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for place, arm in enumerate(reversed(one.arms)):
-            tests = [s.test for run in arm.ordered() for s in run.clients if s.test is not None]
-            colour = look(colours[arm.name])["color"]
-            line = {"color": colour, "linewidth": 1.2}
-            axes.boxplot(
-                [tests], positions=[place], orientation="horizontal", widths=0.6,
-                patch_artist=True, showmeans=True, boxprops={"facecolor": colour + "30", **line},
-                whiskerprops=line, capprops=line, medianprops={**line, "linewidth": 2},
-                flierprops={"marker": "o", "markersize": 2.5, "markerfacecolor": colour,
-                            "markeredgewidth": 0},
-                meanprops={"marker": "+", "markeredgecolor": INK, "markersize": 8,
-                           "markeredgewidth": 1.4},
-            )  # fmt: skip
-        axes.set_yticks(range(len(one.arms)), [arm.name for arm in reversed(one.arms)])
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel(ACCURACY)
-
-    caption = (
-        "Clients of all blocks after the last round. Box: quartiles and median; whiskers: up to "
-        "1.5 times the box; +: mean."
-    )
-    size = (WIDTH, 0.9 + 0.34 * max(2, len(one.arms)))
-    name = f"clients-{one.setting.slug}"
-    return picture(name, "Clients", caption, draw, size)
-
-
-def _trade_off(one: Comparison, colours: Colours) -> Picture:
-    points = []
+def rounds(one: Comparison, colours: Colours) -> Picture:
+    """Mean accuracy over rounds."""
+    name, title = f"rounds-{one.setting.slug}", "Accuracy over rounds"
+    series = []
     for arm in one.arms:
-        runs = arm.ordered()
-        ends = [course(run.rounds)[-1] for run in runs]
-        points.append(
-            (
-                float(np.mean([end.floats for end in ends])),
-                float(np.mean([final(run) for run in runs])),
-                float(np.mean([end.flops for end in ends])),
-            )
-        )
+        curves = [
+            {r["round"]: r["test_accuracy_mean"] for r in run.evaluated} for run in arm.ordered()
+        ]
+        shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+        if not shared:  # blocks that were evaluated in other rounds
+            continue
+        chosen = [shared[i] for i in thin(len(shared))]
+        points = [(float(r), float(np.mean([curve[r] for curve in curves]))) for r in chosen]
+        series.append(Series(arm.name, colours[arm.name], points))
+    if not series:
+        return absent(name, title, "no method was evaluated in the same rounds of all blocks")
+    caption = "Mean over all clients, mean over blocks."
+    return drawn(
+        name, title, caption, tall_enough(series),
+        lambda panel: draw_lines(panel, series, ("round", ACCURACY)),
+    )  # fmt: skip
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        scale = 420 / (max(flops for _, _, flops in points) or 1.0)
-        for arm, (floats, accuracy, flops) in zip(one.arms, points, strict=True):
-            axes.scatter(
-                floats, accuracy, s=scale * flops, alpha=0.55, label=arm.name,
-                color=look(colours[arm.name])["color"], linewidths=0,
-            )  # fmt: skip
-            axes.scatter(floats, accuracy, s=6, color=INK, linewidths=0, zorder=3)
-        sent = [floats for floats, _, _ in points if floats > 0]
-        start = 10.0 ** np.floor(np.log10(min(sent))) if sent else 1.0
-        axes.set_xscale("symlog", linthresh=start, linscale=0.4)
-        axes.set_xlim(left=-0.25 * start)
-        axes.margins(x=0.12, y=0.2)
-        axes.set(xlabel="floats sent, both ways, all clients and rounds", ylabel=ACCURACY)
-        named = zip(one.arms, points, strict=True)
-        label_points(axes, [(x, y, scale * flops, arm.name) for arm, (x, y, flops) in named])
 
-    low, high = (f(flops for _, _, flops in points) / 1e12 for f in (min, max))
+def _clients(one: Comparison) -> Picture:
+    rows = []
+    for arm in one.arms:
+        values = [value for run in arm.ordered() for value in trained(run)]
+        if values:
+            rows.append((arm.name, values))
+    name, title = f"clients-{one.setting.slug}", "Distribution over clients"
+    if not rows:
+        return absent(name, title, "the server learned means alone (secure-sum)")
+    never = max(level.never_sampled or 0.0 for level in one.levels)
+    left_out = "" if not never else " Clients that were never sampled are not among them."
     caption = (
-        "Whole runs, means over blocks; the area of a circle is the training FLOPs "
-        f"({low:,.3g} to {high:,.3g} TFLOPs). The axis is linear up to its first power of ten."
+        "Clients of all blocks after the last round. Box: quartiles and median; line: 10th to 90th "
+        f"percentile; cross: mean; dot: worst.{left_out}"
     )
-    return picture(f"trade-off-{one.setting.slug}", "Trade-off", caption, draw, (WIDTH, 3.8))
+    return drawn(
+        name, title, caption, 46 + 18 * len(rows), lambda panel: draw_boxes(panel, rows, ACCURACY)
+    )
 
 
-def _differences(one: Comparison, colours: Colours) -> Picture:
-    name, title = f"differences-{one.setting.slug}", "Paired differences per client"
+def _gains(one: Comparison, colours: Colours) -> Picture:
+    name, title = f"gains-{one.setting.slug}", "Who gains"
     pairs = [(arm, pair) for arm, pair in zip(one.arms, one.paired, strict=True) if pair]
     if not pairs:
         return absent(name, title, "no method shares a block with the baseline")
     base = one.baseline.name if one.baseline else ""
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for arm, pair in pairs:
-            values = np.sort(np.concatenate([np.asarray(own) for own in pair.clients]))[::-1]
-            share = 100 * (np.arange(len(values)) + 0.5) / len(values)
-            chosen = thin(len(values))
-            axes.plot(share[chosen], values[chosen], label=arm.name, **look(colours[arm.name]))
-        axes.axhline(0, color=LINE, linewidth=1)
-        axes.set(xlabel="clients, % (best first)", ylabel=f"points above {base}")
-        axes.margins(x=0.01)
-        legend_below(figure, axes)
-
+    series = []
+    for arm, pair in pairs:
+        values = np.sort(np.concatenate([np.asarray(own) for own in pair.clients]))[::-1]
+        share = 100 * (np.arange(len(values)) + 0.5) / len(values)
+        chosen = thin(len(values), 40)
+        points = [(float(share[i]), float(values[i])) for i in chosen]
+        series.append(Series(arm.name, colours[arm.name], points))
     caption = (
         f"Every client's accuracy less that of the same client under {base}, sorted within each "
-        "method, clients of all blocks. Where a line crosses zero is the share that improves."
+        "method, clients of all blocks. A line is above zero for the share that gains, on it for "
+        "the share that is equal, and below it for the share that loses."
     )
-    size = (WIDTH, 3.4 + 0.17 * (len(pairs) / 4))
-    return picture(name, title, caption, draw, size)
+    labels = ("clients, % (best first)", f"points above {base}")
+    return drawn(
+        name, title, caption, tall_enough(series),
+        lambda panel: draw_lines(panel, series, labels, zero=True, marks=False),
+    )  # fmt: skip
 
 
-def _norms(one: Comparison, colours: Colours) -> Picture:
-    name, title = f"norms-{one.setting.slug}", "Header norms"
+def _norms(one: Comparison, colours: Colours) -> list[Picture]:
+    """A figure for every norm that a method records, such as FedSSA's global header."""
     kinds: dict[str, list[Arm]] = {}
     for arm in one.arms:
         for key in dict.fromkeys(key for run in arm.ordered() for key in run.rounds[0]):
             if key.endswith("norm"):
                 kinds.setdefault(key, []).append(arm)
-    if not kinds:
-        return absent(name, title, "no method of this setting records a norm (FedSSA does)")
-
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, len(kinds), squeeze=False)[0]
-        for axes, (key, arms) in zip(panels, kinds.items(), strict=True):
-            named: set[str] = set()
-            for arm in arms:
-                for run in arm.ordered():
-                    points = [(r["round"], r[key]) for r in run.rounds if r.get(key) is not None]
-                    if not points:  # a record of before this norm was recorded
-                        continue
+    made = []
+    for key, arms in kinds.items():
+        series = []
+        for arm in arms:
+            for block, run in zip(arm.blocks, arm.ordered(), strict=True):
+                points = [(r["round"], r[key]) for r in run.rounds if r.get(key) is not None]
+                if points:  # none in a record of before this norm was recorded
                     chosen = [points[i] for i in thin(len(points))]
-                    label = None if arm.name in named else arm.name
-                    named.add(arm.name)
-                    xs, ys = zip(*chosen, strict=True)
-                    axes.plot(xs, ys, label=label, alpha=0.8, **look(colours[arm.name]))
-            axes.set(xlabel="round", ylabel=key.replace("_", " "))
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_ylim(bottom=0)
-        legend_below(figure, panels[0])
+                    label = f"{arm.name}, seed {block[1]}"
+                    series.append(Series(label, colours[arm.name], chosen))
+        if series:
+            words = key.replace("_", " ")
+            made.append(_norm(f"{key}-{one.setting.slug}", words, series))
+    return made
 
-    caption = (
-        "L2 norm of the global header after every round and of its longest row; a line per block."
-    )
-    return picture(name, title, caption, draw, (WIDTH, 2.9))
+
+def _norm(name: str, words: str, series: list[Series]) -> Picture:
+    caption = "L2 norm after every round; a line per block."
+    title = words[:1].upper() + words[1:]
+    return drawn(
+        name, title, caption, tall_enough(series),
+        lambda panel: draw_lines(panel, series, ("round", words), marks=False),
+    )  # fmt: skip
 
 
 def _partition(one: Comparison) -> Picture:
@@ -203,21 +128,44 @@ def _partition(one: Comparison) -> Picture:
     if run is None or run.counts is None:
         return absent(name, title, "no run of this setting has its partition.csv")
     counts = run.counts
-    table = np.zeros((len(counts.clients), len(counts.classes)), dtype=np.int64)
-    for row, own in enumerate(counts.clients.values()):
-        for label, images in own.items():
-            table[row, label] = images
-    clients, classes = table.shape
-    margin = 1.5 + 0.06 * max(len(name) for name in counts.classes)
-    cell = min(0.3, (WIDTH - margin) / max(clients, 8))
-    tall = max(2.4, cell * classes + 1.0)
     what = noun(str(one.setting.keys["dataset"]))
+    held = [
+        (row, label, images)
+        for row, own in enumerate(counts.clients.values())
+        for label, images in own.items()
+        if images
+    ]
+    total = sum(images for _, _, images in held)
     caption = (
         f"Training {what} per client and class (area), seed {run.config.get('seed', 0)}; "
-        f"{len(counts.clients):,} clients, {int(table.sum()):,} {what}."
+        f"{len(counts.clients):,} clients, {total:,} {what}, at most "
+        f"{max((images for *_, images in held), default=0):,} of a class on one client."
     )
-    return picture(
-        name, title, caption,
-        lambda figure: draw_bubbles(figure, table, counts.classes, cell, (INK, GRID), what),
-        (WIDTH, tall),
-    )  # fmt: skip
+    names, clients = counts.classes, len(counts.clients)
+    cell = min(_CELL * 2, (440 - 90) / max(clients, 8))
+    tall = max(cell, 9.0 if len(names) <= 24 else min(cell, 5.0))
+
+    def draw(panel: Drawing) -> None:
+        _dots(panel, held, (90.0, 6.0, cell, tall))
+        every = -(-len(names) // 24)
+        for label in range(0, len(names), every):
+            y = 6 + tall * (label + 0.5)
+            panel.text(84, y + 3.5, cut(names[label], 15), "small", anchor="end", full=names[label])
+        panel.text(90, 6 + tall * len(names) + 14, "clients, in order", "soft small")
+
+    return drawn(name, title, caption, 6 + tall * len(names) + 22, draw)
+
+
+def _dots(
+    panel: Drawing, held: list[tuple[int, int, int]], place: tuple[float, float, float, float]
+) -> None:
+    """Dots in a few sizes, those of one size in one element."""
+    left, top, cell, tall = place
+    most = max((images for *_, images in held), default=1)
+    sized: dict[int, list[tuple[float, float]]] = {}
+    for row, label, images in held:
+        level = max(1, math.ceil(_LEVELS * math.sqrt(images / most)))
+        middle = (left + cell * (row + 0.5), top + tall * (label + 0.5))
+        sized.setdefault(level, []).append(middle)
+    for level, points in sorted(sized.items()):
+        panel.dots(points, "s1", max(0.8, 0.95 * min(cell, tall * 1.6) * level / _LEVELS))

@@ -1,7 +1,7 @@
 """A table with cells that know their number and their text, and the ways to write one down."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedhet.files import csv_text
@@ -14,15 +14,17 @@ class Cell:
 
     text: str
     value: float | str | None
+    rank: str = ""  # "best" of its column, or "tied" with that
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading with what it means."""
+    """A heading with what it means; ``details`` is the anchor of a setting that it leads to."""
 
     title: str
     about: str
     numeric: bool = True
+    details: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,26 +82,28 @@ def escaped(value: str) -> str:
 
 def to_markdown(table: Table, level: int = 3) -> str:
     """A heading with a stable anchor, the table, and its note."""
-
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(map(escaped, cells))} |"
-
-    head = line([column.title for column in table.columns])
-    ruler = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
-    body = [line([cell.text for cell in row]) for row in table.rows]
     anchor = f'<a id="{table.name}"></a>'
-    return "\n".join(
-        [
-            f"{'#' * level} {escaped(table.title)} {anchor}",
-            "",
-            escaped(table.note),
-            "",
-            head,
-            ruler,
-            *body,
-            "",
-        ]
-    )
+    heading = f"{'#' * level} {escaped(table.title)} {anchor}"
+    note = [escaped(table.note), ""] if table.note else []
+    return "\n".join([heading, "", *note, *markdown_rows(table, "#{}".format), ""])
+
+
+def markdown_rows(table: Table, link: Callable[[str], str]) -> list[str]:
+    """The table alone; ``link`` makes the address of a column's details from their anchor."""
+    heads = [
+        f"[{escaped(column.title)}]({link(column.details)})"
+        if column.details
+        else escaped(column.title)
+        for column in table.columns
+    ]
+    ruler = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
+    body = [[_RANKED[cell.rank].format(escaped(cell.text)) for cell in row] for row in table.rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *body)]
+    return [lines[0], ruler, *lines[1:]]
+
+
+_RANKED = {"": "{}", "best": "**{}**", "tied": "<u>{}</u>"}
+_TEX_RANKED = {"": "%s", "best": r"\textbf{%s}", "tied": r"\underline{%s}"}
 
 
 def to_csv(table: Table) -> str:
@@ -138,7 +142,10 @@ def to_latex(table: Table) -> str:
     """A float with booktabs rules; its label is ``tab:`` and the anchor."""
     layout = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_tex(column.title) for column in table.columns)
-    body = [" & ".join(_tex(cell.text) for cell in row) + r" \\" for row in table.rows]
+    body = [
+        " & ".join(_TEX_RANKED[cell.rank] % _tex(cell.text) for cell in row) + r" \\"
+        for row in table.rows
+    ]
     caption = f"{_tex(table.title)}. {_tex(table.note)}"
     return "\n".join(
         [
@@ -152,4 +159,6 @@ def to_latex(table: Table) -> str:
 
 def _tex(value: str) -> str:
     escaped = "".join(_LATEX.get(letter, letter) for letter in value)
-    return escaped.replace("+-", r"$\pm$")
+    for sign, tex in (("±", r"$\pm$"), ("†", r"$\dagger$"), ("−", "$-$")):
+        escaped = escaped.replace(sign, tex)
+    return escaped

@@ -4,6 +4,8 @@ Each is drawn for the first setting whose run folders still have what it needs, 
 absent where none has. Nothing is trained: states are opened as ``fedhet export`` opens them.
 """
 
+import base64
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from fedhet.data.inputs import IMAGE, kind_of, noun
@@ -26,15 +27,16 @@ from fedhet.reading.structured import read_json
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.reports.comparison import Comparison, final
-from fedhet.reports.drawing import SERIES, WIDTH, Picture, absent, picture
-from fedhet.reports.run_models import NO_STATES, Labels, Missing, Opened, examples_of, open_runs
+from fedhet.reports.drawing import WIDTH, Picture, absent, drawn
+from fedhet.reports.modelled import ENHANCED, NO_STATES, TSNE
+from fedhet.reports.run_models import Labels, Missing, Opened, examples_of, open_runs
 from fedhet.reports.settings import Arm
+from fedhet.reports.svg import HUES, Drawing
 from fedhet.training.loop import EVALUATION_BATCH, autocast
 
 MOST_ARMS, MOST_CLIENTS, MOST_IMAGES = 4, 10, 1000
 EXAMPLES = 5  # images beside their enhanced selves, as in pFedES' paper
-_TSNE = "t-SNE of test representations"
-_ENHANCED = "Original and enhanced images"
+_ROW, _SIDE = 240.0, 84.0  # pixels: a row of clouds, an image
 Points = NDArray[np.float32]
 
 
@@ -48,11 +50,9 @@ class _Cloud:
     clients: Labels
 
 
-def of_models(comparisons: Sequence[Comparison], *, wanted: bool) -> list[Picture]:
+def of_models(comparisons: Sequence[Comparison]) -> list[Picture]:
     """t-SNE of representations, and pFedES' enhanced images."""
-    named = (("t-sne", _TSNE, _t_sne), ("enhanced", _ENHANCED, _enhanced))
-    if not wanted:
-        return [absent(name, title, "left out by --no-models") for name, title, _ in named]
+    named = (("t-sne", TSNE, _t_sne), ("enhanced", ENHANCED, _enhanced))
     made = []
     for name, title, draw in named:
         reasons = [NO_STATES]
@@ -77,24 +77,25 @@ def _t_sne(name: str, one: Comparison) -> Picture:
     shown = [_embed(cloud.points) for cloud in clouds]
     numbers = [(_silhouette(c.points, c.classes), _silhouette(c.points, c.clients)) for c in clouds]
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(len(clouds), 2, squeeze=False)
-        for row, cloud, plane, (by_class, by_client) in zip(
-            panels, clouds, shown, numbers, strict=True
+    def draw(panel: Drawing) -> None:
+        for row, (cloud, plane, (by_class, by_client)) in enumerate(
+            zip(clouds, shown, numbers, strict=True)
         ):
-            who = cloud.arm.name
-            _scatter(row[0], plane, cloud.classes, f"{who}, by class: silhouette {by_class}")
-            _scatter(row[1], plane, cloud.clients, f"by client: silhouette {by_client}")
+            top, who = row * _ROW, cloud.arm.name
+            title = f"{who}, by class: silhouette {by_class}"
+            _scatter(panel, (0.0, top), plane, cloud.classes, title)
+            title = f"by client: silhouette {by_client}"
+            _scatter(panel, (WIDTH / 2, top), plane, cloud.clients, title)
 
     first = chosen[0]
     caption = (
-        f"{one.setting.title}; seed {first.config.seed}, "
+        f"{one.setting.title}, seed {first.config.seed}, "
         f"{len(set(clouds[0].clients.tolist()))} clients, {len(clouds[0].points)} test "
         f"{noun(first.config.dataset)}. "
         "Representations are what the answering header takes in; silhouettes are those of the "
         "representations, not of the picture."
     )
-    return picture(name, _TSNE, caption, draw, (WIDTH, 2.9 * len(clouds)))
+    return drawn(name, TSNE, caption, _ROW * len(clouds), draw)
 
 
 def _best(one: Comparison, opened: Sequence[Opened]) -> list[Opened]:
@@ -176,19 +177,19 @@ def _silhouette(points: Points, labels: Labels) -> str:
         return f"{silhouette_score(points, labels):.2f}"
 
 
-def _scatter(axes: Axes, plane: Points, labels: Labels, title: str) -> None:
-    """Points as pixels: as paths a thousand of them would fill half the page."""
-    groups = np.unique(labels)
-    place = np.searchsorted(groups, labels)
-    few = len(groups) <= len(SERIES)
-    colours: Any = [SERIES[i] for i in place] if few else place
-    axes.scatter(
-        plane[:, 0], plane[:, 1], s=7, c=colours, cmap=None if few else "turbo", linewidths=0,
-        alpha=0.85, rasterized=True,
-    )  # fmt: skip
-    axes.set(xticks=[], yticks=[])
-    axes.grid(visible=False)
-    axes.set_title(title, fontsize=8.5)
+def _scatter(
+    panel: Drawing, corner: tuple[float, float], plane: Points, labels: Labels, title: str
+) -> None:
+    """Dots in a square below a title; colours repeat after six groups, the silhouette does not."""
+    left, top = corner
+    size = WIDTH / 2 - 14
+    panel.text(left, top + 12, title, "small")
+    low, high = plane.min(axis=0), plane.max(axis=0)
+    places = (plane - low) / np.maximum(high - low, 1e-9) * (size - 8) + 4
+    for number, group in enumerate(np.unique(labels)):
+        own = places[labels == group]
+        spots = [(left + float(x), top + 20 + float(y)) for x, y in own]
+        panel.dots(spots, f"s{1 + number % (len(HUES) - 1)}", 3)
 
 
 # --- enhanced images ---------------------------------------------------------------------------
@@ -210,25 +211,33 @@ def _enhanced(name: str, one: Comparison) -> Picture:
         enhanced = module(normalise(originals)).permute(0, 2, 3, 1)
     top = enhanced.amax(dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)
 
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(2, len(originals), squeeze=False)
-        for row, shown, title in zip(
-            panels, (originals.numpy(), (enhanced / top).numpy()), ("original", "enhanced"),
-            strict=True,
-        ):  # fmt: skip
-            for axes, image in zip(row, shown, strict=True):
-                axes.imshow(image, interpolation="nearest")
-                axes.set(xticks=[], yticks=[])
-                axes.grid(visible=False)
-                axes.spines[:].set_visible(False)
-            row[0].set_ylabel(title)
+    def draw(panel: Drawing) -> None:
+        rows = (("original", originals.numpy()), ("enhanced", (enhanced / top).numpy()))
+        for row, (title, shown) in enumerate(rows):
+            high = row * (_SIDE + 20)
+            panel.text(0, high + 12, title, "small")
+            for column, image in enumerate(shown):
+                _image(panel, (column * (_SIDE + 8), high + 16), image)
 
     caption = (
         f"{opened.arm.name}, {one.setting.title}; the global extractor after the last round, on a "
         "test image of each of the first clients. Enhanced images are not negative; each is "
         "divided by its highest value."
     )
-    return picture(name, _ENHANCED, caption, draw, (WIDTH, 2.7))
+    return drawn(name, ENHANCED, caption, 2 * (_SIDE + 20), draw)
+
+
+def _image(panel: Drawing, corner: tuple[float, float], pixels: Any) -> None:
+    """Pixels (h, w, 3 or 1), bytes or from 0 to 1, as an image without smoothing."""
+    levels = pixels if pixels.dtype == np.uint8 else np.round(255 * np.clip(pixels, 0, 1))
+    levels = levels[..., 0] if levels.shape[-1] == 1 else levels
+    file = io.BytesIO()
+    Image.fromarray(levels.astype(np.uint8)).save(file, "png")
+    data = base64.b64encode(file.getvalue()).decode()
+    panel.add(
+        f'<image x="{corner[0]:g}" y="{corner[1]:g}" width="{_SIDE:g}" height="{_SIDE:g}" '
+        f'style="image-rendering:pixelated" href="data:image/png;base64,{data}"/>'
+    )
 
 
 def _extractor(opened: Opened) -> nn.Module | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedhet.reports.runs import (
     unpack,
     unrepeated,
 )
-from fedhet.reports.validity import check_types, check_whole
+from fedhet.reports.validity import LONGEST, check_types, check_whole
 
 DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given as well
 _DIGITS = 10  # significant ones that are kept: far beyond what is shown, half the size
@@ -48,6 +48,8 @@ def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     """
     runs: list[Run] = []
     left_out: list[LeftOut] = []
+    places = list(places)
+    titles = _titles(places)
     for place in places:
         try:
             found = list(_find(place, DEPTH))
@@ -62,10 +64,11 @@ def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
             )
         for path in found:
             one = _read(path)
-            if isinstance(one, Run):
-                runs.append(one)
-            else:
+            if isinstance(one, LeftOut):
                 left_out.append(one)
+            else:
+                title = one.title or titles.get(one.name, "")
+                runs.append(one if title == one.title else replace(one, title=title))
     runs.sort(key=lambda run: run.name)
     left_out.sort(key=lambda one: one.name)
     return runs, left_out
@@ -85,17 +88,32 @@ def own_names(places: Iterable[Path]) -> set[str]:
 
 def sweep_notes(places: Iterable[Path]) -> list[str]:
     """What the sweeps of these folders say of themselves, such as that they ran a short profile."""
-    found: dict[str, None] = {}
+    notes = (f"{one['sweep']}: {one['note']}" for one in _indexes(places) if one["note"])
+    return list(dict.fromkeys(notes))
+
+
+def _titles(places: Iterable[Path]) -> dict[str, str]:
+    """What the sweeps of these folders call the settings of their runs, by the runs' names."""
+    found: dict[str, str] = {}
+    for one in _indexes(places):
+        title = one.get("title", "")
+        if isinstance(title, str) and len(title) <= LONGEST:
+            found |= {cell["name"]: title for cell in one["cells"]}
+    return found
+
+
+def _indexes(places: Iterable[Path]) -> Iterable[dict[str, Any]]:
     for place in places:
         indexes = [*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]
         for index in sorted(indexes):
             try:
                 content = read_json(index)
-                if content["note"]:
-                    found[f"{content['sweep']}: {content['note']}"] = None
-            except (OSError, VerifyError, KeyError):
+                names = [cell["name"] for cell in content["cells"]]
+                known = all(isinstance(name, str) for name in [*names, content["note"]])
+            except (OSError, VerifyError, KeyError, TypeError):
                 continue  # an index that is being written, or none of ours
-    return list(found)
+            if known:
+                yield content
 
 
 def _find(place: Path, depth: int) -> Iterable[Path]:

@@ -17,14 +17,11 @@ from fedhet.reading.structured import read_yaml
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import states_of
 from fedhet.reports.comparison import Comparison
+from fedhet.reports.modelled import NO_STATES
 from fedhet.reports.runs import Run
 from fedhet.reports.settings import Arm, known_keys
 from fedhet.schema import RunConfig
 
-NO_STATES = (
-    "no run folder of this report has its clients' states (they need keep-state: true and the "
-    "machine that trained; packed records have none)"
-)
 Labels = NDArray[np.int64]
 
 

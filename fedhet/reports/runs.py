@@ -12,7 +12,7 @@ from typing import Any
 
 from fedhet.files import write_text
 from fedhet.reading.structured import read_json
-from fedhet.reports.validity import LIMIT, check_types, check_whole
+from fedhet.reports.validity import LIMIT, LONGEST, check_types, check_whole
 
 FORMAT = "fedhet run record 1"
 SUFFIX = ".run"  # JSON inside; Flower packs every .json of a repository and sends it to all clients
@@ -58,6 +58,7 @@ class Run:
     clients: Sequence[ClientScore]
     counts: Counts | None
     folder: Path | None = None  # where checkpoint and states may lie; None: a packed record
+    title: str = ""  # what the preset of its sweep calls its setting
 
     @property
     def evaluated(self) -> list[Mapping[str, Any]]:
@@ -96,6 +97,7 @@ def pack(run: Run, folder: Path) -> Path:
     content = {
         "format": FORMAT,
         "name": run.name,
+        **({"title": run.title} if run.title else {}),
         "config": dict(run.config),
         "summary": dict(run.summary),
         "environment": environment,
@@ -148,7 +150,10 @@ def unpack(path: Path) -> Run:
                 for client, own in counts["clients"].items()
             },
         ),
+        title=content.get("title", ""),
     )
+    if not isinstance(run.title, str) or len(run.title) > LONGEST:
+        raise ValueError(f"title: no text of at most {LONGEST} characters")
     if not run.evaluated:
         raise ValueError("no round was evaluated")
     check_whole(run.summary, rounds, [score.test for score in run.clients])

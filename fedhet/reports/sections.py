@@ -1,6 +1,6 @@
 """What a report says: runs read, compared and put into sections; nothing is written here."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,16 @@ from typing import Any
 from fedhet.config import method_name
 from fedhet.data.inputs import noun
 from fedhet.errors import UserError
-from fedhet.reports import curves, figures, overview, tables
-from fedhet.reports.comparison import BASELINE, Comparison, compare, final
+from fedhet.reports import curves, figures, overview, panels, tables
+from fedhet.reports.comparison import BASELINE, Comparison, compare
 from fedhet.reports.drawing import Colours, Picture
-from fedhet.reports.markup import Cell, Column, Table, number, text
-from fedhet.reports.model_figures import of_models
+from fedhet.reports.markup import Column, Table, text
+from fedhet.reports.modelled import modelled
 from fedhet.reports.reading import read_runs, sweep_notes
 from fedhet.reports.runs import LeftOut, Run
 from fedhet.reports.settings import arrange
+from fedhet.reports.titles import name_all
+from fedhet.reports.verdict import sentences
 
 
 @dataclass(frozen=True)
@@ -28,27 +30,57 @@ class Section:
     tables: Sequence[Table] = ()
     figures: Sequence[Picture] = ()
     facts: Sequence[tuple[str, str]] = ()
+    commands: Sequence[str] = ()
+
+    def full(self) -> bool:
+        """Whether anything is in it."""
+        drawn = any(figure.panels for figure in self.figures)
+        return bool(self.tables or drawn or self.facts)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is written down."""
+    """Everything that is written down: what all settings say, then the details of each."""
 
     title: str
     lead: str
+    verdict: Sequence[str]
+    whole: Section
     sections: Sequence[Section]
     data: Mapping[str, Any]
+    comparisons: Sequence[Comparison] = field(repr=False)
     runs: Sequence[Run] = field(repr=False)
     left_out: Sequence[LeftOut] = ()
     refused: Sequence[str] = ()  # code that runs name and that was not imported
 
     def tables(self) -> list[Table]:
         """Of all sections."""
-        return [table for section in self.sections for table in section.tables]
+        return [table for section in (self.whole, *self.sections) for table in section.tables]
 
     def figures(self) -> list[Picture]:
         """Of all sections."""
-        return [figure for section in self.sections for figure in section.figures]
+        return [figure for section in (self.whole, *self.sections) for figure in section.figures]
+
+
+def compared(
+    places: Sequence[Path], baseline: str = ""
+) -> tuple[list[Comparison], list[Run], list[LeftOut]]:
+    """Settings compared and named, the runs they are of, and what was left out, with reasons."""
+    runs, left_out = read_runs(places)
+    if not runs:
+        first = "; ".join(f"{one.name}: {one.reason}" for one in left_out[:3])
+        raise UserError(f"there is no finished run to report: {first}")
+    settings = arrange(runs, left_out)
+    name_all(settings)
+    comparisons = compare(settings, method_name(baseline) if baseline else "")
+    names = {
+        run.name
+        for one in comparisons
+        for setting in (one.setting, *one.setting.variants)
+        for arm in setting.arms
+        for run in arm.ordered()
+    }
+    return comparisons, [run for run in runs if run.name in names], left_out
 
 
 def build(
@@ -56,29 +88,21 @@ def build(
     models: bool = True,
 ) -> Report:  # fmt: skip
     """Read and compare; draws everything and writes nothing."""
-    runs, left_out = read_runs(places)
-    if not runs:
-        first = "; ".join(f"{one.name}: {one.reason}" for one in left_out[:3])
-        raise UserError(f"there is no finished run to report: {first}")
-    settings = arrange(runs, left_out)
-    comparisons = compare(settings, method_name(baseline) if baseline else "")
-    used = [run for one in comparisons for arm in one.arms for run in arm.ordered()]
+    comparisons, used, left_out = compared(places, baseline)
     notes = "".join(f" {note}." for note in sweep_notes(places))
     colours = {name: i for i, name in enumerate(overview.arm_names(comparisons))}
-    methods = {arm.method for one in comparisons for arm in one.arms}
     sections = [_section(one, colours) for one in comparisons]
-    sections.insert(0 if len(comparisons) > 1 else 1, _overview(comparisons, colours))
     sections.append(_modelled(comparisons, models=models))
     sections.append(_about(used, left_out, _baselines(comparisons)))
     lead = (
-        f"{_count(used, 'run')} of {_count(methods, 'method')} in "
-        f"{_count(comparisons, 'setting')}. "
         f"Accuracy is every client's own model on its own test {_noun(comparisons)}, right after "
-        "its local "
-        f"training, averaged over all clients.{notes}"
+        f"its local training, averaged over all clients.{notes}"
     )
-    kept = [section for section in sections if _full(section)]
-    return Report(title, lead, kept, _data(comparisons), used, left_out)
+    kept = [section for section in sections if section.full() or section.figures]
+    return Report(
+        title, lead, sentences(comparisons, len(used)), _whole(comparisons, colours), kept,
+        _data(comparisons), comparisons, used, left_out,
+    )  # fmt: skip
 
 
 def _noun(comparisons: Sequence[Comparison]) -> str:
@@ -87,32 +111,24 @@ def _noun(comparisons: Sequence[Comparison]) -> str:
     return "images" if found == {"images"} else "examples"
 
 
-def _count(things: Collection[object], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
-
-
-def _full(section: Section) -> bool:
-    return bool(section.tables or section.figures or section.facts)
-
-
-def _overview(comparisons: Sequence[Comparison], colours: Colours) -> Section:
-    drawn = [*curves.over_settings(comparisons, colours), curves.privacy(comparisons, colours)]
+def _whole(comparisons: Sequence[Comparison], colours: Colours) -> Section:
+    drawn = [panels.differences(comparisons), panels.traffic(comparisons)]
+    drawn += [*curves.over_settings(comparisons, colours), *curves.privacy(comparisons, colours)]
     return Section("all", "All settings", "", overview.tables(comparisons), drawn)
 
 
 def _section(one: Comparison, colours: Colours) -> Section:
     drawn = [*figures.of_setting(one, colours), *curves.over_own_keys(one, colours)]
-    return Section(one.setting.slug, one.setting.title, "", tables.of_setting(one), drawn)
+    made = [*tables.of_setting(one), overview.precision(one)]
+    return Section(
+        one.setting.slug, one.setting.title, f"{one.setting.conditions}.",
+        [table for table in made if table.rows], drawn, (), one.setting.commands,
+    )  # fmt: skip
 
 
 def _modelled(comparisons: Sequence[Comparison], *, models: bool) -> Section:
-    return Section(
-        "models",
-        f"Representations and {_noun(comparisons)}",
-        "",
-        (),
-        of_models(comparisons, wanted=models),
-    )
+    title = f"Representations and {_noun(comparisons)}"
+    return Section("models", title, figures=modelled(comparisons, wanted=models))
 
 
 def _about(runs: Sequence[Run], left_out: Sequence[LeftOut], baseline: str) -> Section:
@@ -122,7 +138,8 @@ def _about(runs: Sequence[Run], left_out: Sequence[LeftOut], baseline: str) -> S
     ]
     rows = [[text(one.name), text(one.reason)] for one in left_out]
     missing = [Table("left-out", "Runs that are left out", "", columns, rows)] if rows else []
-    return Section("about", "About these figures", "", [_runs(runs), *missing], (), [
+    return Section("about", "About these figures", "", missing, (), [
+        ("runs", f"{len(runs)}, a line each in runs.csv, with their hashes"),
         ("baseline", baseline),
         ("fedhet", _versions(runs, "fedhet")),
         ("torch", _versions(runs, "torch")),
@@ -143,28 +160,6 @@ def _versions(runs: Sequence[Run], package: str) -> str:
 
 def _some(values: Any) -> str:
     return "; ".join(sorted({str(value) for value in values if value})) or "not recorded"
-
-
-def _runs(runs: Sequence[Run]) -> Table:
-    columns = [
-        Column("run", "name of the run folder or record", False),
-        Column("seed", "of everything, and of the partition where it has no seed of its own"),
-        Column("accuracy", "mean over all clients after the last round, percent"),
-        Column("hours", "wall time of the rounds, on whatever machine it was"),
-        Column("failures", "replies that were left out"),
-        Column("run_sha256", "last link of the hash chain", False),
-    ]
-    rows = [
-        [
-            text(run.name), Cell(str(run.config.get("seed", 0)), int(run.config.get("seed", 0))),
-            number(final(run)),
-            number((run.summary.get("wall_seconds") or 0) / 3600),
-            number(float(len(run.summary.get("failures") or [])), 0),
-            text(str(run.summary.get("run_sha256"))[:16]),
-        ]
-        for run in runs
-    ]  # fmt: skip
-    return Table("runs", "Runs", "", columns, rows)
 
 
 def _data(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -2,25 +2,24 @@
 
 A *setting* is everything in a configuration except the method, its own keys and the seeds: what
 methods are compared under. An *arm* is a method with its own keys. A *block* is a pair of
-partition seed and seed, which all arms of a setting share.
+partition seed and seed, which all arms of a setting share. What was run in several precisions is
+one setting, in the precision that has most runs; the others are its variants.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import find_method
 from fedhet.config import method_name as known_as
 from fedhet.data.inputs import DATASETS
-from fedhet.errors import ReadError
-from fedhet.reading.structured import parse_yaml
-from fedhet.registry import METHODS, Method
+from fedhet.registry import Method
 from fedhet.reports import papers
+from fedhet.reports.names import exact, known_method, method_name, model_range, plain
 from fedhet.reports.runs import LeftOut, Run
 from fedhet.schema import RunConfig, kebab
 
@@ -51,11 +50,12 @@ class Arm:
     keys: Mapping[str, Any]
     runs: dict[Block, Run] = field(default_factory=dict)
     failed: list[LeftOut] = field(default_factory=list)
+    precision: str = ""  # where it is not the setting's
 
     @property
     def name(self) -> str:
         """As tables call it: no two arms have the same, of whatever methods."""
-        own = ", ".join(f"{key}={_exact(value)}" for key, value in sorted(self.keys.items()))
+        own = ", ".join(f"{key}={exact(value)}" for key, value in sorted(self.keys.items()))
         return method_name(self.method) + (f" ({own})" if own else "")
 
     @property
@@ -86,6 +86,9 @@ class Setting:
 
     keys: Mapping[str, Any]
     arms: list[Arm]
+    variants: list["Setting"] = field(default_factory=list)  # the same in other precisions
+    title: str = ""  # short, no other setting's of the report (:mod:`fedhet.reports.titles`)
+    commands: list[str] = field(default_factory=list)  # what makes runs of it
 
     @cached_property
     def data(self) -> str:
@@ -98,14 +101,20 @@ class Setting:
     def slug(self) -> str:
         """A name that no other setting of any report has: it never depends on its neighbours.
 
-        Keys at their defaults are left out of it, so that a key which fedhet gains changes none.
+        Keys at their defaults are left out of it, so that a key which fedhet gains changes none,
+        and so is the precision.
         """
-        off = {key: value for key, value in self.keys.items() if value != _plain(_COMMON[key])}
+        off = {key: value for key, value in self.off_default().items() if key != "precision"}
         text = json.dumps(off, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         share = f"{100 * self.keys['fraction']:g}"
         name = f"{self.data}-n{self.keys['clients']}-c{share}-{digest}"
         return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)
+
+    @property
+    def federation(self) -> int:
+        """N, also where it is as many as there are."""
+        return max((run.federation for arm in self.arms for run in arm.runs.values()), default=0)
 
     @cached_property
     def classes_per_client(self) -> int | None:
@@ -118,11 +127,20 @@ class Setting:
         held = {len(own) for own in run.counts.clients.values()}
         return held.pop() if len(held) == 1 else None
 
+    @property
+    def exact(self) -> bool:
+        """In full precision."""
+        return bool(self.keys["precision"] == at_default("precision"))
+
+    def off_default(self) -> dict[str, Any]:
+        """The keys that are not at their defaults."""
+        return {key: value for key, value in self.keys.items() if value != at_default(key)}
+
     @cached_property
-    def title(self) -> str:
+    def conditions(self) -> str:
         """One line that says all that the setting fixes and a reader must know."""
         keys = self.keys
-        models = " ".join(_models(keys["models"]))
+        models = " ".join(model_range(keys["models"]))
         random = ", drawn at random" if keys["model-assignment"] == "random" else ""
         parts = [
             f"{self.data}, N = {keys['clients']}, C = {100 * keys['fraction']:g} %",
@@ -133,8 +151,8 @@ class Setting:
         ]
         extra = [
             f"{key} = {plain(value)}"
-            for key, value in keys.items()
-            if key not in _TITLED and value != _plain(_COMMON[key])
+            for key, value in self.off_default().items()
+            if key not in _TITLED
         ]
         return "; ".join([*parts, *([", ".join(extra)] if extra else [])])
 
@@ -166,7 +184,7 @@ class Setting:
 
 
 def arrange(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Setting]:
-    """Settings with their arms, in the order of their titles.
+    """Settings with their arms, by data, clients and conditions.
 
     A second run of the same cell is left out: adds it to ``left_out``. Runs that failed are
     noted with the arm that they belong to, if there is one.
@@ -191,7 +209,29 @@ def arrange(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Setting]:
                 found.failed.append(one)
     for setting in settings.values():
         setting.arms.sort(key=lambda arm: arm.order)
-    return sorted(settings.values(), key=_natural)
+    return sorted(_one_of_all_precisions(list(settings.values())), key=_natural)
+
+
+def _one_of_all_precisions(settings: Sequence[Setting]) -> list[Setting]:
+    """Of settings that differ in precision alone the one with most runs, fp32 at a tie.
+
+    The others become its variants; an arm that only a variant has is taken from there, marked.
+    """
+    same: dict[str, list[Setting]] = {}
+    for setting in settings:
+        same.setdefault(setting.slug, []).append(setting)
+    made = []
+    for group in same.values():
+        group.sort(key=lambda one: (-sum(len(arm.runs) for arm in one.arms), not one.exact))
+        chosen, *others = group
+        for other in others:
+            for arm in other.arms:
+                if all((arm.method, arm.keys) != (own.method, own.keys) for own in chosen.arms):
+                    chosen.arms.append(replace(arm, precision=str(other.keys["precision"])))
+        chosen.arms.sort(key=lambda arm: arm.order)
+        chosen.variants = others
+        made.append(chosen)
+    return made
 
 
 def _arm(settings: dict[str, Setting], config: Mapping[str, Any], *, make: bool) -> Arm | None:
@@ -215,18 +255,14 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     Keys of other versions of fedhet are taken as they come: what is missing has its default.
     """
     shared = {
-        key: config.get(key, _plain(default))
-        for key, default in _COMMON.items()
+        key: config.get(key, at_default(key))
+        for key in _COMMON
         if key not in _CARRIED_OUT | _SEEDS | {"method"}
     }
     for key in ("data-path", "partition-file", "public-path"):
         shared[key] = Path(str(shared[key])).name
     method = known_as(str(config.get("method", "fedssa")))
-    defaults = {}
-    known = _method(method)
-    if known is not None:
-        fields = known.params.model_fields
-        defaults = {kebab(name): _plain(field.default) for name, field in fields.items()}
+    defaults = own_defaults(method)
     own = {
         key: value
         for key, value in config.items()
@@ -237,6 +273,18 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     return shared, method, own
 
 
+def own_defaults(method: str) -> dict[str, Any]:
+    """A method's own keys with their defaults; none of a method that cannot be imported."""
+    known = known_method(method)
+    return {} if known is None else _defaults_of(known)
+
+
+@lru_cache
+def _defaults_of(known: Method) -> dict[str, Any]:
+    fields = known.params.model_fields
+    return {kebab(name): _plain(field.default) for name, field in fields.items()}
+
+
 def _block(config: Mapping[str, Any]) -> Block:
     seed = int(config.get("seed", 0))
     partition = int(config.get("partition-seed", -1))
@@ -245,9 +293,14 @@ def _block(config: Mapping[str, Any]) -> Block:
 
 def known_keys(key: str, method: str) -> bool:
     """Whether to pass a key on: one that this version has dropped must have been harmless."""
-    known = _method(method)
+    known = known_method(method)
     own = known.params.model_fields if known is not None else {}
     return key in _COMMON or key in {kebab(name) for name in own} or key not in _CARRIED_OUT
+
+
+def at_default(key: str) -> Any:
+    """The default of a key of every run, as a record has it."""
+    return _plain(_COMMON[key])
 
 
 def _plain(value: Any) -> Any:
@@ -258,60 +311,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def plain(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    if isinstance(value, float) and float(short := f"{value:g}") == value:
-        return short
-    return str(value)
-
-
-def _exact(value: Any) -> str:
-    """A value so that no other looks the same: as JSON where the short form could be another's."""
-    short = plain(value)
-    try:
-        same = ", " not in short and parse_yaml(short) == value
-    except ReadError:
-        same = False
-    return short if same else json.dumps(value, sort_keys=True, default=str)
-
-
-def _models(names: Sequence[str]) -> list[str]:
-    """``cnn-1 ... cnn-5`` for a run of numbered names, else the names."""
-    stems = {name.rpartition("-")[0] for name in names}
-    numbers = [name.rpartition("-")[2] for name in names]
-    if len(names) > 2 and len(stems) == 1 and numbers == [str(i + 1) for i in range(len(names))]:
-        return [names[0], "to", names[-1]]
-    return list(names)
-
-
-def _method(name: str) -> Method | None:
-    """The method, or None if this installation has none that works: its runs can still be read."""
-    try:
-        found = find_method(name)
-        return found if found.params and found.strategy else None
-    except Exception:  # whatever another's module does when it is imported
-        return None
-
-
-def method_name(method: str) -> str:
-    """The papers' spelling, that of the method's classes (``PFedX`` is pFedX), or its own name.
-
-    No two methods share one: classes that are called otherwise than another package's method do
-    not name it alone.
-    """
-    known = _method(method)
-    if known is None:
-        return method if re.fullmatch(r"[^\W_][\w.:-]*", method) else repr(method)
-    spelt = re.sub(r"^PF", "pF", known.strategy.__name__.removesuffix("Strategy"))
-    if method in METHODS or spelt.lower() == method:
-        return papers.method_names().get(method, spelt)
-    return f"{spelt} ({method})"
-
-
 def _natural(setting: Setting) -> tuple[Any, ...]:
     keys = setting.keys
-    return setting.data, keys["clients"], keys["fraction"], setting.title
+    return setting.data, keys["clients"], keys["fraction"], setting.conditions

@@ -11,7 +11,7 @@ from fedhet.reports.comparison import Comparison
 from fedhet.reports.markup import Cell, Column, Table, interval, number, p_value, text
 from fedhet.reports.papers import conditions
 from fedhet.reports.settings import Arm
-from fedhet.reports.statistics import ENOUGH, LEVEL
+from fedhet.reports.statistics import ENOUGH, LEVEL, Interval
 from fedhet.reports.validity import means_alone
 
 METHOD = Column("method", "the method, with its own keys where they are not the default", False)
@@ -43,16 +43,17 @@ def _accuracy(one: Comparison) -> Table:
         Column(f"accuracy [{PERCENT}]", "mean over all clients after the last round, percent"),
         Column("at best validation", "accuracy of the round with the best validation accuracy"),
         Column("ever sampled", "mean over the clients that took part at least once"),
-        Column("never sampled", "clients that never took part"),
-        Column("std", "standard deviation over clients, mean over blocks"),
-        Column("10th pct.", "10th percentile of clients, mean over blocks"),
-        Column("worst", "worst client, mean over blocks"),
+        Column("never sampled", "clients that never took part, mean over blocks, of all clients"),
+        Column("std", "standard deviation over clients ever sampled, mean over blocks"),
+        Column("10th pct.", "10th percentile of clients ever sampled, mean over blocks"),
+        Column("worst", "worst client ever sampled, mean over blocks"),
     ]
+    clients = one.setting.federation
     rows = [
         [
             text(arm.name), _blocks(arm), interval(own.accuracy), number(own.best_validation),
-            number(own.sampled), number(own.never_sampled, 1), number(own.std), number(own.p10),
-            number(own.worst),
+            number(own.sampled), _never(own.never_sampled, clients), number(own.std),
+            number(own.p10), number(own.worst),
         ]
         for arm, own in zip(one.arms, one.levels, strict=True)
     ]  # fmt: skip
@@ -61,11 +62,7 @@ def _accuracy(one: Comparison) -> Table:
         [text(arm.name), Cell(f"0 ({len(arm.failed)} failed)", 0.0), *[number(None)] * 7]
         for arm in failed
     ]
-    few = len(one.setting.blocks()) < ENOUGH
-    note = (
-        f"Test accuracy in percent; Student's t intervals, {PERCENT}, {one.setting.variability()}"
-        + (f"; fewer than {ENOUGH} blocks: descriptive." if few else ".")
-    )
+    note = f"Test accuracy in percent; Student's t, {PERCENT}, {one.setting.variability()}."
     if any(means_alone(run.summary) for arm in one.arms for run in arm.ordered()):
         note += (
             " Of a run with secure-sum the server knows the mean over the last round's clients "
@@ -74,40 +71,51 @@ def _accuracy(one: Comparison) -> Table:
     return _table("accuracy", "Accuracy", note, columns, rows, one)
 
 
+def _never(clients: float | None, of: int) -> Cell:
+    """How many never took part: clients, not percent; None where nobody knows."""
+    if clients is None:
+        return number(None)
+    return Cell(f"{clients:g} of {of}" if clients else "none", clients)
+
+
 def _paired(one: Comparison) -> Table:
     base = one.baseline.name if one.baseline else ""
+    pairs = [(arm, pair) for arm, pair in zip(one.arms, one.paired, strict=True) if pair]
+    tested = any(not pair.descriptive for _, pair in pairs)
     columns = [
         METHOD,
         Column("blocks", f"blocks shared with {base}"),
-        Column(f"difference [{PERCENT}]", "points, mean over blocks of the mean over clients"),
+        Column(f"difference [{PERCENT}]", "points, mean over blocks; Student's t over blocks"),
+        Column("bootstrap", f"{PERCENT} of a two-level bootstrap: blocks, then clients within"),
         Column("clients better, %", "share of clients that improve, all blocks together"),
         Column("clients worse, %", "share of clients that lose; the rest are equal"),
-        Column("p", "Wilcoxon signed-rank over blocks, two-sided"),
-        Column("p, Holm", "adjusted over all comparisons of all settings of this report"),
     ]
+    if tested:
+        columns += [
+            Column("p", "Wilcoxon signed-rank over blocks, two-sided"),
+            Column("p, Holm", "adjusted over all comparisons of all settings of this report"),
+        ]
     rows = []
-    for arm, pair in zip(one.arms, one.paired, strict=True):
-        if pair is None:
-            continue
-        tests = (
-            [Cell("descriptive", None), Cell("descriptive", None)]
-            if pair.descriptive
-            else [Cell(p_value(pair.p), pair.p), Cell(p_value(pair.adjusted), pair.adjusted)]
-        )
-        rows.append(
-            [
-                text(arm.name), number(float(len(pair.blocks)), 0),
-                interval(pair.difference, sign=True), number(pair.improved, 1),
-                number(pair.lost, 1), *tests,
-            ]
-        )  # fmt: skip
-    note = (
-        f"Less {base}, on the same clients of the same blocks. Intervals: {PERCENT} percentiles of "
-        "a two-level bootstrap (blocks, then clients within), none for a single block. "
-        f"Fewer than {ENOUGH} blocks are described and not tested; with {ENOUGH} the smallest p "
-        "that a signed-rank test can give is 0.0625."
-    )
+    for arm, pair in pairs:
+        row = [
+            text(arm.name), number(float(len(pair.blocks)), 0),
+            interval(pair.interval, sign=True), _ends(pair.bootstrap),
+            number(pair.improved, 1), number(pair.lost, 1),
+        ]  # fmt: skip
+        tests = [Cell(p_value(p), p) for p in (pair.p, pair.adjusted)]
+        rows.append([*row, *tests] if tested else row)
+    few = any(pair.descriptive for _, pair in pairs)
+    note = f"Less {base}, on the same clients of the same blocks; one block has no interval." + (
+        f" Fewer than {ENOUGH} blocks are descriptive: no rank test." if few else
+        f" With {ENOUGH} blocks the smallest p that a signed-rank test can give is 0.0625."
+    )  # fmt: skip
     return _table("paired", f"Paired differences to {base}", note, columns, rows, one)
+
+
+def _ends(found: Interval) -> Cell:
+    if found.low is None or found.high is None:
+        return number(None)
+    return Cell(f"[{found.low:+.2f}, {found.high:+.2f}]", None)
 
 
 def _cost(one: Comparison) -> Table:

@@ -20,16 +20,24 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import ControlCalls
 from fedhet.reading.structured import parse_object
 
+SINCE = {
+    "registered": "registered_at", "online": "last_activated_at", "offline": "last_deactivated_at",
+}  # fmt: skip
 KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
 
 @dataclass(frozen=True)
 class Node:
-    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline."""
+    """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline.
+
+    ``since`` is when it became that (ISO 8601), as far as the SuperLink tells: silence is noticed
+    when the heartbeats have been missing for a while, and counts from the last that was due.
+    """
 
     id: int
     name: str
     status: str
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,9 @@ class Control:
         with self._calling():
             found = self._calls.nodes()
         return [
-            Node(node.node_id, node.name, node.status)
+            Node(
+                node.node_id, node.name, node.status, getattr(node, SINCE.get(node.status, ""), "")
+            )
             for node in found
             if node.status != "unregistered"
         ]

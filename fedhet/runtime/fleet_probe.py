@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificate
 
 from fedhet.errors import UserError
-from fedhet.protocol.flower import ACTIVATION_FAILED, INVALID_HEARTBEAT, activate
+from fedhet.protocol.flower import activate, refusal_codes
 from fedhet.reading.structured import parse_object
 
 NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
@@ -56,7 +56,7 @@ def knows(server: str, ca: Path, path: Path) -> bool:
         return _understood(error.response, server)
     except httpx.HTTPError as error:
         raise UserError(f"{server} cannot be reached: {error}") from error
-    raise UserError(f"{server} is no SuperLink of Flower 1.41")  # it accepted that
+    raise UserError(f"{server} is no SuperLink of Flower 1.41 or 1.42")  # it accepted that
 
 
 def _understood(answer: httpx.Response, server: str) -> bool:
@@ -67,6 +67,7 @@ def _understood(answer: httpx.Response, server: str) -> bool:
         code = parse_object(answer.text)["code"]
     except (ValueError, KeyError, TypeError):
         code = None
-    if code not in {INVALID_HEARTBEAT, ACTIVATION_FAILED}:
+    bad_interval, _ = known = refusal_codes()
+    if code not in known:
         raise UserError(f"{server}: {answer.status_code} {answer.text[:100]}")
-    return bool(code == INVALID_HEARTBEAT)
+    return bool(code == bad_interval)

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from fedhet.config import envelope
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import private_files
+from fedhet.records.locks import OWNER
 from fedhet.records.privacy_cost import partition_clients
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
@@ -82,7 +83,7 @@ def take_over(folder: RunFolder) -> FileLock:
     UserError if another command, or a ServerApp that is not ours, is at it.
     """
     herd = Herd(folder.path)
-    lock = FileLock(folder.path / ".owner", blocking=False)
+    lock = FileLock(folder.path / OWNER, blocking=False)
     busy = UserError(f"run folder '{folder.path}' is in use by another process")
     deadline = time.monotonic() + TAKE_OVER
     while True:

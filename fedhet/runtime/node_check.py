@@ -14,13 +14,16 @@ from pathlib import Path
 import torch
 
 from fedhet.data.cache import open_private_folder
-from fedhet.data.csv_file import CsvFile
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.partition_file import read_partition_file
-from fedhet.data.signals import NpzFile, check_windows
+from fedhet.data.row_files import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
+from fedhet.data.signals import check_windows
 from fedhet.errors import UserError, one_line
 from fedhet.models import MODELS, build_model
+from fedhet.models.names import is_built_in, is_known, with_weights
 from fedhet.node.limits import LimitError, read_limits
+from fedhet.reading.npz import NpzFile
+from fedhet.reading.tensors import read_tensors
 from fedhet.runtime.fleet_probe import knows, read_key
 from fedhet.runtime.node import NodePlan
 
@@ -92,12 +95,14 @@ def _images(plan: NodePlan) -> str:
     if not plan.config.get("data-dir"):
         return "a share of a public data set"
     path = Path(str(plan.config["data-dir"]))
-    if path.suffix.lower() == ".csv" and path.is_file():
-        columns = CsvFile(path).columns
+    if holds(path, ROW_SUFFIXES):
+        columns = open_rows(find_files("table", str(path), ROW_SUFFIXES)).columns
         return f"{len(columns)} columns, of which the run says what they are: {', '.join(columns)}"
-    if path.suffix.lower() == ".npz" and path.is_file():
-        header = check_windows(NpzFile(path))
-        return f"{header.shape[0]} signals of shape {header.shape[1:]}"
+    if holds(path, NPZ_SUFFIXES):
+        files = find_files("signals", str(path), NPZ_SUFFIXES)
+        headers = [check_windows(NpzFile(one)) for one in files]
+        count = sum(header.shape[0] for header in headers)
+        return f"{count} signals of shape {headers[0].shape[1:]}"
     dataset = open_private_folder(str(path))
     if plan.config.get("split-file"):
         ids, _ = read_partition_file(str(plan.config["split-file"]), dataset.paths, 0)
@@ -114,15 +119,18 @@ def _model(plan: NodePlan) -> str:
     name = str(plan.config.get("model", ""))
     if not name:
         return "what the run assigns"
+    name, weights = with_weights(name)
+    if weights:  # whether they fit is known when a run says what its classes are
+        read_tensors(Path(weights).expanduser(), "pt")
     # For which kind of examples it is, the run will say: here it must be for one of them.
-    kind = next((kind for kind, names in MODELS.items() if name in names), IMAGE)
-    if kind == IMAGE and name not in MODELS[IMAGE] and plan.config.get("data-dir"):
-        own = Path(str(plan.config["data-dir"])).suffix.lower()
-        if own in {".csv", ".npz"}:
-            return f"{name}, of which nothing can be said before a run is here"
+    kind = next((kind for kind in MODELS if is_known(name, kind)), IMAGE)
+    own = Path(str(plan.config.get("data-dir", "")))
+    rows = plan.config.get("data-dir") and holds(own, (*ROW_SUFFIXES, *NPZ_SUFFIXES))
+    if not is_built_in(name) and rows:
+        return f"{name}, of which nothing can be said before a run is here"
     with torch.random.fork_rng(devices=[]):
         build_model(name, classes=2, inputs=_EXAMPLES[kind])
-    return name
+    return f"{name}, from '{weights}'" if weights else name
 
 
 def _connection(plan: NodePlan) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from fedhet.config import check_replies, find_method
 from fedhet.data.cache import Dataset
+from fedhet.data.flower_partition import says_clients
 from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
 from fedhet.data.partition import Partition
 from fedhet.errors import UserError
@@ -37,7 +38,7 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     """``clients: 0`` as our own simulation's number: the file's or the data's, or 10."""
     if config.clients:
         return config
-    if config.partition in ("file", "natural"):
+    if config.partition in ("file", "natural") or says_clients(config.partition):
         return config.model_copy(update={"clients": len(load_partition(config, 0)[1].ids)})
     return config.model_copy(update={"clients": DEFAULT_CLIENTS})
 

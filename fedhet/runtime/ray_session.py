@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -35,6 +36,8 @@ def private_ray() -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # Else it starts workers beside the first driver that no actor of a job can use.
+        "RAY_prestart_worker_first_driver": "0",
     }
 
 
@@ -86,21 +89,27 @@ def trains(process: psutil.Process) -> bool:
     return False
 
 
+def init_arguments(config: RunConfig) -> dict[str, Any]:
+    """What ``ray.init`` is given; without sizes where an existing cluster is joined."""
+    words: dict[str, Any] = {"log_to_driver": True, "include_dashboard": False}
+    if not os.environ.get("RAY_ADDRESS"):
+        words["num_cpus"] = config.processes(config.clients)
+        if gpus := _gpus(config):
+            words["num_gpus"] = gpus
+    return words
+
+
 def federation_config(config: RunConfig) -> str:
-    """Size of the federation and of Ray, for ``flwr run --federation-config``."""
-    actors = config.processes(config.clients)
-    words = {
-        "num-supernodes": config.clients,
-        "client-resources-num-cpus": 1,
-        "init-args-num-cpus": actors,
-        "init-args-log-to-driver": "true",
-    }
-    gpus = torch.cuda.device_count() if config.device in {"auto", "cuda"} else 0
-    if gpus:
+    """Size of the federation and of an actor, for ``flwr run --federation-config``."""
+    words: dict[str, float] = {"num-supernodes": config.clients, "client-resources-num-cpus": 1}
+    if gpus := _gpus(config):
         # Ray never splits one actor over devices: share what the fullest device must hold,
         # rounded down so that the shares of a device do not add up to more than 1.
-        words["init-args-num-gpus"] = gpus
-        words["client-resources-num-gpus"] = math.floor(1e4 / math.ceil(actors / gpus)) / 1e4
-    if os.environ.get("RAY_ADDRESS"):  # an existing cluster is joined; Ray then takes no sizes
-        words = {key: value for key, value in words.items() if "init-args-num" not in key}
+        share = math.ceil(config.processes(config.clients) / gpus)
+        words["client-resources-num-gpus"] = math.floor(1e4 / share) / 1e4
     return " ".join(f"{key}={value}" for key, value in words.items())
+
+
+def _gpus(config: RunConfig) -> int:
+    """How many GPUs actors share."""
+    return torch.cuda.device_count() if config.device in {"auto", "cuda"} else 0

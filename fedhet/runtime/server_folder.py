@@ -132,6 +132,12 @@ def connect(superlink: str) -> str:
     return CONNECTION
 
 
+def tls_of(superlink: str | None) -> str:
+    """The folder that ``--superlink`` names, if it names one of ours; else empty."""
+    path = Path(superlink or "").expanduser()
+    return str(path.absolute()) if superlink and (path / "ca.crt").is_file() else ""
+
+
 def _config() -> Path:
     """Flower's own configuration."""
     return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"

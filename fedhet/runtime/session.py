@@ -13,6 +13,7 @@ from fedhet import examples, idle_keys, layout
 from fedhet.config import build_config, method_name, read_overrides, resumed_config
 from fedhet.data.sources import TORCHVISION
 from fedhet.errors import UserError, VerifyError, nearest
+from fedhet.node.site import check_no_weights
 from fedhet.records import register, verification
 from fedhet.records.opening import opened
 from fedhet.records.run_folder import RunFolder
@@ -38,10 +39,14 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Console:
-    """How a run shows itself: ``say`` prints a line, ``progress`` makes the display of a run."""
+    """How a run shows itself: ``say`` prints a line, ``progress`` makes the display of a run.
+
+    ``beside`` is entered with its folder, before it begins, and left when it has ended.
+    """
 
     say: Callable[[str], None]
     progress: Callable[[str, int], AbstractContextManager[Progress]]
+    beside: Callable[[RunFolder], AbstractContextManager[object]] = contextlib.nullcontext
 
 
 def find_preset(name: str) -> Path:
@@ -201,6 +206,7 @@ def check(config: RunConfig, console: Console, connection: str | None) -> tuple[
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
     preflight.check_installation(inline=inline)
     if connection is not None:  # the nodes bring their own data, models and devices
+        check_no_weights(config)
         connect(connection)
         return ()
     announce(config, console)
@@ -261,7 +267,10 @@ def _run(
             started = build_config(launch.folder.started_config())
             started = started.model_copy(update={"state_dir": config.state_dir})
             verification.verify(launch.folder, started).raise_for(accept_lost=accept_lost)
-        with console.progress(config.method, config.rounds) as progress:
+        with (
+            console.beside(launch.folder),
+            console.progress(config.method, config.rounds) as progress,
+        ):
             progress.note(_beginning(launch, connection))
             if connection is None:
                 launch.write_config()

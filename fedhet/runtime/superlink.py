@@ -29,6 +29,7 @@ from fedhet.runtime.processes import MARKER, Herd, alive, guarded
 from fedhet.runtime.ray_session import (
     failed_at_start,
     federation_config,
+    init_arguments,
     make_session_folder,
     private_ray,
     remove_session_folders,
@@ -204,12 +205,13 @@ class SuperLink:
         programs = self.home / "bin"
         (programs / "python").mkdir(parents=True)
         program = programs / "python" / "flwr-simulation"  # the name is what we look for in `ps`
-        text = f"from fedhet.runtime.simulation import main\n\nmain({self.python_path!r})\n"
+        words = f"{self.python_path!r}, {init_arguments(self.config)!r}"
+        text = f"from fedhet.runtime.simulation import main\n\nmain({words})\n"
         program.write_text(text, "utf-8")
-        words = [shlex.quote(str(word)) for word in (sys.executable, program)]
+        command = [shlex.quote(str(word)) for word in (sys.executable, program)]
         log = shlex.quote(str(self.folder / "log.txt"))
         shell = programs / "flwr-simulation"
-        shell.write_text(f'#!/bin/sh\nexec {" ".join(words)} "$@" >>{log} 2>&1\n', "utf-8")
+        shell.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@" >>{log} 2>&1\n', "utf-8")
         shell.chmod(0o755)
         self.env["PATH"] = os.pathsep.join([str(programs), self.env["PATH"]])
 

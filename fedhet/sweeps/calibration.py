@@ -2,7 +2,7 @@
 
 One JSON file per processor, number of cores, GPUs and torch, for any sweep. A file of another
 format, of another machine, or a damaged one counts as none, and is replaced when something is
-measured again.
+measured again. What was counted holds for our source as it is.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock
@@ -21,10 +21,12 @@ from fedhet.data.cache import default_cache_dir
 from fedhet.errors import UserError, VerifyError
 from fedhet.files import private_files, write_json
 from fedhet.reading.structured import read_json
-from fedhet.records.environment import processor
+from fedhet.records.environment import processor, source_digest
 from fedhet.sweeps.cost import Cost
 
-FORMAT = 1
+T = TypeVar("T")
+FORMAT = 2  # another one also where `fedhet.sweeps.rough` counts otherwise
+COUNTED = 5  # numbers that are counted of a kind of cell
 
 
 def machine() -> dict[str, Any]:
@@ -44,6 +46,7 @@ class Calibration:
     path: Path
     costs: dict[str, Cost] = field(default_factory=dict)  # by digest of the kind
     products: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, list[float]] = field(default_factory=dict)  # by digest of the kind
 
     @classmethod
     def load(cls) -> "Calibration":
@@ -71,13 +74,20 @@ class Calibration:
 
     def product(self, what: str, measure: Callable[[], float]) -> float:
         """FLOP/s of a matrix product of this kind, measured if nobody did; kept if that can be."""
-        if what not in self.products:
-            speed = measure()
+        return self._once(lambda: self.products, what, measure)
+
+    def count(self, kind: str, count: Callable[[], list[float]]) -> list[float]:
+        """What was counted of a kind of cell, or is now; kept if that can be."""
+        return self._once(lambda: self.counts, _digest(kind), count)
+
+    def _once(self, known: Callable[[], dict[str, T]], key: str, make: Callable[[], T]) -> T:
+        if key not in known():
+            made = make()
             try:
-                self._change(lambda: self.products.__setitem__(what, speed))
+                self._change(lambda: known().__setitem__(key, made))
             except UserError:  # an estimate that cannot be kept is an estimate
-                self.products[what] = speed
-        return self.products[what]
+                known()[key] = made
+        return known()[key]
 
     def _change(self, change: Callable[[], None]) -> None:
         """Change what the file says now: another command may have measured meanwhile."""
@@ -96,8 +106,11 @@ class Calibration:
 
     def _content(self) -> dict[str, Any]:
         costs = {kind: asdict(cost) for kind, cost in sorted(self.costs.items())}
-        products = dict(sorted(self.products.items()))
-        return {"format": FORMAT, "machine": machine(), "products": products, "costs": costs}
+        return {
+            "format": FORMAT, "machine": machine(), "source": source_digest(),
+            "products": dict(sorted(self.products.items())), "costs": costs,
+            "counts": dict(sorted(self.counts.items())),
+        }  # fmt: skip
 
     def _read(self) -> None:
         """Take what the file says; nothing of it if any part makes no sense."""
@@ -110,9 +123,14 @@ class Calibration:
                 for kind, cost in content["costs"].items()
             }
             products = {kind: _number(speed) for kind, speed in content["products"].items()}
+            counts = {
+                kind: [_number(found) for found in numbers]
+                for kind, numbers in content["counts"].items()
+                if len(numbers) == COUNTED and content["source"] == source_digest()
+            }
         except (OSError, VerifyError, ValueError, LookupError, TypeError, AttributeError):
             return
-        self.costs, self.products = costs, products
+        self.costs, self.products, self.counts = costs, products, counts
 
 
 def _number(value: Any) -> float:

@@ -12,9 +12,9 @@ GENERATIONS = 2  # of a client's state that stay: the last, and the one before i
 BATCHES = 2  # of training images per probed client
 # What of a configuration says how long a step takes; all else is the probe's own.
 KEPT = (
-    "method", "params", "image_size", "small_model", "representation", "batch_size", "optimizer",
-    "weight_decay", "grad_clip", "augment", "precision", "threads", "device", "evaluate_before",
-    "aggregation",
+    "method", "params", "image_size", "grey", "small_model", "representation", "batch_size",
+    "optimizer", "weight_decay", "grad_clip", "augment", "precision", "threads", "device",
+    "evaluate_before", "aggregation",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedhet.data.flower_partition import says_clients
 from fedhet.data.folder import ImageFolder
 from fedhet.data.partition_file import count_clients
 from fedhet.data.sources import find_source
@@ -101,7 +102,8 @@ class Estimator:
             clients = config.clients or DEFAULT_CLIENTS
             if config.partition == "file" and not config.clients:
                 clients = count_clients(config.partition_file)
-            if config.partition == "natural" and not config.clients:
+            natural = config.partition == "natural" or says_clients(config.partition)
+            if natural and not config.clients:
                 clients = len(load_partition(config, 0)[1].ids)
             probe = probe_of(config, classes)
             kind = repr(sorted(probe.flat().items(), key=lambda pair: pair[0]))

@@ -25,7 +25,7 @@ INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker"
 LATER = {"max-update-ratio": 10.0, "public-dataset": "", "public-path": ""}
 # Keys that went when cells had names: these are called as if they still had this value.
 GONE = {"fedssa": {"hide-classes": False}}
-SWEEP_KEYS = {"grid", "paired"}
+SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 
 
@@ -98,6 +98,14 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
             cell = Cell(chosen, _scaled(resolve(common | changes, chosen), profile))
             cells.setdefault(cell.name, cell)
     return list(cells.values())
+
+
+def title_of(path: Path) -> str:
+    """What a preset calls its settings; empty if it does not say."""
+    title = read_yaml(path).get("title", "")
+    if not isinstance(title, str):
+        raise UserError(f"title: '{title}' is not allowed: a text, such as \"Digits, 10 clients\"")
+    return title
 
 
 def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:

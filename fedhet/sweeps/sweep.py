@@ -25,6 +25,7 @@ from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import write_json, write_text
 from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
+from fedhet.records.locks import LOCK
 from fedhet.records.run_folder import RunFolder
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
@@ -43,6 +44,7 @@ class Sweep:
     jobs: list[Job]
     work: Work  # what a cell's process does with its command line
     note: str = ""
+    title: str = ""  # what reports call its settings
     place: Place = field(default_factory=Here)
     notes: list[str] = field(default_factory=list)  # lines for the user, in their order
     _lock: FileLock | None = field(default=None, repr=False)
@@ -151,12 +153,13 @@ class Sweep:
              "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
             for job in self.jobs
         ]  # fmt: skip
-        return {"format": 1, "sweep": self.name, "note": self.note, "cells": cells}
+        head = {"format": 1, "sweep": self.name, "title": self.title, "note": self.note}
+        return head | {"cells": cells}
 
     def _prepare(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.folder / ".lock", blocking=False)
+            self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()
         except Timeout as error:
             raise UserError(f"sweep '{self.folder}' is being run by another process") from error

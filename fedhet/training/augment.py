@@ -29,18 +29,26 @@ _LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in gray
 
 
 def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A random crop of the image with a black margin, flipped or not; (B, s, s, 3) uint8.
+    """A random crop of the image with a black margin, flipped or not; (B, h, w, c) uint8.
 
-    The margin is an eighth of the side: 4 pixels at 32.
+    The margins are an eighth of the sides: 4 pixels at 32.
     """
-    count, side = images.shape[:2]
-    margin = side // 8
+    count, high, wide = images.shape[:3]
+    down, across = high // 8, wide // 8
     device = images.device
-    corners = torch.randint(0, 2 * margin + 1, (2, count, 1), generator=generator, device=device)
+    if high == wide:
+        shape = (2, count, 1)
+        tops, lefts = torch.randint(0, 2 * down + 1, shape, generator=generator, device=device)
+    else:
+        tops, lefts = (
+            torch.randint(0, 2 * margin + 1, (count, 1), generator=generator, device=device)
+            for margin in (down, across)
+        )
     flipped = torch.randint(0, 2, (count, 1), generator=generator, device=device) == 1
-    steps = torch.arange(side, device=device)
-    rows, columns = corners[0] + steps, corners[1] + torch.where(flipped, side - 1 - steps, steps)
-    padded = F.pad(images, (0, 0, margin, margin, margin, margin))
+    steps = torch.arange(wide, device=device)
+    rows = tops + torch.arange(high, device=device)
+    columns = lefts + torch.where(flipped, wide - 1 - steps, steps)
+    padded = F.pad(images, (0, 0, across, across, down, down))
     each = torch.arange(count, device=device)[:, None, None]
     return padded[each, rows[:, :, None], columns[:, None, :]]
 
@@ -88,10 +96,11 @@ def crop(images: Tensor, draws: Tensor) -> Tensor:
     height = (area / ratio).sqrt().clamp(max=1)
     x, y = (2 * draws[2] - 1) * (1 - width), (2 * draws[3] - 1) * (1 - height)
     width = torch.where(draws[4] < 0.5, -width, width)
-    side = images.shape[-1]
-    centres = (2 * torch.arange(side, device=images.device) + 1) / side - 1
-    columns = (x[:, None] + width[:, None] * centres)[:, None, :].expand(-1, side, side)
-    rows = (y[:, None] + height[:, None] * centres)[:, :, None].expand(-1, side, side)
+    high, wide = images.shape[-2:]
+    across = (2 * torch.arange(wide, device=images.device) + 1) / wide - 1
+    down = (2 * torch.arange(high, device=images.device) + 1) / high - 1
+    columns = (x[:, None] + width[:, None] * across)[:, None, :].expand(-1, high, wide)
+    rows = (y[:, None] + height[:, None] * down)[:, :, None].expand(-1, high, wide)
     grid = torch.stack([columns, rows], dim=3)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
@@ -112,5 +121,7 @@ def jitter(pixels: Tensor, draws: Tensor) -> Tensor:
 
 
 def _gray(pixels: Tensor) -> Tensor:
+    if pixels.shape[1] == 1:
+        return pixels
     red, green, blue = pixels[:, :1], pixels[:, 1:2], pixels[:, 2:]
     return (_LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue).expand_as(pixels)

@@ -83,11 +83,7 @@ class Adam(Optimiser):
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """First and second moments, both corrected for their start at 0."""
-        for p in parameters:
-            if p not in self.moments:
-                count = torch.zeros((), dtype=torch.float32, device=p.device)
-                self.moments[p] = (torch.zeros_like(p), torch.zeros_like(p), count)
-        first, second, counts = zip(*(self.moments[p] for p in parameters), strict=True)
+        first, second, counts = zip(*(self.of(p) for p in parameters), strict=True)
         adam(
             parameters,
             gradients,
@@ -104,6 +100,17 @@ class Adam(Optimiser):
             eps=1e-8,
             maximize=False,
         )
+
+    def of(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Its two moments, shaped like it, and how many steps they are of; zero before the first.
+
+        They are what the next step goes on from, and may be written.
+        """
+        if parameter not in self.moments:
+            count = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            self.moments[parameter] = (*zeros, count)
+        return self.moments[parameter]
 
 
 def schedule(config: RunConfig, round_: int) -> float:

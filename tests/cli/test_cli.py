@@ -17,7 +17,7 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import read_run_config
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import session
-from fedhet.runtime.ray_session import federation_config
+from fedhet.runtime.ray_session import federation_config, init_arguments
 from fedhet.runtime.signals import Interrupted
 from fedhet.runtime.superlink import SuperLink, script, write_run_config
 
@@ -259,11 +259,13 @@ def test_actors_share_gpus_without_a_rest(monkeypatch, actors, gpus, share):
     assert read_run_config([federation_config(config)]) == {
         "num-supernodes": 100,
         "client-resources-num-cpus": 1,
-        "init-args-num-cpus": actors,
-        "init-args-log-to-driver": True,
-        "init-args-num-gpus": gpus,
         "client-resources-num-gpus": share,
     }
+    sizes = {"num_cpus": actors, "num_gpus": gpus}
+    fixed = {"log_to_driver": True, "include_dashboard": False}
+    assert init_arguments(config) == fixed | sizes
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # which has sizes of its own
+    assert init_arguments(config) == fixed
 
 
 def test_no_more_actors_than_clients_in_a_round(monkeypatch):

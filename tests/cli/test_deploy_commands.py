@@ -55,6 +55,7 @@ def tls(tmp_path, monkeypatch):
         (["server", "elsewhere"], "fedhet certs --out"),
         (["server", "tls", "--host", ""], "--host: ''"),
         (["status", "--superlink", "tls"], "fedhet server"),
+        (["status", "--superlink", "127.0.0.1:9093"], "'127.0.0.1:9093' is no folder of"),
         (["unit", "client"], "server or node"),
     ],
 )

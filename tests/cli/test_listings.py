@@ -12,6 +12,7 @@ from PIL import Image
 import fedhet
 from fedhet.cli.app import execute
 from fedhet.cli.display import show_table
+from fedhet.models import MODELS
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -24,8 +25,66 @@ def test_methods_and_models_for_people_and_programs(capsys):
     assert table["fedssa"]["keys"]["t-stable"]["default"] == 5
     assert execute(["models", "--json", "--classes", "100"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["parameters"] == 2_666_648
-    assert execute(["models"]) == 0
+    assert execute(["models", "cnn-1"]) == 0
     assert "2,621,558" in capsys.readouterr().out
+
+
+OWN = """
+from torch import nn
+
+class Rows(nn.Module):
+    def __init__(self, classes, d, inputs):
+        super().__init__()
+        self.features = nn.Linear(inputs.shape[0], d)
+        self.head = nn.Linear(d, classes)
+"""
+
+
+def listed(capsys, *words):
+    assert execute(["models", "--json", *words]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, here):
+    rows = listed(capsys, "--kind", "table")
+    assert [row["name"] for row in rows] == list(MODELS["table"])
+    assert {row["kind"] for row in rows} == {"table"}
+    assert [row["kind"] for row in listed(capsys, "lstm")] == ["signal", "tokens"]
+    assert [row["name"] for row in listed(capsys, "@htfe-sen-2")] == ["harcnn-2x1", "harcnn-2x2"]
+    (here / "rows_of_mine.py").write_text(OWN)
+    keys = ("dataset=synthetic-table:60x3:7", "representation=16")
+    (row,) = listed(capsys, "rows_of_mine:Rows", *keys)
+    assert row["parameters"] == 14 * 16 + 16 + 16 * 3 + 3
+    assert row["forward_flops"] == 2 * (14 * 16 + 16 * 3) and row["kind"] == "table"
+    (row,) = listed(capsys, "models=rows_of_mine:Rows", "--classes", "5", *keys)
+    assert row["parameters"] == 14 * 16 + 16 + 16 * 5 + 5
+    (row,) = listed(capsys, "models=gru", "dataset=synthetic-signal")
+    assert row["kind"] == "signal"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--kind", "sound"], "--kind: 'sound' is not allowed: image, signal, table, tokens"),
+        (["--kind", "table", "dataset=digits"], "--kind: 'table' is not allowed with dataset=dig"),
+        (["--kind", "table", "cnn-1"], "model 'cnn-1' is for images, and this run's examples"),
+        (["rsnet18"], "model 'rsnet18' is unknown; did you mean 'resnet18'?"),
+        (["rows=3"], "rows: unknown key; did you mean 'rounds'?"),
+        (["cnn-5 weights=absent"], "model 'cnn-5': weights 'absent' cannot be read"),
+    ],
+)
+def test_models_says_in_one_line_what_is_wrong(capsys, words, says):
+    assert execute(["models", *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_models_in_tables_for_people(capsys):
+    assert execute(["models", "--kind", "signal"]) == 0
+    text = capsys.readouterr().out
+    assert "inception-time" in text and "6 channels and 128 steps" in text
+    assert "for signals also: harcnn-2x1" in text and "@htfe-sen-8" in text
+    assert "@table-5" not in text
 
 
 def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):

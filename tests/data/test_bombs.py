@@ -90,7 +90,7 @@ def test_the_memory_of_a_decoder_stays_bounded(bombs, tmp_path, liar):
         "from pathlib import Path\n"
         "from fedhet.data.decode import decode_all\n"
         "names = ['cat/good.png', 'cat/pixels.png', 'cat/bytes.png', 'cat/packed.png']\n"
-        "print(len(list(decode_all(Path(sys.argv[1]), names, 32))))\n"
+        "print(len(list(decode_all(Path(sys.argv[1]), names, (32, 32, 3)))))\n"
         "print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])\n"
     )
     done = subprocess.run(
@@ -106,14 +106,14 @@ def test_a_size_that_pillow_itself_refuses_is_named_in_the_same_words(tmp_path):
     header[16:24] = (100_000).to_bytes(4, "big") * 2
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
     (tmp_path / "a.png").write_bytes(header)
-    found = list(decode.decode_all(tmp_path, ["a.png"], 8))
+    found = list(decode.decode_all(tmp_path, ["a.png"], (8, 8, 3)))
     assert found == [Unread(f"more than {64 * MIB} pixels")]
 
 
 def test_what_only_calls_itself_a_png_is_not_handed_to_other_programs(tmp_path):
     """Pillow would run Ghostscript on this one."""
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
-    assert list(decode.decode_all(tmp_path, ["a.png"], 8)) == [Unread()]
+    assert list(decode.decode_all(tmp_path, ["a.png"], (8, 8, 3))) == [Unread()]
 
 
 def test_workers_hand_the_reason_on(tmp_path, monkeypatch):
@@ -121,6 +121,6 @@ def test_workers_hand_the_reason_on(tmp_path, monkeypatch):
     (tmp_path / "b.png").write_bytes(png(8))
     monkeypatch.setattr(decode, "_PER_WORKER", 1)
     monkeypatch.setattr(decode, "_cores", lambda: 2)
-    found = list(decode.decode_all(tmp_path, ["a.png", "b.png", "c.png"], 8))
+    found = list(decode.decode_all(tmp_path, ["a.png", "b.png", "c.png"], (8, 8, 3)))
     assert found[0] == Unread(f"more than {64 * MIB} pixels")
     assert found[1].shape == (8, 8, 3) and found[2] == Unread()

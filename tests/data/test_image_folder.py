@@ -72,14 +72,19 @@ def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
     ]
     for image, path, colour in zip(data.examples, data.paths, expected, strict=True):
         assert np.abs(image.astype(int) - colour).max() <= 6, path
-    assert data.warnings == ()
+    assert data.warnings == (
+        "1 images of other proportions were squashed to 8 x 8",
+        "1 images of more than 8 bits a channel were cut to 8",
+    )
 
 
 def test_resizing_is_pillows_bilinear(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (17, 31, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
-    assert np.array_equal(to_pixels(image, 8), image.resize((8, 8), Image.Resampling.BILINEAR))
-    assert np.array_equal(to_pixels(Image.fromarray(noise[:8, :8]), 8), noise[:8, :8])
+    assert np.array_equal(
+        to_pixels(image, (8, 8, 3)), image.resize((8, 8), Image.Resampling.BILINEAR)
+    )
+    assert np.array_equal(to_pixels(Image.fromarray(noise[:8, :8]), (8, 8, 3)), noise[:8, :8])
 
 
 def test_bad_files_are_named_in_one_warning_with_a_count(tmp_path):
@@ -213,7 +218,7 @@ def test_an_abandoned_decoding_stops_its_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "_start", lambda *a: started.append(original(*a)) or started[-1])
     root = tmp_path / "in"
     _write(root, PAIR)
-    images = decode.decode_all(root, sorted(PAIR) * 2000, 64)
+    images = decode.decode_all(root, sorted(PAIR) * 2000, (64, 64, 3))
     next(images)
     images.close()
     assert len(started) == 3

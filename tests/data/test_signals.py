@@ -162,7 +162,7 @@ def test_images_that_would_lose_are_refused_and_squashed_ones_named(load):
     with pytest.raises(UserError, match=r"images are uint16\[4, 6, 6\] from 0 to 256, must be"):
         load(Data(scans, LABELS, "ab", kind="image"))
     found = load((np.zeros((4, 20, 60), np.uint8), LABELS, "ab"))
-    assert found.warnings == ("images of 60 x 20 are made square",)
+    assert found.warnings == ("4 images of other proportions were squashed to 32 x 32",)
 
 
 def test_a_table_signals_and_tokens_of_ones_own(load):

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from fedhet.config import build_config
-from fedhet.data import csv_file, reading
+from fedhet.data import reading
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs
 from fedhet.data.reading import Reading
 from fedhet.data.texts import token_ids
 from fedhet.errors import UserError
 from fedhet.node.site import load_partition, open_private
+from fedhet.reading import csv_file
 
 TABLE = """hospital,age,sex,note,num
 a,63,m,x,0
@@ -109,10 +110,11 @@ def test_too_many_of_anything(opened, monkeypatch):
         opened("x,y\n" + "".join(f"1,{n}\n" for n in range(9)), Reading(target="y"))
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "."])
-def test_what_is_no_file_is_not_read(path):
-    with pytest.raises(UserError, match="data-path .*: no file; dataset table is one file"):
-        open_dataset("table", data_path=path, reading=Reading(target="y"))
+def test_what_is_no_file_is_not_read(tmp_path):
+    for path, why in (("/dev/zero", "no file; dataset table is a file, or a folder of one for"),
+                      (str(tmp_path), "a folder must hold 1 to 10,000 files .csv")):  # fmt: skip
+        with pytest.raises(UserError, match=f"data-path {path}: {why}"):
+            open_dataset("table", data_path=path, reading=Reading(target="y"))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):

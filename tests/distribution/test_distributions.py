@@ -37,6 +37,7 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
     others = {
         "fedhet/py.typed", "fedhet/strategies/py.typed", "fedhet/clients/py.typed",
         "fedhet/reports/papers.yaml", "fedhet/reports/templates/report.html",
+        *(f"fedhet/watch/page/page.{kind}" for kind in ("html", "css", "js")),
     }  # fmt: skip
     assert found - about == inside(SOURCES | PRESETS) | others
     assert {name.split("/", 1)[1] for name in about} == {

@@ -1,11 +1,15 @@
-"""The presets of signals, tables and texts run as they are on files of their form."""
+"""The presets of signals, tables and texts run as they are, and with models of one's own."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedhet.config import load_config
+from fedhet import plugins
+from fedhet.cli.app import execute
+from fedhet.config import build_config, load_config
+from fedhet.node.site import load_partition
 from fedhet.runtime import preflight
 from fedhet.testing import simulate
 
@@ -49,3 +53,72 @@ def test_a_preset_runs_as_it_is(tmp_path, name, write, file, clients):
     folder, _ = simulate(config)
     (record,) = folder.read_rounds()
     assert record["replied"] == clients and not record["failures"]
+
+
+@pytest.mark.parametrize(
+    ("module", "factories", "preset", "write"),
+    [
+        ("own_rows", ["own_rows:deep", "own_rows:wide"], "table", patients),
+        ("own_words", ["own_words:make"], "texts", news),
+    ],
+)
+def test_models_of_ones_own_as_a_user_runs_them(
+    tmp_path, monkeypatch, capsys, module, factories, preset, write
+):
+    """In the folder of the module, with the command that stands in it; beside one of ours too."""
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    plugins.look_here()
+    text = (EXAMPLES / f"{module}.py").read_text()
+    assert len(text.splitlines()) <= 40
+    command = f"fedhet run {preset}.yaml data-path=FILE.csv models={','.join(factories)}"
+    assert command in text
+    write(tmp_path / "d.csv")
+    words = command.replace("FILE.csv", str(tmp_path / "d.csv")).split()[1:]
+    quick = ["rounds=1", "engine=inline", "representation=24", f"out={tmp_path}"]
+    assert execute([*words, "name=own", *quick]) == 0, capsys.readouterr().err
+    rows = [line.split(",") for line in (tmp_path / "own/clients.csv").read_text().splitlines()]
+    assert {row[2] for row in rows[1:]} == set(factories)
+    ours = {"table": "mlp-5", "texts": "textcnn"}[preset]
+    mixed = [*words[:-1], f"models={factories[0]},{ours}", "method=fedavg", f"small-model={ours}"]
+    assert execute([*mixed, "name=mixed", *quick]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    plugins.look_here()
+
+
+OWN = {"partition": "natural", "rounds": 3, "engine": "inline", "lr": 0.05, "representation": 32}
+
+
+def test_a_table_of_ones_own(here, tmp_path):
+    """By the commands of docs/kinds.md; what it invents can be learned."""
+    values = {"dataset": "own_table:load", "models": ["@table-5"], "out": str(tmp_path)}
+    config = preflight.resolve_clients(build_config(OWN | values))
+    data, partition = load_partition(config, config.clients)
+    assert partition.ids == ("a", "b", "c") and data.inputs.shape == (7,)
+    assert np.isnan(data.examples[:, 1]).sum() == 35
+    folder, _ = simulate(config)
+    assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60
+    (tmp_path / "own.csv").write_text(
+        "clinic,age,pressure,smokes,outcome\n" + "x,50,,once,ill\ny,40,120,never,well\n" * 9
+    )
+    config = build_config(OWN | values | {"data-path": str(tmp_path / "own.csv")})
+    assert load_partition(config, 0)[1].ids == ("x", "y")
+
+
+def test_signals_of_ones_own(here, tmp_path):
+    values = {"dataset": "own_signals:load", "models": ["conv1d-5", "conv1d-4"]}
+    config = build_config(OWN | values | {"out": str(tmp_path)})
+    config = preflight.resolve_clients(config)
+    assert config.clients == 6
+    folder, _ = simulate(config)
+    assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60
+
+
+def test_they_are_under_forty_lines():
+    for name in ("own_table.py", "own_signals.py"):
+        assert len((EXAMPLES / name).read_text().splitlines()) < 40

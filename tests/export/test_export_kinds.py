@@ -126,3 +126,21 @@ def test_a_text_file_is_one_text_a_line(made, tmp_path):
         return
     predict(model, [tmp_path / "lines.txt"], tmp_path / "p.csv")
     assert len(answers(tmp_path / "p.csv")) == 2
+
+
+def test_rows_and_texts_of_a_parquet_file_are_answered_as_those_of_the_csv(made, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
+    reader = pytest.importorskip("pyarrow.csv")
+    config, _, model = made
+    if not config.data_path.endswith(".csv"):
+        pytest.skip("signals come as NPZ")
+    text = reader.ConvertOptions(null_values=[""], strings_can_be_null=True)
+    parquet.write_table(
+        reader.read_csv(config.data_path, convert_options=text), tmp_path / "in.parquet"
+    )
+    predict(model, [tmp_path / "in.parquet"], tmp_path / "parquet.csv")
+    predict(model, [_path(config)], tmp_path / "csv.csv")
+    ours, theirs = answers(tmp_path / "parquet.csv"), answers(tmp_path / "csv.csv")
+    assert list(ours) == list(range(90)) and list(theirs) == list(range(2, 92))
+    for row, line in zip(ours.values(), theirs.values(), strict=True):
+        assert row | {"path": ""} == line | {"path": ""}

@@ -46,7 +46,7 @@ def test_other_kinds_of_image_are_converted_as_in_training(model, tmp_path):
     wide.save(tmp_path / "grey.png")
     predict(model, [tmp_path / "grey.png"], tmp_path / "p.csv")
     loaded, _ = load_model(model)
-    _, shares = classify(loaded, torch.from_numpy(to_pixels(wide, 32)[None].copy()))
+    _, shares = classify(loaded, torch.from_numpy(to_pixels(wide, (32, 32, 3))[None].copy()))
     row = rows_of(tmp_path / "p.csv")[0]
     assert [float(row[f"p_class-{k}"]) for k in range(4)] == pytest.approx(
         shares[0].tolist(), rel=1e-5

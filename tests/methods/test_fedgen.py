@@ -46,45 +46,80 @@ def draw(draws, edges, count, noise):
     return torch.rand(count, noise, generator=draws), labels
 
 
-def test_one_round_of_the_server_by_hand(tmp_path):
-    config = fedgen(tmp_path, server_lr=0.02, batch_size=6)
-    strategy = make_strategy(config, [[0, 1], [1, 3]], [100, 300], 4)
-    before = strategy.arrays()
+def by_hand(state, strategy, uploads, rounds, dtype=torch.float32):
+    """G's tensors after some rounds of three steps, by one Adam; mean losses."""
     state = {
-        name.removeprefix("generator.body."): torch.tensor(array)
-        for name, array in before.items()
-        if name.startswith("generator.")
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
     }
     trained = [n for n in state if n.endswith(("weight", "bias"))]
     for name in trained:
         state[name].requires_grad_()
-    sent = {"0": header(1), "1": header(2)}
-    numbers = strategy.aggregate(uploads_of(strategy, sent), 4)
+    adam = torch.optim.Adam([state[n] for n in trained], lr=strategy.params.server_lr)
+    losses, edges = [], [50 / 400, 250 / 400, 250 / 400]  # of 50, 50 + 150, 0 and 150 images
+    for round_ in rounds:
+        headers = [[torch.from_numpy(t).to(dtype) for t in one.tensors] for one in uploads[round_]]
+        seed = torch_seed(strategy.config.seed, "server", round_=round_)
+        draws = torch.Generator().manual_seed(seed)
+        for _ in range(strategy.params.server_epochs):
+            noise, labels = draw(draws, edges, strategy.config.batch_size, 8)
+            made = make(state, noise.to(dtype), labels, training=True)
+            logits = sum(
+                w * (made @ a.T + b) for w, (a, b) in zip((0.25, 0.75), headers, strict=True)
+            )
+            loss = F.cross_entropy(logits, labels)
+            losses.append(loss.item())
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+    return state, trained, losses
 
-    headers = [[torch.from_numpy(t) for t in one.tensors] for one in sent.values()]
-    draws = torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=4))
-    adam = torch.optim.Adam([state[n] for n in trained], lr=0.02)
-    losses = []
-    edges = [50 / 400, 250 / 400, 250 / 400]  # 50, 50 + 150, 0 and 150 images of the classes
-    for _ in range(3):
-        noise, labels = draw(draws, edges, 6, 8)
-        made = make(state, noise, labels, training=True)
-        logits = sum(w * (made @ a.T + b) for w, (a, b) in zip((0.25, 0.75), headers, strict=True))
-        loss = F.cross_entropy(logits, labels)
-        losses.append(loss.item())
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
+
+def start_of(strategy):
+    return {
+        name.removeprefix("generator.body."): torch.tensor(array)
+        for name, array in strategy.arrays().items()
+        if name.startswith("generator.")
+    }
+
+
+def test_two_rounds_of_the_server_by_hand(tmp_path):
+    """By one Adam, which goes on: in between the strategy is put away and taken up again."""
+    config = fedgen(tmp_path, server_lr=0.02, batch_size=6)
+    strategy = make_strategy(config, [[0, 1], [1, 3]], [100, 300], 4)
+    sent = {4: (header(1), header(2)), 5: (header(3), header(4))}
+    state, trained, losses = by_hand(start_of(strategy), strategy, sent, (4, 5))
+    for round_, both in sent.items():
+        arrays = strategy.arrays()
+        strategy = make_strategy(config, [[0, 1], [1, 3]], [100, 300], 4)
+        strategy.load(arrays)
+        uploads = uploads_of(strategy, dict(zip("01", both, strict=True)))
+        numbers = strategy.aggregate(uploads, round_)
     found = strategy.arrays()
     # BatchNorm takes the first bias out again: Adam scales up nothing but rounding there.
     for name in set(trained) - {"0.bias"}:
         mine = state[name].detach().numpy()
         assert np.allclose(mine, found[f"generator.body.{name}"], atol=2e-4), name
-    assert numbers["server_loss"] == pytest.approx(np.mean(losses), rel=1e-3)
+    assert numbers["server_loss"] == pytest.approx(np.mean(losses[3:]), rel=1e-3)
     for i, name in enumerate(("weight", "bias")):
-        mean = 0.25 * sent["0"].tensors[i] + 0.75 * sent["1"].tensors[i]
+        mean = 0.25 * sent[5][0].tensors[i] + 0.75 * sent[5][1].tensors[i]
         assert np.allclose(found[name], mean, atol=1e-6)
-    assert int(found["generator.body.1.num_batches_tracked"]) == 3
+    assert int(found["generator.body.1.num_batches_tracked"]) == 6
+    assert found["adam.steps.body.3.weight"] == 6
+
+
+def test_rounding_stays_rounding_over_rounds(tmp_path):
+    """With an Adam that starts anew every round, weights part from float64's by 0.05 here."""
+    config = fedgen(tmp_path, batch_size=32, server_epochs=60)
+    strategy = make_strategy(config, [[0, 1], [1, 3]], [100, 300], 4)
+    sent = {round_: (header(1), header(2)) for round_ in (1, 2, 3)}
+    state, trained, _ = by_hand(start_of(strategy), strategy, sent, sent, torch.float64)
+    for round_, both in sent.items():
+        strategy.aggregate(uploads_of(strategy, dict(zip("01", both, strict=True))), round_)
+    found = strategy.arrays()
+    for name in set(trained) - {"0.bias"}:
+        exact = state[name].detach().numpy()
+        assert np.abs(exact - found[f"generator.body.{name}"]).max() < 1e-3, name
 
 
 def test_one_round_of_a_client_by_hand(tmp_path):
@@ -153,6 +188,7 @@ def test_a_server_that_diverges_keeps_its_generator(tmp_path):
     before = strategy.arrays()
     numbers = strategy.aggregate(uploads_of(strategy, {"0": header(1)}), 1)
     assert numbers == {"server_discarded": 1.0}
+    assert not any(a.any() for n, a in strategy.arrays().items() if n.startswith("adam"))
     for name, array in strategy.arrays().items():
         assert not name.startswith("generator") or np.array_equal(array, before[name]), name
 

@@ -14,7 +14,7 @@ from fedhet.clients.fedl2g import guiding_gradient
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import generator
-from fedhet.strategies.fedl2g import LARGEST
+from fedhet.strategies.fedl2g import LARGEST, misguided
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
 LR = 0.3
@@ -207,3 +207,40 @@ def test_floats_each_way(tmp_path):
     folder, _ = simulate(fedl2g(tmp_path, rounds=2))
     line = folder.read_rounds()[-1]
     assert (line["replied"], line["downlink_floats"], line["uplink_floats"]) == (3, 48, 24)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 6])
+def test_misguided_are_the_classes_that_the_loss_itself_gets_wrong(classes):
+    """The least CE + MSE by descent on free logits, for vectors on both sides of C / 2."""
+    drawn = torch.Generator().manual_seed(classes)
+    guides = 2.0 * torch.randn(40, classes, classes, generator=drawn, dtype=torch.float64)
+    labels = torch.arange(classes)
+    o = guides.clone().requires_grad_()
+    for _ in range(600):
+        losses = F.cross_entropy(o.flatten(0, 1), labels.repeat(40), reduction="sum")
+        losses = losses + ((o - guides) ** 2).sum() / classes
+        (slope,) = torch.autograd.grad(losses, o)
+        with torch.no_grad():
+            o -= 0.5 * slope
+    assert slope.abs().max() < 1e-9
+    wrong = [(row.argmax(dim=1) != labels).nonzero().flatten().tolist() for row in o]
+    assert wrong == [misguided(g.numpy()) for g in guides]
+    assert any(wrong) and not all(wrong)
+
+
+def test_a_start_that_outweighs_labels_is_said(tmp_path, caplog):
+    strategy = make_strategy(fedl2g(tmp_path), [[0, 1]], [50], 2)
+    zero = vectors([0, 1], [1, 1], np.zeros((2, 2)))
+    for row, wrong in (([0.0, 1.1], 1), ([0.0, 0.9], 0)):
+        strategy.guides = np.array([row, [0, 0]], dtype=np.float32)
+        numbers = strategy.aggregate(uploads_of(strategy, {"0": zero}), 1)
+        assert numbers["misguided_classes"] == wrong
+    caplog.clear()
+    starts = [make_strategy(fedl2g(tmp_path, seed=n), [[0, 1]], [50], 2) for n in range(12)]
+    wrong = [start for start in starts if misguided(start.guides)]
+    assert 0 < len(wrong) < 12
+    assert sum("outweigh their labels" in r.getMessage() for r in caplog.records) == len(wrong)
+    caplog.clear()
+    for n in range(12):
+        make_strategy(fedl2g(tmp_path, seed=n, guide="features"), [[0, 1]], [50], 2)
+    assert not caplog.records

@@ -9,12 +9,13 @@ from fedhet.clients.base import PREPARATION
 from fedhet.config import build_config
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
-from fedhet.models.names import MODELS
+from fedhet.models import build_model
+from fedhet.models.names import MODELS, MORE
 from fedhet.models.small import SMALLEST
 from fedhet.node.modules import forgotten
 from fedhet.registry import METHODS
 from fedhet.strategies.pfedes import PFedESParams, extractor
-from fedhet.testing import check_method, make_client, simulate, small
+from fedhet.testing import check_method, make_client, make_strategy, simulate, small
 from fedhet.training.augment import DROPPED, jitter_scale, row_noise, two_views, word_dropout
 
 KINDS = (SIGNAL, TABLE, TOKENS)
@@ -26,6 +27,12 @@ SHORT = {
     "fedgen": {"server_epochs": 3},
     "fedmrl": {"d1": 8},
 }
+SORTS = {  # of each kind: those left out are of other widths or depths
+    SIGNAL: ("conv1d-5", "lstm", "gru", "inception-time"),
+    TABLE: ("mlp-5", "resnet-table", "ft-transformer"),
+    TOKENS: ("fasttext", "logistic", "textcnn", "bilstm", "gru", "transformer-1"),
+}
+DEEP = ("harcnn-1x3", "harcnn-3x2", "transformer-2x8")  # of those that are not listed first
 SHARED = ("fedmrl", "fml", "fedkd", "fedapen", "fedavg", "pfedafm")
 
 
@@ -46,21 +53,23 @@ def keys(method, kind, **changes):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_every_kind(tmp_path, method, kind):
-    """Two rounds with the kind's smallest and its first model: nobody is left out."""
-    models = [MODELS[kind][0], MODELS[kind][-1]]
+    """One client of every sort of network, side by side: nobody is left out."""
+    models = SORTS[kind]
+    changes = {"models": list(models), "clients": len(models), "rounds": 1}
+    changes["dataset"] = f"synthetic-{kind}:{30 * len(models)}x3:{SHAPES[kind]}"
     if method == "pfedes" and kind == TOKENS:
         with pytest.raises(UserError, match="method: 'pfedes' is not allowed with dataset=.*word"):
-            small(tmp_path, **keys(method, kind, models=models))
+            small(tmp_path, **keys(method, kind, **changes))
         return
-    folder, _ = simulate(small(tmp_path, **keys(method, kind, models=models)))
-    records = folder.read_rounds()
-    assert [record["replied"] for record in records] == [3, 3]
-    assert all(record["train_flops"] > 0 for record in records)
+    folder, _ = simulate(small(tmp_path, **keys(method, kind, **changes)))
+    (record,) = folder.read_rounds()
+    assert record["replied"] == len(models) and not record["failures"]
+    assert record["train_flops"] > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_built_in_model_trains(tmp_path, kind):
-    names = MODELS[kind]
+    names = (*MODELS[kind], *(name for name in MORE[kind] if name in DEEP))
     values = keys("standalone", kind, models=list(names), clients=len(names), rounds=1)
     values["dataset"] = f"synthetic-{kind}:{30 * len(names)}x3:{SHAPES[kind]}"
     folder, _ = simulate(small(tmp_path, **values))
@@ -165,6 +174,51 @@ def test_the_extractor_of_rows_is_a_linear_map_beside_the_identity():
     x = torch.randn(3, 4, generator=drawn())
     assert torch.allclose(module(x), x + x @ module.map.weight.T + module.map.bias)
     assert sum(p.numel() for p in module.parameters()) == 4 * 4 + 4
+
+
+# --- what is shared beside the clients' own ----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pfedafm_mixes_representations_of_the_kinds_smallest(tmp_path, kind):
+    """R = alpha R_F + (1 - alpha) R_g through the own header, and the floats that cross."""
+    config = small(tmp_path, **keys("pfedafm", kind, models=[MODELS[kind][1]]))
+    client = make_client(config, 0, tmp_path)
+    twin = build_model(SMALLEST[kind], classes=3, d=16, inputs=client.inputs)
+    twin.load_state_dict(client.shared().state_dict(), strict=False)  # all but its header
+    for module in client.modules.values():
+        module.eval()
+    inputs, _ = client.examples("train").batch(torch.arange(5))
+    with torch.no_grad():
+        client.mixture.alpha.copy_(torch.linspace(0, 1, 16))
+        alpha = client.mixture.alpha
+        mixed = alpha * client.model.features(inputs) + (1 - alpha) * twin.eval().features(inputs)
+        assert torch.allclose(client.predict(inputs)[""], client.model.head(mixed), atol=1e-6)
+    header = sum(p.numel() for p in twin.head.parameters())
+    floats = sum(p.numel() for p in twin.parameters()) - header
+    assert sum(array.size for array in client.upload().to_ndarrays()) == floats
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fedgen_makes_representations_whatever_the_examples_are(tmp_path, kind):
+    """G knows d and the classes alone: its loss is that of the header on what G makes."""
+    config = small(tmp_path, **keys("fedgen", kind, models=[MODELS[kind][1]]))
+    strategy = make_strategy(config, [[0, 1, 2]], [90], 3)
+    client = make_client(config, 0, tmp_path)
+    client.receive(strategy.download(strategy.roster.infos["0"], 1))
+    linear, norm, _, last = client.generator.body
+    assert (linear.in_features, last.out_features) == (32 + 3, 16)
+    client.draws = torch.Generator().manual_seed(5)
+    client.model.eval()
+    inputs, labels = client.examples("train").batch(torch.arange(6))
+    again = torch.Generator().manual_seed(5)
+    meant = torch.bucketize(3 * torch.rand(6, generator=again), torch.tensor([1.0, 2.0]))
+    x = linear(torch.cat([torch.rand(6, 32, generator=again), F.one_hot(meant, 3)], dim=1))
+    made = last(F.relu(x / (1 + norm.eps) ** 0.5))  # of a fresh BatchNorm
+    expected = F.cross_entropy(client.model(inputs), labels) + F.cross_entropy(
+        client.model.head(made), meant
+    )
+    assert torch.allclose(client.loss(inputs, labels), expected, atol=1e-6)
 
 
 # --- preparation -------------------------------------------------------------------------------

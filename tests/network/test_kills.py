@@ -1,6 +1,5 @@
 """A simulation killed in every way, one process after the other."""
 
-import contextlib
 import os
 import signal
 import time
@@ -15,22 +14,24 @@ from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
 
-ROUNDS = 100  # more than pass in all before kills are noticed, however slowly that is
+ROUNDS = 120  # more than pass in all before kills are noticed, however slowly that is
 LONG = (*WORK, f"rounds={ROUNDS}")
 
 
 def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, tmp_path):
-    """It begins and ends in one process, without Ray: the engines take over from each other."""
+    """It begins and ends in one process, without Ray: the engines take over from each other.
+
+    That Ray's server and Flower's other programs are missed as Ray's node manager is says
+    tests/runtime/test_ray_start.py; a start of all of them takes 23 seconds of a processor.
+    """
     undisturbed = simulate(load_config(find_preset("quickstart"), [*LONG, f"out={tmp_path}"]))[0]
     _interrupted(fedhet.run("killed", "engine=inline", *LONG), signal.SIGTERM)
+    _power_cut(fedhet.resume("killed"))
     _two_commands(fedhet, "killed", "engine=ray", "actors=1")
-    # First what a simulation survives for a while: enough rounds are left for it to be noticed.
-    _program_killed(fedhet.resume("killed"), "flower-superexec", "SuperExec ended unexpectedly")
+    # What a simulation survives for a while: enough rounds are left for it to be noticed.
     _program_killed(fedhet.resume("killed"), "flower-superlink", "SuperLink ended unexpectedly")
     _program_killed(fedhet.resume("killed"), "flwr-simulation", "simulation ended unexpectedly")
     _program_killed(fedhet.resume("killed"), "raylet", "")  # who notices first says it
-    _program_killed(fedhet.resume("killed"), "gcs_server", "")
-    _everything_killed(fedhet.resume("killed"))
     _command_killed(fedhet.resume("killed"))
     last = fedhet.resume("killed", "engine=inline")
     code, out, err = last.end()
@@ -58,20 +59,16 @@ def _program_killed(command: Command, program: str, reason: str) -> None:
     assert_gone(command.folder, pids)
 
 
-def _everything_killed(command: Command) -> None:
-    """Power cut: nobody is left to clean up, the next ``resume`` finds only files."""
-    rounds = len(command.rounds())
-    command.until(lambda: command.pid_of("flwr-simulation"))
-    command.wait(rounds + 1)
-    for pid in [command.process.pid, *command.pids()]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _power_cut(command: Command) -> None:
+    """Nobody is left to clean up, the next ``resume`` finds only files."""
+    command.wait(len(command.rounds()) + 1)
+    command.process.kill()
     assert command.end()[0] == -signal.SIGKILL
-    assert command.pids()
+    assert not (command.folder / "summary.json").exists()
 
 
 def _command_killed(command: Command) -> None:
-    """Without its owner everything ends by itself."""
+    """Without its owner everything ends by itself, and leaves files to the next ``resume``."""
     command.until(lambda: command.pid_of("flwr-simulation") and command.pid_of("raylet"))
     command.process.kill()
     assert command.end()[0] == -signal.SIGKILL
@@ -79,6 +76,7 @@ def _command_killed(command: Command) -> None:
     while processes_of(command.folder):
         assert time.monotonic() < deadline, processes_of(command.folder)
         time.sleep(0.2)
+    assert command.pids() and (command.folder / "flwr").exists()
 
 
 def _interrupted(command: Command, number: signal.Signals) -> None:

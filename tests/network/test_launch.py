@@ -7,20 +7,15 @@ that the others must reproduce to the byte.
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 
-import numpy as np
 import psutil
 import pytest
-import torch
-from helpers.pictures import write_images
 from network.commands import ROUNDS, WORK, Command, assert_gone
-from network.federation import EXAMPLES
 from network.pace import patience
 
 from fedhet.config import load_config
@@ -41,13 +36,15 @@ def base(fedhet):
     """An undisturbed run with one actor."""
     command = fedhet.run("base", "actors=1")
     seen: set[int] = set()
-    while command.process.poll() is None:
-        seen |= set(command.pids())
-        for pid in command.pids():
-            command.sockets |= listening(pid)
-        if command.rounds() and not command.refusal:
-            command.refusal = join_without_token(command)
-        time.sleep(0.1)
+    with intruder() as process:
+        while command.process.poll() is None:
+            seen |= set(command.pids())
+            for pid in command.pids():
+                command.sockets |= listening(pid)
+            if (port := ray_port(command)) and not command.refusal:
+                _, command.refusal = process.communicate(f"{port}\n", timeout=120)
+                command.refusal = command.refusal if process.returncode else "it was let in"
+            time.sleep(0.1)
     code, out, err = command.end()
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == str(command.folder)
@@ -68,21 +65,26 @@ def listening(pid: int) -> set[tuple[str, str]]:
     return set()
 
 
-def join_without_token(command: Command) -> str:
-    """What Ray says to a process of the same user that has everything but the token."""
-    (pid,) = command.pid_of("gcs_server")
-    (server, *_) = (
-        connection.laddr.port
-        for connection in psutil.Process(pid).net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    )
+def ray_port(command: Command) -> int:
+    """Where Ray's server listens once clients train; 0 before."""
+    if command.rounds():
+        for pid in command.pid_of("gcs_server"):
+            for connection in psutil.Process(pid).net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    return int(connection.laddr.port)
+    return 0
+
+
+def intruder() -> subprocess.Popen[str]:
+    """A process of the same user that has everything but the token; it waits for the port."""
     program = (
         "from ray._raylet import GcsClient\n"
-        f"GcsClient(address='127.0.0.1:{server}').internal_kv_keys(b'', namespace=None, timeout=5)"
+        "client = GcsClient(address=f'127.0.0.1:{int(input())}')\n"
+        "client.internal_kv_keys(b'', namespace=None, timeout=5)"
     )
+    pipe = subprocess.PIPE
     words = [sys.executable, "-c", program]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    return done.stderr if done.returncode else "it was let in"
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_a_run_listens_on_loopback_only_and_lets_nobody_in(base):
@@ -111,24 +113,6 @@ def test_one_process_gives_the_same_bytes_and_another_seed_others(base, tmp_path
         config = load_config(find_preset("quickstart"), [*WORK, *where, f"seed={seed}"])
         first[seed] = simulate(config)[0].read_rounds()[0]["sha256"]
     assert first[0] == base.rounds()[0]["sha256"] != first[1]
-
-
-def test_an_own_method_with_public_images_gives_the_same_bytes(fedhet, tmp_path, monkeypatch):
-    """On Ray and in one process; the public images are a folder that is named from where one is."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
-    shutil.copy(EXAMPLES / "fedmd.py", tmp_path)
-    for name in ("x", "y"):
-        (tmp_path / "public" / name).mkdir(parents=True)
-        noise = np.random.default_rng(len(name)).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
-        write_images(tmp_path / "public" / name, torch.from_numpy(noise))
-    words = ("method=fedmd:METHOD", "public-path=public", "alignment=8", "rounds=2")
-    ray = fedhet.run("fedmd", *words)
-    assert ray.end()[0] == 0
-    config = load_config(find_preset("quickstart"), [*WORK, *words, f"out={tmp_path}"])
-    inline = simulate(config)[0].read_rounds()
-    assert [line["sha256"] for line in ray.rounds()] == [line["sha256"] for line in inline]
-    assert ray.rounds()[1]["downlink_floats"] == 4 * 8 * 10
 
 
 def test_neither_the_number_of_actors_nor_their_death_changes_a_bit(fedhet, base):
@@ -183,7 +167,8 @@ def test_closing_the_terminal_stops_the_run(fedhet):
 
 
 def test_a_run_that_fails_says_why_and_leaves_no_process(fedhet):
-    words = ("max-update-norm=1e-6", "max-skipped-rounds=0", "name=fails")
+    """On Ray it is the ServerApp that says so, in summary.json: tests/runtime/test_ray_start.py."""
+    words = ("engine=inline", "max-update-norm=1e-6", "max-skipped-rounds=0", "name=fails")
     command = fedhet.run("failed", *words)
     code, out, err = command.end()
     assert code == 3

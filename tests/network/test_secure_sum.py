@@ -6,7 +6,7 @@ import signal
 
 import psutil
 import pytest
-from network.deployment import Commands
+from network.deployment import Deployment
 from network.federation import PRESET, simulated_hash
 from network.pace import round_timeout
 from network.programs import Process, wait_for
@@ -19,7 +19,7 @@ OWN = {"method": "lg_fedavg", "rounds": 3, "sum-min": 2, "max-images": 200}
 
 @pytest.fixture
 def commands(tmp_path):
-    made = Commands(tmp_path)
+    made = Deployment(tmp_path)
     yield made
     made.stop()
 

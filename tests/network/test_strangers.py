@@ -1,13 +1,16 @@
 """A real run on Ray, given where somebody keeps packages that are called as parts of ours."""
 
-import json
+import shutil
 import subprocess
 
+import numpy as np
 import pytest
-from network.commands import Command, assert_gone
+import torch
+from helpers.pictures import write_images
+from network.commands import WORK, Command, assert_gone
+from network.federation import EXAMPLES
 from network.pace import patience
 
-from fedhet.cli.new import new_method
 from fedhet.config import load_config
 from fedhet.runtime.session import find_preset
 from fedhet.runtime.superlink import script
@@ -15,19 +18,28 @@ from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
 
-SMALL = ("rounds=1", "clients=2", "models=cnn-5", "local-epochs=1", "actors=1")
+SMALL = (*WORK, "public-path=public", "alignment=8", "rounds=2", "actors=1")
 RAISE = "raise SystemExit('a stranger was imported')\n"
 
 
-def test_actors_find_the_users_clients_and_our_own(tmp_path, monkeypatch) -> None:
-    """Nothing in the folder hides a module of ours, of Flower's or of Python's."""
+def test_actors_find_the_users_own_method_its_public_images_and_our_modules(
+    tmp_path, monkeypatch
+) -> None:
+    """Nothing in the folder hides a module of ours, of Flower's or of Python's.
+
+    The method is one of `examples/`, in a package that is called as one of ours; its public images
+    are a folder that is named from where one is.
+    """
     here = tmp_path / "here"
     for name in ("clients", "strategies", "configs", "fedhet", "flwr"):
         (here / name).mkdir(parents=True)
         (here / name / "__init__.py").write_text("" if name == "clients" else RAISE)
     (here / "queue.py").write_text(RAISE)
-    new_method("own", here / "clients")
-    (here / "clients" / "test_own.py").unlink()
+    shutil.copy(EXAMPLES / "fedmd.py", here / "clients" / "own.py")
+    for name in ("x", "y"):
+        (here / "public" / name).mkdir(parents=True)
+        noise = np.random.default_rng(len(name)).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+        write_images(here / "public" / name, torch.from_numpy(noise))
     words = ["run", "quickstart", "method=clients.own:METHOD", *SMALL, "--name", "a"]
     process = subprocess.Popen(
         [script("fedhet"), *words], cwd=here, text=True, stdin=subprocess.DEVNULL,
@@ -40,9 +52,11 @@ def test_actors_find_the_users_clients_and_our_own(tmp_path, monkeypatch) -> Non
         process.kill()
     assert process.returncode == 0, said
     assert_gone(folder, [])
-    summary = Command(folder, process).summary()
-    assert summary["failures"] == []
+    command = Command(folder, process)
+    assert command.summary()["failures"] == []
+    assert command.rounds()[1]["downlink_floats"] == 4 * 8 * 10
+    monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here / "clients")  # the same method by another name
     words = [*SMALL, "method=own:METHOD", f"out={tmp_path / 'simulated'}"]
-    simulated, _ = simulate(load_config(find_preset("quickstart"), words))
-    assert summary["run_sha256"] == json.loads(simulated.summary.read_text())["run_sha256"]
+    simulated = simulate(load_config(find_preset("quickstart"), words))[0].read_rounds()
+    assert [line["sha256"] for line in command.rounds()] == [line["sha256"] for line in simulated]

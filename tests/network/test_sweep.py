@@ -13,12 +13,13 @@ import yaml
 from network.pace import patience
 from network.programs import wait_for
 
+from fedhet.cli.app import execute
 from fedhet.runtime.superlink import script
 
 pytestmark = pytest.mark.network
 PRESET = {
     "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
-    "local-epochs": 1, "batch-size": 16, "rounds": 12, "grid": {"seed": [0, 1]},
+    "local-epochs": 1, "batch-size": 16, "rounds": 60, "grid": {"seed": [0, 1]},
 }  # fmt: skip
 
 
@@ -44,30 +45,24 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
+def statuses(folder: Path) -> list[str]:
+    return [json.loads(path.read_text())["status"] for path in folder.glob("*/summary.json")]
+
+
+def rounds(folder: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in folder.glob("*/rounds.jsonl"))
+
+
 def cells_in(folder: Path) -> int:
     return sum(len(path.read_text().splitlines()) > 2 for path in folder.glob("*/rounds.jsonl"))
 
 
-def test_a_killed_sweep_ends_in_the_same_bytes(tmp_path) -> None:
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PRESET))
-    whole = start(tmp_path, "whole")
-    index = json.loads(whole.communicate(timeout=patience())[0])
-    assert whole.returncode == 0
-    assert [cell["state"] for cell in index["cells"]] == ["finished", "finished"]
-
-    killed, lines = start(tmp_path, "killed"), tmp_path / "killed"
-    wait_for(lambda: cells_in(lines) > 0, "a cell is in its rounds", pause=0.02)
-    kill(killed)
-    assert not hashes(lines)
-    again = start(tmp_path, "killed")
-    again.communicate(timeout=patience())
-    assert again.returncode == 0
-    assert hashes(lines) == hashes(tmp_path / "whole") and len(hashes(lines)) == 2
-
-
-def test_cells_end_with_a_killed_sweep_and_are_shared_with_another(tmp_path) -> None:
+def test_cells_end_with_a_killed_sweep_and_two_others_share_them_with_the_same_bytes(
+    tmp_path,
+) -> None:
+    """First the sweep alone is killed, then everything at once; two sweeps go on side by side."""
     for preset in ("tiny.yaml", "other.yaml"):
-        (tmp_path / preset).write_text(yaml.safe_dump(PRESET | {"rounds": 400}))
+        (tmp_path / preset).write_text(yaml.safe_dump(PRESET))
     killed, lines = start(tmp_path, "shared"), tmp_path / "shared"
     wait_for(lambda: cells_in(lines) > 0, "a cell is in its rounds", pause=0.02)
     cells = psutil.Process(killed.pid).children(recursive=True)
@@ -75,14 +70,21 @@ def test_cells_end_with_a_killed_sweep_and_are_shared_with_another(tmp_path) -> 
     killed.communicate()
     _, alive = psutil.wait_procs(cells, patience())
     assert cells and not alive
-    endings = [json.loads(path.read_text()) for path in lines.glob("*/summary.json")]
-    assert endings and {ending["status"] for ending in endings} == {"stopped"}
-    for preset in ("tiny.yaml", "other.yaml"):
-        (tmp_path / preset).write_text(yaml.safe_dump(PRESET))
-    both = [start(tmp_path, "both", preset) for preset in ("tiny.yaml", "other.yaml")]
+    assert set(statuses(lines)) == {"stopped"}
+
+    begun = rounds(lines)
+    killed = start(tmp_path, "shared")
+    wait_for(lambda: rounds(lines) > begun, "a cell has gone on", pause=0.02)
+    kill(killed)
+    assert "completed" not in statuses(lines)
+
+    both = [start(tmp_path, "shared", preset) for preset in ("tiny.yaml", "other.yaml")]
     ended = [json.loads(one.communicate(timeout=patience())[0])["cells"] for one in both]
+    assert [one.returncode for one in both] == [0, 0]
     assert [cell["state"] for cells in ended for cell in cells] == ["finished"] * 4
-    assert len(hashes(tmp_path / "both")) == 2
+    whole = ["sweep", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "whole")]
+    assert execute(whole) == 0
+    assert len(hashes(lines)) == 2 and hashes(lines) == hashes(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -240,6 +240,16 @@ def test_code_that_a_strangers_folder_names_is_imported_only_with_trust(
     assert mark.exists()
 
 
+def test_a_sweep_loaded_in_python_imports_nothing_of_a_strangers_either(theirs):
+    folder, mark = theirs
+    runs = fedhet.load_sweep(folder.path)
+    assert len(runs.rows()) == 1 and len(runs.figures()) > 2 and runs.verdict
+    assert runs.differences().absent and runs.traffic().svg and runs.rounds().svg
+    assert not mark.exists() and "evil_method" not in sys.modules
+    fedhet.load_sweep(folder.path, trust=True)
+    assert mark.exists()
+
+
 def test_predict_too(home, theirs, capsys):
     folder, mark = theirs
     state = str(next(folder.path.glob("state/*/0")))

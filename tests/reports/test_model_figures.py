@@ -10,7 +10,8 @@ from fedhet.data.preparation import normalise
 from fedhet.export.save import open_state
 from fedhet.node.site import load_partition
 from fedhet.reports.comparison import Comparison, compare
-from fedhet.reports.model_figures import of_models, representations
+from fedhet.reports.model_figures import representations
+from fedhet.reports.modelled import modelled
 from fedhet.reports.reading import read_runs
 from fedhet.reports.run_models import examples_of, open_runs
 from fedhet.reports.settings import arrange
@@ -31,9 +32,9 @@ def comparisons(folder) -> list[Comparison]:
 
 
 def test_both_figures_are_drawn_from_states_and_repeat(folder):
-    first = of_models(comparisons(folder), wanted=True)
+    first = modelled(comparisons(folder), wanted=True)
     assert [picture.absent for picture in first] == ["", ""]
-    assert first == of_models(comparisons(folder), wanted=True)
+    assert first == modelled(comparisons(folder), wanted=True)
     t_sne, enhanced = first
     assert t_sne.svg.count("silhouette") == 4 and "pFedES, by class" in t_sne.svg
     assert "3 clients" in t_sne.caption
@@ -41,17 +42,17 @@ def test_both_figures_are_drawn_from_states_and_repeat(folder):
 
 
 def test_without_states_or_images_the_reason_is_given(folder, tmp_path):
-    reasons = [picture.absent for picture in of_models(comparisons(folder), wanted=False)]
+    reasons = [picture.absent for picture in modelled(comparisons(folder), wanted=False)]
     assert reasons == ["left out by --no-models"] * 2
     bare = tmp_path / "bare"
     shutil.copytree(folder, bare)
     for state in bare.glob("*/state"):
         shutil.rmtree(state)
-    reasons = [picture.absent for picture in of_models(comparisons(bare), wanted=True)]
+    reasons = [picture.absent for picture in modelled(comparisons(bare), wanted=True)]
     assert all("no run folder of this report has its clients' states" in one for one in reasons)
     shutil.rmtree(bare / "pfedes")
     shutil.copytree(folder / "standalone" / "state", bare / "standalone" / "state")
-    t_sne, enhanced = of_models(comparisons(bare), wanted=True)
+    t_sne, enhanced = modelled(comparisons(bare), wanted=True)
     assert t_sne.svg and "no method with states makes images" in enhanced.absent
 
 

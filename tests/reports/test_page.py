@@ -12,6 +12,8 @@ from written_runs import CLIENTS, make_run
 from fedhet.reports.report import report
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -61,6 +63,10 @@ def test_the_page_asks_for_nothing_and_complains_of_nothing(browser, page):
     assert {url for url in asked if not url.startswith("data:")} == {page.as_uri()}
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.querySelectorAll('figure svg').length") > 8
+    headings = browser.execute_script(
+        "return [...document.querySelectorAll('figure')].map(f => f.querySelectorAll('svg').length)"
+    )
+    assert all(headings)  # a figure that is absent leaves no heading
     data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
     assert len(data["settings"]) == 2 and len(data["settings"][0]["arms"]) == 3
 
@@ -82,6 +88,39 @@ def press(browser, table: str, number: int) -> str:
         "return head.getAttribute('aria-sort')",
         table, number,
     )  # fmt: skip
+
+
+def test_a_glance_has_verdict_pictures_and_table_and_the_rest_is_closed(browser):
+    script = "return [...document.querySelectorAll('h1, h2')].map(h => h.textContent)"
+    assert browser.execute_script(script) == [
+        "fedhet report", "Paired differences to Standalone", "Accuracy against traffic",
+        "Methods and settings", "Details",
+    ]  # fmt: skip
+    panels = "return document.querySelectorAll('#differences svg').length"
+    assert browser.execute_script(panels) == 2  # one a setting
+    count = "return document.querySelectorAll('details.setting[open]').length"
+    assert browser.execute_script(count) == 0
+    browser.execute_script("document.querySelector('thead a').click()")
+    WebDriverWait(browser, 10).until(lambda b: b.execute_script(count) == 1)
+    opened = "return document.querySelector('details.setting[open]').id"
+    assert browser.execute_script(opened) in browser.current_url
+
+
+def test_the_first_column_and_the_heading_stay_while_the_table_moves(browser):
+    name = browser.execute_script("return document.querySelector('h3[id^=accuracy-]').id")
+    places = browser.execute_script(
+        "const box = document.querySelector(`h3[id='${arguments[0]}'] ~ .scroll`);"
+        "box.closest('details').open = true;"
+        "box.style.width = '160px'; box.style.height = '90px';"
+        "box.scrollTo(120, 60);"
+        "const at = e => e.getBoundingClientRect(), table = box.querySelector('table');"
+        "const found = [box.scrollLeft, box.scrollTop,"
+        " at(table.tBodies[0].rows[1].cells[0]).left - at(box).left,"
+        " at(table.tHead.rows[0].cells[0]).top - at(box).top];"
+        "box.removeAttribute('style'); return found", name,
+    )  # fmt: skip
+    assert places[0] > 0 and places[1] > 0
+    assert abs(places[2]) <= 2 and abs(places[3]) <= 2
 
 
 def test_tables_sort_by_their_headings(browser):

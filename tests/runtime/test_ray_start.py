@@ -1,4 +1,4 @@
-"""A simulation whose Ray dies while it starts is started once more; any other end is its end."""
+"""Programs of a simulation that die: a Ray that starts is started once more, else it is the end."""
 
 import json
 from types import SimpleNamespace
@@ -27,6 +27,9 @@ ValueError: no such thing
 """
 
 
+REASONS = {"completed": "", "failed": "fewer than min-replies"}
+
+
 class Program:
     """What a process of the herd looks like."""
 
@@ -50,7 +53,7 @@ class Link(SuperLink):
         logs.mkdir(parents=True)
         (logs / "gcs_server.err").write_text("\n".join(map(str, range(10))))
         self.env["RAY_TMPDIR"] = str(session)
-        self.ends, self.starts = ends, 0
+        self.ends, self.starts, self.seen = ends, 0, "flwr-simulation"
         self.programs: list[Program] = []
         self.herd = SimpleNamespace(refresh=lambda: None, living=lambda: self.programs)
         self._process = SimpleNamespace(poll=lambda: None)
@@ -62,12 +65,12 @@ class Link(SuperLink):
         self._refreshed = 0.0
         self.starts += 1
         end = self.ends.pop(0)
-        if end == "completed":
-            ending = {"status": end, "reason": "", "rounds": 1}
+        if end in {"completed", "failed"}:
+            ending = {"status": end, "reason": REASONS[end], "rounds": 1}
             self.run_folder.summary.write_text(json.dumps(ending))
         with self.log.open("a") as log:
             log.write(end)
-        self._vital |= {"flwr-simulation"}  # it was seen, and is gone
+        self._vital |= {self.seen}  # it is gone
 
 
 @pytest.fixture
@@ -77,8 +80,9 @@ def follow(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "POLL", 0.0)
     folder = RunFolder.create(build_config({"out": str(tmp_path), "name": "run"}), "x")
 
-    def follow(ends: list[str], *programs: Program) -> tuple[Link, tuple[str, str]]:
+    def follow(ends: list[str], *programs: Program, seen="") -> tuple[Link, tuple[str, str]]:
         link = Link(folder, ends)
+        link.seen = seen or link.seen
         link.submit("")
         link.programs = list(programs)
         ending = launch._follow(launch.Launch(build_config({}), folder), link, lambda rounds: None)
@@ -112,6 +116,19 @@ def test_a_ray_that_had_trained_is_not_started_again(follow) -> None:
     assert ending[0] == "failed" and link.starts == 1
 
 
+def test_what_the_server_app_says_of_its_end_is_the_runs(follow) -> None:
+    link, ending = follow(["failed", "completed"])
+    assert ending == ("failed", "fewer than min-replies") and link.starts == 1
+
+
 def test_an_error_that_is_not_rays_is_the_end(follow) -> None:
     link, ending = follow([OURS, "completed"])
     assert ending == ("failed", "ValueError: no such thing") and link.starts == 1
+
+
+@pytest.mark.parametrize(("program", "name"), superlink.VITAL.items())
+def test_each_program_without_which_nothing_goes_on_is_missed(follow, monkeypatch, program, name):
+    """tests/network/test_kills.py kills some of them."""
+    monkeypatch.setattr(superlink, "run_status", lambda *_: ("running", "N/A"))
+    _, ending = follow(["", "completed"], Program(f"{ACTOR}.run"), seen=program)
+    assert ending == ("failed", f"{name} ended unexpectedly (killed?)")

@@ -1,6 +1,7 @@
 """What is known of this machine: kept, renewed, made anew if damaged, and what is said without."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -71,7 +72,7 @@ def test_nothing_is_trained_unless_asked_for_and_what_was_timed_is_known_then(
     "damage",
     [lambda text: text[:-20], lambda text: text.replace("0.25", "-1"),
      lambda text: text.replace('"held"', '"hold"'), lambda text: "[]",
-     lambda text: text.replace('"format": 1', '"format": 0'),
+     lambda text: text.replace('"format": 2', '"format": 0'),
      lambda text: text.replace('"cores": ', '"cores": 1')],
 )  # fmt: skip
 def test_a_damaged_calibration_counts_as_none_and_is_made_anew(damage) -> None:
@@ -85,6 +86,22 @@ def test_a_damaged_calibration_counts_as_none_and_is_made_anew(damage) -> None:
     again.keep("other", MADE)
     assert json.loads(made.path.read_text())["costs"].keys() == again.costs.keys()
     assert Calibration.load().cost("other") == MADE
+
+
+def test_what_was_counted_is_kept_for_the_source_that_it_is_of(tmp_path, monkeypatch) -> None:
+    config = small(tmp_path, models=["cnn-5"], dataset="synthetic:100x4")
+    counted = []
+    count = rough._counts
+    monkeypatch.setattr(rough, "_counts", lambda *what: counted.append(what) or count(*what))
+    first = Rough(Calibration.load()).cost(probe_of(config, 4), 4)
+    assert Rough(Calibration.load()).cost(probe_of(config, 4), 4) == first and len(counted) == 1
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    own = config.model_copy(update={"models": ("tiny_net:make",)})
+    for _ in range(2):  # somebody else's code may be another tomorrow
+        Rough(Calibration.load()).cost(probe_of(own, 4), 4)
+    assert len(counted) == 3
+    monkeypatch.setattr(calibration, "source_digest", lambda: "another")
+    assert Rough(Calibration.load()).cost(probe_of(config, 4), 4) == first and len(counted) == 4
 
 
 def test_two_commands_add_to_one_file_and_another_machine_has_its_own(monkeypatch) -> None:

@@ -5,13 +5,9 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from fedhet.data.inputs import MAX_COLUMNS
-from fedhet.data.reading import MAX_ROWS, shown
 from fedhet.errors import UserError
+from fedhet.reading.columns import CHUNK, MAX_LINE, MAX_ROWS, Piece, check_names
 
-MAX_LINE = 4 << 20  # characters of a row, however many lines it has
-_CHUNK = 4096  # rows
-_LONGEST_NAME = 200
 Rows = tuple[list[int], list[list[str]]]  # line numbers, and fields
 _DELIMITERS = (",", ";", "\t")
 
@@ -36,7 +32,7 @@ class _Lines:
 
 
 class CsvFile:
-    """A CSV with a header: ``columns``, and the rows below it in chunks.
+    """A CSV with a header: ``columns``, and the rows below it in pieces.
 
     UTF-8, separated by commas, semicolons or tabs, whichever the header has.
     """
@@ -47,29 +43,16 @@ class CsvFile:
         chunks = self._read(1)
         self.columns: list[str] = next(chunks)[1][0]
         chunks.close()
-        self._check_header()
+        check_names(self.columns, f"{self.where} line 1", "the first line must name the columns")
 
-    def _check_header(self) -> None:
-        at = f"{self.where} line 1"
-        if len(self.columns) > MAX_COLUMNS:
-            raise UserError(f"{at}: {len(self.columns):,} columns, at most {MAX_COLUMNS:,}")
-        for number, name in enumerate(self.columns, start=1):
-            if not name.strip() or len(name) > _LONGEST_NAME:
-                raise UserError(
-                    f"{at}: column {number} has no name (or a very long one): the first line must "
-                    "name the columns"
-                )
-            if name in self.columns[: number - 1]:
-                raise UserError(f"{at}: two columns are called {shown(name)}")
-
-    def chunks(self) -> Iterator[Rows]:
-        """Line numbers and rows of the data, each row as long as the header.
+    def pieces(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[Piece]:
+        """Those columns of the rows, all as texts; each row is as long as the header.
 
         Raises UserError for another length, for no row at all, and for too many.
         """
+        places = {name: self.columns.index(name) for name in (*texts, *numbers)}
         count = 0
-        reading = self._read(_CHUNK, skip=1)
-        for lines, rows in reading:
+        for lines, rows in self._read(CHUNK, skip=1):
             for line, row in zip(lines, rows, strict=True):
                 if len(row) != len(self.columns):
                     raise UserError(
@@ -79,13 +62,10 @@ class CsvFile:
             count += len(rows)
             if count > MAX_ROWS:
                 raise UserError(f"{self.where}: more than {MAX_ROWS:,} rows")
-            yield lines, rows
+            columns = {name: [row[place] for row in rows] for name, place in places.items()}
+            yield Piece(columns, lines, self.where, "line")
         if not count:
             raise UserError(f"{self.where}: no row below the header")
-
-    def at(self, line: int, column: str) -> str:
-        """Where a value stands, for messages."""
-        return f"{self.where} line {line} column {column!r}"
 
     def _read(self, size: int, skip: int = 0) -> Generator[Rows, None, None]:
         try:

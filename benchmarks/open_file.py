@@ -1,0 +1,118 @@
+"""Time and peak memory of opening a generated file for the first time, and of opening it again.
+
+python -m benchmarks.open_file [--format csv|parquet|texts] [--rows 1000000] [--columns 30]
+[--folder FOLDER] [--hold GIB]
+
+The file is generated in FOLDER (a temporary one), opened in a process of its own, and deleted.
+Peaks are of that process, beside what it has after its imports, and of the child that unpacks
+Parquet. `--hold 1` lets it have so many GiB of data beside its imports (RLIMIT_DATA).
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import emit
+from fedhet.data.cache import open_dataset
+from fedhet.data.reading import Reading
+
+CHUNK = 20_000
+WORDS = 60  # of a text
+
+
+def write(path: Path, kind: str, rows: int, columns: int) -> None:
+    """Random numbers, a gap in twenty, and ten classes; or texts of random words."""
+    rng = np.random.default_rng(0)
+    names = [f"c{number}" for number in range(columns)]
+    if kind == "parquet":
+        _write_parquet(path, rows, names)
+        return
+    with path.open("w") as file:
+        file.write(",".join(["y", "text"] if kind == "texts" else ["y", *names]) + "\n")
+        for start in range(0, rows, CHUNK):
+            count = min(CHUNK, rows - start)
+            labels = rng.integers(10, size=count)
+            if kind == "texts":
+                words = rng.integers(50_000, size=(count, WORDS))
+                lines = (" ".join(f"w{word}" for word in row) for row in words)
+            else:
+                numbers = rng.normal(size=(count, columns)).round(6).astype(str)
+                numbers[rng.random(numbers.shape) < 0.05] = ""  # noqa: PLR2004
+                lines = (",".join(row) for row in numbers)
+            file.writelines(f"{y},{line}\n" for y, line in zip(labels, lines, strict=True))
+
+
+def _write_parquet(path: Path, rows: int, names: list[str]) -> None:
+    import pyarrow as pa  # noqa: PLC0415  (an extra)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    rng = np.random.default_rng(0)
+    schema = pa.schema([("y", pa.int64()), *((name, pa.float64()) for name in names)])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, rows, 10 * CHUNK):
+            count = min(10 * CHUNK, rows - start)
+            columns = [rng.integers(10, size=count), *rng.normal(size=(len(names), count))]
+            writer.write_table(pa.table(columns, schema=schema))
+
+
+def peak() -> int:
+    """Largest resident size of this process so far, KiB, without what a fork inherited."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
+
+
+def open_once(path: Path, kind: str, hold: float) -> None:
+    """What the process of its own does: the figures as JSON."""
+    if hold:
+        limit = int((hold * 2**20 + peak()) * 2**10)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    dataset = "texts" if kind == "texts" else "table"
+    reading = Reading(target="y", text="text" if kind == "texts" else "")
+    before, seconds = peak(), []
+    for _ in range(2):
+        started = time.perf_counter()
+        data = open_dataset(
+            dataset, data_path=str(path), reading=reading, cache_dir=path.parent / "cache"
+        )
+        seconds.append(time.perf_counter() - started)
+    print(
+        json.dumps(
+            {"seconds": seconds[0], "again": seconds[1], "examples": len(data.labels),
+             "imports_mib": before >> 10, "more_mib": (peak() - before) >> 10}
+        )
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Generate, open, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--format", choices=["csv", "parquet", "texts"], default="csv")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--columns", type=int, default=30)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--hold", type=float, default=0)
+    parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.open:
+        open_once(asked.open, asked.format, asked.hold)
+        return
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        path = Path(folder) / ("in.parquet" if asked.format == "parquet" else "in.csv")
+        write(path, asked.format, asked.rows, asked.columns)
+        words = [sys.executable, "-m", "benchmarks.open_file", "--open", str(path)]
+        words += ["--format", asked.format, "--hold", str(asked.hold)]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        size = path.stat().st_size >> 20
+    figures = json.loads(done.stdout)
+    emit("open_file", format=asked.format, columns=asked.columns, file_mib=size, **figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Pages that are made from the sources when the site is built: nothing in them is written twice.
+
+The front page and the project's own are the files of the checkout's top; the reference is made from
+the registry, the schema and the packages' public names.
+"""
+
+import html
+import inspect
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP = {
+    "README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}  # fmt: skip
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
+# What Markdown would take for markup in a cell of a table.
+_MARKUP = re.compile(r"[\\`*_|\[\]]")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The methods' pages stand below the reference."""
+    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+    reference = next(part["Reference"] for part in config.nav or [] if "Reference" in part)
+    reference.append({"Methods": [{shown: page} for shown, page, _ in methods()]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what is made here."""
+    made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TOP.items()}
+    made |= {page: text for _, page, text in methods()}
+    made |= {
+        "reference/python.md": python_page(),
+        "reference/keys.md": keys_page(),
+        "reference/strategies.md": hooks_page("strategies.base", "The server half of a method"),
+        "reference/clients.md": hooks_page("clients.base", "The client half of a method"),
+    }
+    for page, text in made.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to files of the checkout that are pages here, and words for those that are not."""
+    top = page.file.src_uri in TOP.values()
+    folder = ROOT if top else Path(config.docs_dir) / Path(page.file.src_uri).parent
+
+    def there(link: re.Match[str]) -> str:
+        image, shown, target, anchor = link[1], link[2], link[3], link[4] or ""
+        if "://" in target or target.startswith("mailto:"):
+            return link[0]
+        found = (folder / target).resolve()
+        name = found.relative_to(ROOT).as_posix() if found.is_relative_to(ROOT) else ""
+        uri = TOP.get(name) or name.removeprefix("docs/")
+        if files.get_file_from_path(uri) is None and not target.startswith("reference/"):
+            return link[0] if files.get_file_from_path(target) else shown
+        up = "../" * page.file.src_uri.count("/")
+        return f"{image}[{shown}]({up}{uri}{anchor})"
+
+    return markdown if page.file.src_uri.startswith("reference/") else _LINK.sub(there, markdown)
+
+
+def methods() -> list[tuple[str, str, str]]:
+    """The spelling of every method, its page, and the page's text."""
+    from fedhet.cli.listings import schema_keys  # noqa: PLC0415  (torch)
+    from fedhet.registry import METHODS  # noqa: PLC0415
+    from fedhet.reports.settings import method_name  # noqa: PLC0415
+
+    found = []
+    for name, method in METHODS.items():
+        shown = method_name(name)
+        halves = (sys.modules[half.__module__] for half in (method.strategy, method.client))
+        about = "\n\n".join(map(quoted, halves))
+        own = schema_keys(method.params)
+        keys = f"{quoted(method.params)}\n\n{table(own)}" if own else "None of its own."
+        head = f"# {shown}\n\n`method: {name}`: {cell(method.about)}."
+        text = f"{head}\n\n{about}\n\n## Keys\n\n{keys}\n"
+        found.append((shown, f"reference/methods/{name}.md", text))
+    return found
+
+
+def quoted(thing: object) -> str:
+    """A docstring as it stands: equations and tables in it are no Markdown."""
+    from roles import plain  # noqa: PLC0415  (beside this file)
+
+    return f"```text\n{plain(inspect.getdoc(thing) or '')}\n```"
+
+
+def keys_page() -> str:
+    """Every key of every run."""
+    from fedhet.cli.listings import schema_keys  # noqa: PLC0415  (torch)
+    from fedhet.schema import RunConfig  # noqa: PLC0415
+
+    head = "# Keys of a configuration\n\nEach method has its own besides: see its page.\n\n"
+    return head + table(schema_keys(RunConfig))
+
+
+def table(keys: dict[str, dict[str, Any]]) -> str:
+    """Keys with default, range and meaning."""
+    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    for key, what in keys.items():
+        default = what["default"]
+        shown = ",".join(default) if isinstance(default, list) else str(default)
+        shown = f"`{shown}`" if shown else ""
+        lines.append(f"| `{key}` | {shown} | {cell(what['allowed'])} | {cell(what['meaning'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(text: str) -> str:
+    """A text as it is, in a cell."""
+    return _MARKUP.sub(r"\\\g<0>", html.escape(" ".join(text.split()), quote=False))
+
+
+def python_page() -> str:
+    """All that ``import fedhet`` gives."""
+    import fedhet  # noqa: PLC0415
+
+    names = [getattr(fedhet, name) for name in sorted(fedhet.__all__, key=str.lower)]
+    parts = [f"::: {one.__module__}.{one.__qualname__}" for one in names]
+    head = "# fedhet from Python\n\nWhat `import fedhet` gives.\n"
+    return "\n\n".join([head, *parts]) + "\n"
+
+
+def hooks_page(module: str, title: str) -> str:
+    """The classes that a method's module takes from a base."""
+    found = import_module(f"fedhet.{module}")
+    own = [
+        name
+        for name, one in vars(found).items()
+        if inspect.isclass(one)
+        and one.__module__ == found.__name__
+        and not (name.startswith("_") or getattr(one, "_is_protocol", False))
+    ]
+    parts = [f"::: {module}.{name}" for name in own]
+    head = f"# {title}\n\n{quoted(found)}"
+    return "\n\n".join([head, *parts]) + "\n"

@@ -1,0 +1,27 @@
+"""Docstrings as the site shows them: names in Sphinx's roles become code."""
+
+import re
+
+import griffe
+
+_ROLE = re.compile(r":\w+:`~?([^`]+)`")
+
+
+class Roles(griffe.Extension):
+    """Replaces roles, such as ``:class:`~fedhet.api.Run```, by the last part of the name."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
+        """Called for everything that is loaded."""
+        if obj.docstring is not None:
+            obj.docstring.value = plain(obj.docstring.value)
+
+
+def plain(text: str) -> str:
+    """The text with names instead of roles."""
+    return _ROLE.sub(_shown, text)
+
+
+def _shown(role: re.Match[str]) -> str:
+    whole = role[0].split("`")[1]
+    name = role[1].rpartition(".")[2] if whole.startswith("~") else role[1]
+    return f"`{name.removeprefix('.')}`"

@@ -1,0 +1,47 @@
+"""``fedhet watch``, and ``fedhet run --watch``."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fedhet.records.run_folder import RunFolder
+from fedhet.runtime.signals import Interrupted, interruptible
+from fedhet.watch.beside import watcher
+from fedhet.watch.finding import open_view
+from fedhet.watch.plain import follow
+from fedhet.watch.server import address, listen, new_token, serve
+
+
+def watch(place: Path | None, superlink: str, port: int, *, plain: bool) -> None:
+    """Until Ctrl-C, or, with ``plain``, until the run is over. The address is the last line."""
+    view = open_view(place, superlink)
+    try:
+        with interruptible():
+            if plain:
+                for line in follow(view):
+                    print(line, flush=True)
+                return
+            token = new_token()
+            with listen(port) as found:
+                print("fedhet: Ctrl-C ends it; the run goes on", file=sys.stderr, flush=True)
+                print(address(found, token), flush=True)
+                serve(view, found, token)
+    except Interrupted:
+        return
+
+
+def beside(
+    say: Callable[[str], None], tls: str
+) -> Callable[[RunFolder], contextlib.AbstractContextManager[None]]:
+    """For a run's console: serves its page meanwhile, and says where."""
+    return partial(_beside, say, tls)
+
+
+@contextlib.contextmanager
+def _beside(say: Callable[[str], None], tls: str, folder: RunFolder) -> Iterator[None]:
+    with watcher(folder.path, tls) as where:
+        say(f"watch it at {where}")
+        yield
+    say(f"see it again with: fedhet watch {folder.path}")

@@ -1,0 +1,131 @@
+"""Documents that a repository keeps beside its records: verdict, pictures, one table, details.
+
+``results.md`` and ``results/SETTING.md`` are written anew between two marks each; what stands
+outside of them is somebody's own and stays. The README of the folder above gets the first picture
+and three sentences where it has the marks for them.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedhet.errors import UserError
+from fedhet.files import write_text
+from fedhet.reports.drawing import Picture
+from fedhet.reports.markup import escaped, markdown_rows, to_markdown
+from fedhet.reports.sections import Report, Section
+
+BEGIN, END = "<!-- made by fedhet report -->", "<!-- end of what fedhet report made -->"
+_LINES = 3  # sentences of the verdict in a README
+
+
+def around(path: Path, begin: str, end: str) -> tuple[str, str]:
+    """What stands before and after the marked part of a Markdown file; UserError without marks."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}") from error
+    before, first, rest = content.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise UserError(f"'{path}' has no part between '{begin}' and '{end}'")
+    return before, after
+
+
+def written(made: Report, docs: Path) -> dict[Path, str]:
+    """The content of every document of ``docs``, by its path; nothing is written."""
+    slugs = [comparison.setting.slug for comparison in made.comparisons]
+    pages: dict[str, tuple[Section, str]] = {}
+    for section in made.sections:
+        if section.name in slugs:
+            name = page_name(section.title)
+            taken = {other for _, other in pages.values()}
+            pages[section.name] = section, name if name and name not in taken else section.name
+    content = {
+        docs / "results.md": _within(docs / "results.md", _results(made, pages), "# Results\n\n")
+    }
+    for picture in made.whole.figures[:2]:
+        if picture.panels:
+            content[docs / "results" / f"{picture.name}.svg"] = picture.svg
+    for section, name in pages.values():
+        path = docs / "results" / f"{name}.md"
+        curve = next(picture for picture in section.figures if picture.name.startswith("rounds-"))
+        content[path] = _within(
+            path, _setting(section, curve, name), f"# {escaped(section.title)}\n\n"
+        )
+        if curve.panels:
+            content[path.with_suffix(".svg")] = curve.svg
+    readme = docs.absolute().parent / "README.md"
+    if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
+        content[readme] = _within(readme, _short(made, docs.name), "")
+    return content
+
+
+def place(content: Mapping[Path, str], docs: Path) -> None:
+    """Write the documents, and remove those of settings that are no more and hold nothing else."""
+    for path, value in content.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != value:
+            write_text(path, value)
+    for path in stale(content, docs):
+        path.unlink()
+
+
+def stale(content: Mapping[Path, str], docs: Path) -> list[Path]:
+    """Documents of earlier reports that this one does not write; those with own text stay."""
+    found = []
+    for path in sorted((docs / "results").glob("*.*")):
+        if path in content:
+            continue
+        if path.suffix == ".svg" and path.read_text(encoding="utf-8").startswith("<svg xmlns"):
+            found.append(path)
+        elif path.suffix == ".md" and BEGIN in path.read_text(encoding="utf-8"):
+            before, after = around(path, BEGIN, END)
+            if not after.strip() and before.strip().count("\n") == 0:
+                found.append(path)
+    return found
+
+
+def page_name(title: str) -> str:
+    """The file name of a setting's document, made from its title."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _within(path: Path, part: str, head: str) -> str:
+    before, after = around(path, BEGIN, END) if path.exists() else (head, "\n")
+    return f"{before}{BEGIN}\n\n{part.strip()}\n\n{END}{after}"
+
+
+def _image(picture: Picture, path: str) -> list[str]:
+    if not picture.panels:
+        return []
+    return [f"![{escaped(picture.title)}]({path})", "", escaped(picture.caption), ""]
+
+
+def _results(made: Report, pages: Mapping[str, tuple[Section, str]]) -> str:
+    lines = [f"- {escaped(sentence)}" for sentence in made.verdict]
+    lines += ["", escaped(made.lead), ""]
+    for picture in made.whole.figures[:2]:
+        lines += _image(picture, f"results/{picture.name}.svg")
+    table = made.whole.tables[0]
+    lines += [
+        *markdown_rows(table, lambda slug: f"results/{pages[slug][1]}.md"),
+        "",
+        escaped(table.note),
+    ]
+    return "\n".join(lines)
+
+
+def _setting(section: Section, curve: Picture, name: str) -> str:
+    lines = [escaped(section.note), "", *(f"    {one}" for one in section.commands), ""]
+    lines += ["All settings: [results.md](../results.md).", ""]
+    lines += _image(curve, f"{name}.svg")
+    return "\n".join([*lines, *(to_markdown(table, 2) for table in section.tables)])
+
+
+def _short(made: Report, docs: str) -> str:
+    first = made.whole.figures[0]
+    picture = (
+        [f"![{escaped(first.title)}]({docs}/results/{first.name}.svg)"] if first.panels else []
+    )
+    said = [f"- {escaped(sentence)}" for sentence in made.verdict[:_LINES]]
+    return "\n".join([*picture, "", *said])

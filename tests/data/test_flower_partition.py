@@ -1,0 +1,111 @@
+"""The partitioners of flwr-datasets by name, on whatever data."""
+
+import numpy as np
+import pytest
+
+from fedhet.config import build_config
+from fedhet.data.partition import PartitionSpec, Sites, make_partition
+from fedhet.errors import UserError
+from fedhet.node.site import load_partition
+from fedhet.runtime.preflight import resolve_clients
+from fedhet.testing import simulate, small
+
+pytest.importorskip("flwr_datasets", reason="the extra `hf` is not installed")
+LABELS = np.arange(600, dtype=np.int64) % 3
+NAMES = ("a", "b", "c")
+
+
+def made(kind, clients=4, seed=0, sites=None):
+    spec = PartitionSpec(kind=f"flwr:{kind}", clients=clients, seed=seed)
+    return make_partition(LABELS, 3, spec, classes=NAMES, sites=sites)
+
+
+def held(partition):
+    return [np.sort(np.concatenate([c.train, c.val, c.test])).tolist() for c in partition.clients]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "IidPartitioner", "LinearPartitioner", "SquarePartitioner",
+        "DirichletPartitioner alpha=0.3",
+        "PathologicalPartitioner num_classes_per_partition=2",
+        "ShardPartitioner num_shards_per_partition=2",
+        "SizePartitioner partition_sizes=[300,100,150,50]",
+        "InnerDirichletPartitioner partition_sizes='[100, 90, 80, 70]' alpha=1.0",
+        "ContinuousPartitioner strictness=0.5",
+    ],
+)  # fmt: skip
+def test_everything_goes_to_one_client_and_the_same_again(kind):
+    first = made(kind)
+    everybody = sorted(index for mine in held(first) for index in mine)
+    assert first.ids == ("0", "1", "2", "3") and len(set(everybody)) == len(everybody) <= 600
+    assert held(made(kind)) == held(first)
+    assert all(len(client.train) for client in first.clients)
+
+
+def test_it_is_the_partitioners_own_deal():
+    from datasets import Dataset
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    own = DirichletPartitioner(num_partitions=4, partition_by="label", alpha=0.3, seed=5)
+    own.dataset = Dataset.from_dict({"label": LABELS, "index": range(600)})
+    expected = [sorted(own.load_partition(k)["index"]) for k in range(4)]
+    assert held(made("DirichletPartitioner alpha=0.3", seed=5)) == expected
+    assert held(made("DirichletPartitioner alpha=0.3", seed=6)) != expected
+    assert held(made("DirichletPartitioner alpha=0.3 seed=5", seed=6)) == expected
+
+
+def test_by_the_datas_own_clients():
+    sites = Sites(np.arange(600, dtype=np.int32) // 200, ("x", "y", "z"))
+    partition = made("NaturalIdPartitioner partition_by=site", 0, sites=sites)
+    assert held(partition) == [list(range(k * 200, (k + 1) * 200)) for k in range(3)]
+    with pytest.raises(UserError, match=r"clients 7 is not allowed: 'flwr:Nat.*' makes 3"):
+        made("NaturalIdPartitioner partition_by=site", 7, sites=sites)
+
+
+WRONG = {
+    "DirichletPartitoner alpha=1": "no 'DirichletPartitoner' .*did you mean 'DirichletPartitioner'",
+    "VerticalEvenPartitioner": "has no 'VerticalEvenPartitioner' that deals examples",
+    "Partitioner": "has no 'Partitioner' that deals",
+    "DirichletPartitioner": "DirichletPartitioner needs alpha=...",
+    "DirichletPartitioner alfa=1": "has no 'alfa'; did you mean 'alpha'",
+    "DirichletPartitioner alpha=-1": "cannot be made: ValueError",
+    "DirichletPartitioner alpha=[": "alpha=\\[: not valid YAML",
+    "DirichletPartitioner alpha=1 num_partitions=3": "write clients=3 instead",
+    "DirichletPartitioner 0.3": "must be written flwr:CLASS keyword=value",
+    "DirichletPartitioner 'alpha=1": "No closing quotation",
+    "NaturalIdPartitioner partition_by=site": "cannot be made: ",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_it_does_not_take_is_one_line(kind):
+    with pytest.raises(UserError, match=WRONG[kind]) as found:
+        made(kind)
+    assert "\n" not in str(found.value)
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "flwr_datasets.partitioner", None)
+    with pytest.raises(UserError, match=r"needs flwr-datasets: pip install 'fedhet\[hf\]'"):
+        made("IidPartitioner")
+
+
+def test_a_run_of_signals(tmp_path):
+    config = small(
+        tmp_path, dataset="synthetic-signal:240x4", models=["conv1d-5"], representation=8,
+        partition="flwr:DirichletPartitioner alpha=1.0", clients=3, rounds=1,
+    )  # fmt: skip
+    folder, _ = simulate(config)
+    assert folder.read_rounds()[0]["replied"] == 3
+
+
+def test_keys_and_their_number_of_clients():
+    with pytest.raises(UserError, match="partition: 'dirichlet3' is not allowed: input should be"):
+        build_config({"partition": "dirichlet3"})
+    with pytest.raises(UserError, match="partition: 'flwr:' is not allowed"):
+        build_config({"partition": "flwr:"})
+    sizes = build_config({"partition": "flwr:SizePartitioner partition_sizes=[900,500,300]"})
+    assert resolve_clients(sizes).clients == 3 == len(load_partition(sizes, 0)[1].ids)
+    assert resolve_clients(build_config({"partition": "flwr:IidPartitioner"})).clients == 10

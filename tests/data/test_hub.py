@@ -1,0 +1,119 @@
+"""`hf:NAME` out of local copies: no test reaches the hub."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedhet.config import build_config
+from fedhet.data.cache import open_dataset
+from fedhet.data.inputs import Inputs
+from fedhet.data.reading import Reading
+from fedhet.errors import UserError
+from fedhet.node.site import load_local
+from fedhet.testing import simulate, small
+
+datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")
+pytest.importorskip("flwr_datasets", reason="the extra `hf` is not installed")
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def open_(name="hf:my/data", reading=Reading(), path="copy", **keywords):  # noqa: B008
+        return open_dataset(
+            name, data_path=str(tmp_path / path), reading=reading, cache_dir=tmp_path / "cache",
+            **keywords,
+        )  # fmt: skip
+
+    return open_
+
+
+def pictures(count=12):
+    rng = np.random.default_rng(0)
+    grey = [Image.fromarray(rng.integers(0, 255, (20, 20), dtype=np.uint8)) for _ in range(count)]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"]),
+         "who": datasets.Value("string")}
+    )  # fmt: skip
+    rows = {"image": grey, "label": [k % 2 for k in range(count)], "who": ["a", "b", "c"] * 4}
+    return datasets.Dataset.from_dict(rows, features=features), grey
+
+
+def test_images_with_class_labels_and_clients(tmp_path, opened):
+    data, grey = pictures()
+    data.save_to_disk(str(tmp_path / "copy"))
+    found = opened(reading=Reading(site=("who",)), image_size=20)
+    assert found.inputs == Inputs.image(20) and found.classes == ("cat", "dog")
+    assert np.array_equal(found.examples[3][..., 1], np.asarray(grey[3]))
+    assert found.labels.tolist() == [0, 1] * 6 and found.site_names == ("a", "b", "c")
+
+
+def test_splits_of_a_saved_dict(tmp_path, opened):
+    data, _ = pictures()
+    parts = {"train": data.select(range(8)), "test": data.select(range(8, 12))}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "copy"))
+    assert len(opened().labels) == 8
+    assert len(opened("hf:my/data split=train+test").labels) == 12
+    with pytest.raises(UserError, match="cannot be loaded from .*copy: KeyError: 'valid'"):
+        opened("hf:my/data split=valid")
+
+
+ROWS = {
+    "age": [40, None, 42.5, 43], "sex": ["m", "f", None, "f"], "ill": ["no", "yes", "no", "yes"],
+    "text": ["Oil up", "oil", "goal", None], "ward": ["a", "a", "b", "b"],
+}  # fmt: skip
+
+
+def test_a_folder_of_parquet_files_as_a_table_and_as_texts(tmp_path, opened, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    (tmp_path / "copy").mkdir()
+    datasets.Dataset.from_dict(ROWS).to_parquet(str(tmp_path / "copy" / "train.parquet"))
+    reading = Reading(target="ill", site=("ward",), ignore=("text",), categories=(("sex", ()),))
+    table = opened(reading=reading)
+    nan = np.nan
+    expected = np.array([[40, 0], [nan, 1], [42.5, nan], [43, 1]], np.float32)
+    assert np.array_equal(table.examples, expected, equal_nan=True)
+    assert table.classes == ("no", "yes") and table.site_names == ("a", "b")
+    texts = opened(reading=Reading(target="ill", text="text", length=3, vocabulary=60))
+    assert texts.examples[0, 0] == texts.examples[1, 0] > 0 and texts.inputs.shape == (3,)
+
+
+WRONG = [
+    ("hf:", Reading(), "must be written hf:NAME"),
+    ("hf:a/b splits=train", Reading(), "must be written hf:NAME"),
+    ("hf:a/b", Reading(), "target: '' is not allowed: .* has 0 columns of class labels"),
+    ("hf:a/b", Reading(target="il"), "target: .* has no column 'il'; did you mean 'ill'"),
+    ("hf:a/b", Reading(target="ill"), "row 0 column 'sex': 'm' is no number"),
+]
+
+
+@pytest.mark.parametrize(("name", "reading", "message"), WRONG)
+def test_what_is_wrong_is_one_line(tmp_path, opened, name, reading, message):
+    datasets.Dataset.from_dict(ROWS).save_to_disk(str(tmp_path / "copy"))
+    with pytest.raises(UserError, match=message) as found:
+        opened(name, reading)
+    assert "\n" not in str(found.value)
+
+
+def test_nowhere(opened):
+    with pytest.raises(UserError, match="cannot be loaded from .*: .*data-path=FOLDER names a loc"):
+        opened(path="nowhere")
+
+
+def test_a_run_and_a_node(tmp_path):
+    rows = {"x": np.arange(80.0), "z": np.arange(80.0) % 7, "y": np.arange(80) % 2}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "copy"))
+    config = small(
+        tmp_path, dataset="hf:own/rows", data_path=str(tmp_path / "copy"), target="y", rounds=1,
+        models=["mlp-5"], partition="flwr:IidPartitioner", clients=2, representation=8,
+    )  # fmt: skip
+    folder, _ = simulate(config)
+    assert folder.read_rounds()[0]["replied"] == 2
+    with pytest.raises(UserError, match="a node downloads nothing that a run names"):
+        load_local(config, {"partition-id": 0, "num-partitions": 2}, simulated=False)
+
+
+def test_keys_of_a_file_are_the_hubs_too():
+    config = build_config({"dataset": "hf:a/b subset=c", "text": "text", "models": ["fasttext"]})
+    assert config.text == "text"
+    with pytest.raises(UserError, match="scale: '2' changes nothing with dataset=hf:a/b"):
+        build_config({"dataset": "hf:a/b", "scale": "2"})

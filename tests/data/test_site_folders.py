@@ -1,0 +1,86 @@
+"""A folder of one file for each site: clients of a simulation, all of one client on a node."""
+
+import numpy as np
+import pytest
+
+from fedhet.config import build_config
+from fedhet.errors import UserError
+from fedhet.node.site import load_local, load_partition
+
+
+def table(folder):
+    for k, name in enumerate(("north", "south")):
+        columns = ("x", "y") if k else ("y", "x")  # in any order
+        rows = [f"{i},{i % 2}" if k else f"{i % 2},{i}" for i in range(20 + k)]
+        (folder / f"{name}.csv").write_text(f"{','.join(columns)}\n" + "\n".join(rows) + "\n")
+    return {"dataset": "table", "target": "y"}
+
+
+def signals(folder):
+    for k, name in enumerate(("north", "south")):
+        x = np.full((20 + k, 2, 4), k, np.int16 if k else np.float32)
+        np.savez(folder / f"{name}.npz", x=x, y=np.arange(20 + k) % 2)
+    return {"dataset": "signals"}
+
+
+def texts(folder):
+    for k, name in enumerate(("north", "south")):
+        rows = "".join(f'"{name} {i}",{i % 2}\n' for i in range(20 + k))
+        (folder / f"{name}.csv").write_text("say,y\n" + rows)
+    return {"dataset": "texts", "target": "y", "text": "say"}
+
+
+@pytest.fixture
+def sites(tmp_path):
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    (folder / "README.md").write_text("not read")
+    return folder
+
+
+@pytest.mark.parametrize("make", [table, signals, texts])
+def test_every_file_is_a_client_and_on_a_node_all_are_one(sites, make):
+    values = make(sites) | {"partition": "natural", "data-path": str(sites)}
+    data, partition = load_partition(build_config(values), 0)
+    assert data.site_names == partition.ids == ("north", "south") and len(data.labels) == 41
+    sizes = [len(c.train) + len(c.val) + len(c.test) for c in partition.clients]
+    assert sizes == [20, 21] and data.sites.tolist() == [0] * 20 + [1] * 21
+    node = {"data-dir": str(sites), "name": "own"}
+    own = load_local(build_config(values), node, simulated=False)
+    assert own.client == "own" and len(own.dataset.labels) == 41
+    assert sum(map(len, (own.split.train, own.split.val, own.split.test))) == 41
+
+
+def test_csv_and_parquet_may_lie_beside_each_other(sites):
+    pa = pytest.importorskip("pyarrow")
+    values = table(sites)
+    rows = pa.table({"x": np.arange(30), "y": np.arange(30) % 2})
+    pytest.importorskip("pyarrow.parquet").write_table(rows, sites / "west.parquet")
+    config = build_config(values | {"partition": "natural", "data-path": str(sites)})
+    data, partition = load_partition(config, 0)
+    assert partition.ids == ("north", "south", "west")
+    assert np.array_equal(data.examples[41:, 0], np.arange(30))
+
+
+def test_other_columns_or_windows_are_named(sites):
+    config = build_config(table(sites) | {"data-path": str(sites)})
+    (sites / "west.csv").write_text("x,z,y\n1,2,0\n")
+    with pytest.raises(UserError, match=r"west\.csv: column 'z' is not in all files of the folder"):
+        load_partition(config, 2)
+    config = build_config(signals(sites) | {"data-path": str(sites)})
+    np.savez(sites / "west.npz", x=np.zeros((4, 2, 5), np.int16), y=np.arange(4))
+    with pytest.raises(UserError, match=r"west\.npz: windows are \(2, 5\), and those of north"):
+        load_partition(config, 2)
+
+
+def test_natural_without_a_site_column_says_what_is_missing(sites):
+    values = table(sites) | {"partition": "natural", "data-path": str(sites / "north.csv")}
+    with pytest.raises(UserError, match="partition natural needs data that says whose"):
+        load_partition(build_config(values), 0)
+
+
+def test_rows_are_bounded_over_all_files(sites, monkeypatch):
+    config = build_config(table(sites) | {"data-path": str(sites)})
+    monkeypatch.setattr("fedhet.data.table.MAX_ROWS", 30)
+    with pytest.raises(UserError, match=r"south\.csv: more than 30 rows"):
+        load_partition(config, 2)

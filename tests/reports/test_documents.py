@@ -1,0 +1,91 @@
+"""Documents beside the records: the committed ones are what the records give."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from written_runs import make_run
+
+from fedhet.cli.app import execute
+from fedhet.errors import UserError
+from fedhet.reports.documents import BEGIN, END, page_name, stale, written
+from fedhet.reports.report import report
+from fedhet.reports.sections import Report, build
+
+ROOT = Path(__file__).resolve().parents[2]
+# A source distribution has the documents and not the records that they are made of.
+checked = pytest.mark.skipif(
+    not (ROOT / "docs" / "data").is_dir(), reason="docs/data is not in a source distribution"
+)
+AGAIN = "run: fedhet report docs/data --docs docs"
+
+
+@pytest.fixture(scope="module")
+def committed() -> Report:
+    return build([ROOT / "docs" / "data"], models=False)
+
+
+@checked
+def test_what_is_committed_is_what_the_records_give(committed):
+    content = written(committed, ROOT / "docs")
+    assert len(content) > 10 and ROOT / "README.md" in content
+    for path, text in content.items():
+        assert path.exists(), f"{path.name} is missing; {AGAIN}"
+        assert path.read_text() == text, f"{path.name} is not what docs/data gives; {AGAIN}"
+    assert not stale(content, ROOT / "docs"), AGAIN
+
+
+@checked
+def test_the_results_page_is_short_and_its_links_lead_somewhere(committed):
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert len(page.splitlines()) <= 150
+    assert "run_sha256" not in page
+    for one in committed.comparisons:
+        name = f"results/{page_name(one.setting.title)}.md"
+        assert f"]({name})" in page and (ROOT / "docs" / name).exists()
+    for path in (ROOT / "docs" / "results").glob("*.svg"):
+        assert path.stat().st_size < 100_000, path
+
+
+def test_marked_parts_are_written_anew_and_the_rest_stays(sweep, tmp_path):
+    docs = tmp_path / "site" / "docs"
+    docs.mkdir(parents=True)
+    (docs / "results.md").write_text(f"# Ours\n\n{BEGIN}\nOLD\n{END}\n\nwhy\n")
+    (tmp_path / "site" / "README.md").write_text(f"# R\n{BEGIN}{END}\nmore\n")
+    assert execute(["report", str(sweep), "--docs", str(docs), "--no-models"]) == 0
+    page = (docs / "results.md").read_text()
+    assert page.startswith(f"# Ours\n\n{BEGIN}\n\n- 10 runs") and page.endswith(f"{END}\n\nwhy\n")
+    assert "OLD" not in page and "(results/cifar-100-n-4-c-50.md)" in page
+    readme = (tmp_path / "site" / "README.md").read_text()
+    assert "(docs/results/differences.svg)" in readme and readme.count("\n- ") == 2
+    assert readme.endswith(f"{END}\nmore\n")
+    details = docs / "results" / "cifar-100-n-4-c-50.md"
+    details.write_text(details.read_text() + "own words\n")
+    report([sweep], docs=docs, models=False)
+    assert details.read_text().endswith("own words\n")
+    assert details.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_documents_of_settings_that_are_no_more_go_unless_somebody_wrote_in_them(sweep, tmp_path):
+    docs = tmp_path / "docs"
+    make_run(sweep, "fd", 0, [[1.0] * 4], lr=0.1)
+    report([sweep], docs=docs, models=False)
+    names = {path.name for path in (docs / "results").glob("*.md")}
+    assert len(names) == 2
+    (gone,) = [name for name in names if "lr-0-1" in name]
+    shutil.rmtree(sweep / "fd-s0")
+    report([sweep], docs=docs, models=False)
+    assert not (docs / "results" / gone).exists()
+    kept = docs / "results" / "old.md"
+    kept.write_text(f"# Old\n\n{BEGIN}\n{END}\n\nown words\n")
+    report([sweep], docs=docs, models=False)
+    assert kept.exists()
+
+
+def test_a_page_without_marks_is_nobody_elses_to_write(sweep, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results.md").write_text("mine\n")
+    with pytest.raises(UserError, match="results.md' has no part between"):
+        report([sweep], docs=tmp_path / "docs", models=False)
+    assert (tmp_path / "docs" / "results.md").read_text() == "mine\n"
+    assert not (tmp_path / "docs" / "results").exists()

@@ -1,0 +1,49 @@
+"""Runs sorted into settings, arms and blocks, and what these are called."""
+
+from written_runs import make_run
+
+from fedhet.reports.names import method_name
+from fedhet.reports.reading import read_runs
+from fedhet.reports.settings import Arm, arrange
+
+
+def test_settings_arms_and_blocks(tmp_path):
+    tests = [[1.0, 2.0, 3.0, 4.0]]
+    make_run(tmp_path, "fedssa", 0, tests, name="a", device="cpu", tracker="none")
+    make_run(tmp_path, "fedssa", 1, tests, name="b", actors=2)
+    make_run(tmp_path, "fedssa", 1, tests, name="c", partition_seed=0)
+    make_run(tmp_path, "fedssa", 0, tests, name="d", mu0=0.3)
+    make_run(tmp_path, "fedssa", 0, tests, name="e", lr=0.1)
+    runs, left_out = read_runs([tmp_path])
+    one, two = arrange(runs, left_out)
+    assert not left_out
+    assert "lr = 0.01" in one.conditions and "lr = 0.1" in two.conditions
+    assert {arm.name: arm.blocks for arm in one.arms} == {
+        "FedSSA": [(0, 0), (0, 1), (1, 1)], "FedSSA (mu0=0.3)": [(0, 0)],
+    }  # fmt: skip
+    assert one.slug != two.slug
+    assert "each with its own partition and its own seed" in one.variability()
+
+
+def test_methods_are_spelt_as_their_authors_do():
+    spelt = {"pfedes": "pFedES", "pfedafm": "pFedAFM", "fedgh": "FedGH", "lg_fedavg": "LG-FedAvg"}
+    assert {name: method_name(name) for name in spelt} == spelt
+
+
+def test_no_two_arms_share_a_name(monkeypatch, tmp_path):
+    """Rows, colours and tests are by name."""
+    (tmp_path / "elsewhere.py").write_text(
+        "from fedhet.registry import METHODS as ours, Method\n"
+        "METHOD = Method(ours['fedavg'].strategy, ours['fedavg'].client, 'another')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert method_name("fedavg") == "FedAvg"
+    assert method_name("elsewhere:METHOD") == "FedAvg (elsewhere:METHOD)"
+    close = [Arm("fedssa", {"mu0": value}).name for value in (0.5, 0.50000001)]
+    assert close == ["FedSSA (mu0=0.5)", "FedSSA (mu0=0.50000001)"]
+    alike = [0.7, "0.7", True, "true", ["a", "b"], "a,b", None, "None", "1, b=2", {"x": 1}, "", []]
+    assert len({Arm("fedssa", {"a": value}).name for value in alike}) == len(alike)
+    assert Arm("fedssa", {"a": "x"}).name == "FedSSA (a=x)"
+    assert method_name("_nowhere:METHOD") == "'_nowhere:METHOD'"  # else in no legend
+    both = [Arm("fedssa", keys).name for keys in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    assert both == ["FedSSA (a=1, b=2)"] * 2

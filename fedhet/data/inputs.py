@@ -54,7 +54,11 @@ class Inputs:
     def table(
         columns: tuple[str, ...], categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ) -> "Inputs":
-        """Rows: a number and whether it is missing for each plain column, one-hot categories."""
+        """Rows: a number and whether it is missing for each plain column, one-hot categories.
+
+        ``columns`` are all of a row's, in order; ``categories`` name those that are no numbers,
+        each with its values.
+        """
         plain = len(columns) - len(categories)
         width = 2 * plain + sum(len(values) for _, values in categories)
         return Inputs(TABLE, (width,), columns=columns, categories=categories)
@@ -78,12 +82,18 @@ class Inputs:
         return high, wide, channels
 
     def zeros(self, count: int) -> npt.NDArray[Any]:
-        """Examples as they are stored, all zero: images are black, texts empty."""
+        """``count`` examples as they are stored, all zero: images are black, texts empty.
+
+        (n, ...) uint8 for images, int32 for tokens, else float32.
+        """
         dtype = {IMAGE: np.uint8, TOKENS: np.int32}.get(self.kind, np.float32)
         return np.zeros((count, *self.stored), dtype=dtype)
 
     def blank(self, count: int) -> npt.NDArray[Any]:
-        """A batch as a model gets it, all zero."""
+        """A batch of ``count`` as a model gets it, all zero.
+
+        (B, ...) int64 for tokens, else float32.
+        """
         dtype = np.int64 if self.kind == TOKENS else np.float32
         return np.zeros((count, *self.shape), dtype=dtype)
 
@@ -93,7 +103,7 @@ class Inputs:
         return f"{self.kind} of shape {self.shape}{words}"
 
     def differs(self, other: "Inputs") -> str:
-        """In what another's examples differ from these, in words; empty if in nothing."""
+        """In what those of ``other`` differ from these, in words; empty if in nothing."""
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, and this run's are {self}"
         for ours, theirs in zip(self.columns, other.columns, strict=False):

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from network.deployment import Deployment
+from network.deployment import Commands
 from network.federation import PRESET, simulated_hash
 from network.programs import wait_for
 
@@ -54,6 +54,13 @@ clientapp = "vanishing:client"
 """
 
 
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    made = Commands(tmp_path_factory.mktemp("deploy"))
+    yield made
+    made.stop()
+
+
 def vanish(commands):
     """Run the app whose message never arrives."""
     app = commands.folder / "vanishing"
@@ -63,13 +70,6 @@ def vanish(commands):
     env = commands.env | {"FLWR_HOME": str(ServerFolder(commands.folder / "tls").flwr_home)}
     words = [script("flwr"), "run", str(app), CONNECTION]
     subprocess.run(words, env=env, cwd=commands.folder, check=True)  # it leaves the app's bundle
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    made = Deployment(tmp_path_factory.mktemp("deploy"))
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 from docs.test_tutorials import blocks, check
-from network.deployment import Deployment
+from network.deployment import Commands
 from network.programs import wait_for
 
 from fedhet.runtime.superlink import free_ports
@@ -15,7 +15,7 @@ PORT = "8443"  # of the text; here it may be taken
 
 @pytest.fixture
 def commands(tmp_path):
-    made = Deployment(tmp_path)
+    made = Commands(tmp_path)
     yield made
     made.stop()
 

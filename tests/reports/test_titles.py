@@ -11,7 +11,7 @@ from fedhet.errors import UserError
 from fedhet.reading.structured import read_yaml
 from fedhet.reports.reading import read_runs
 from fedhet.reports.runs import pack
-from fedhet.reports.settings import Setting, arrange
+from fedhet.reports.settings import Arm, Setting, arrange, split_config
 from fedhet.reports.titles import name_all, presets
 from fedhet.sweeps.grid import read_cells, title_of
 
@@ -115,3 +115,28 @@ def test_every_shipped_grid_has_a_title():
     base = layout.folder("configs")
     grids = [path for path in base.rglob("*.yaml") if "grid" in read_yaml(path)]
     assert len(grids) > 15 and len(presets()) == len(grids)
+
+
+@pytest.mark.parametrize(
+    ("preset", "file", "title"),
+    [
+        ("compare/ag-news", "ag_news.csv", "AG News, 10 clients"),
+        ("compare/cifar10-n10", "cifar10.zip", "CIFAR-10, 10 clients"),
+        ("compare/cifar100-n100", "cifar100.zip", "CIFAR-100, 100 clients"),
+        ("compare/har", "har.npz", "HAR, 46 phones and watches"),
+        ("compare/heart", "heart.csv", "Heart, 4 hospitals"),
+        ("compare/office-caltech", "office_caltech.zip", "Office-Caltech, 6 sites"),
+        ("paper/non-iid-dirichlet", "", "CIFAR-10, Dirichlet 0.1"),
+    ],
+)
+def test_a_cell_of_a_preset_is_called_as_the_preset_says(preset, file, title):
+    """Where a record has as many clients as there are, a preset may have 0."""
+    words = [f"data-path={file}"] if file else []
+    if "office" in preset or preset.endswith("-n10"):
+        words.append("partition-file=sites.csv")
+    cell = read_cells(layout.folder("configs") / f"{preset}.yaml", words)[0]
+    keys, _, _ = split_config(cell.config.flat())
+    setting = Setting(keys | {"clients": keys["clients"] or 46}, [Arm(cell.config.method, {})])
+    name_all([setting])
+    assert setting.title == title
+    assert setting.commands[0] == " ".join([f"fedhet sweep {preset}", *words, "--out DIR"])

@@ -14,7 +14,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -102,12 +102,17 @@ class Home:
             self.warm.release()
 
 
-def run(home: Home, method: str, nodes: int, rounds: int) -> dict[str, float]:
-    """A run on all nodes; CPU seconds a message, seconds a round, replies lost."""
+def run(
+    home: Home, method: str, nodes: int, rounds: int, more: Sequence[str] = (), name: str = "run"
+) -> dict[str, float]:
+    """A run on all nodes; CPU seconds a message, seconds a round, replies lost.
+
+    A message is a client's part of a round, with ``secure-sum`` its answer to the second one, too.
+    """
     workers = home.nodes()
-    words = command(home.folder, [f"method={method}", *RUN, f"clients={nodes}", f"rounds={rounds}"])
-    job = home.start(*words, "--superlink", CONNECTION)
-    lines = home.folder / "run" / "rounds.jsonl"
+    overrides = [f"method={method}", *RUN, f"clients={nodes}", f"rounds={rounds}", *more]
+    job = home.start(*command(home.folder, overrides, name), "--superlink", CONNECTION)
+    lines = home.folder / name / "rounds.jsonl"
     marks = []
     for count in (WARM_UP, rounds - 1):
         while not lines.exists() or len(read_jsonl(lines)) < count:
@@ -128,21 +133,17 @@ def run(home: Home, method: str, nodes: int, rounds: int) -> dict[str, float]:
     }
 
 
-def measure(kind: str, method: str, nodes: int, seconds: float, rounds: int) -> None:
-    """Everything with one kind of node; prints its line."""
+@contextlib.contextmanager
+def federation(kind: str, nodes: int) -> Iterator[tuple[Home, Callable[[], None]]]:
+    """A SuperLink, settled, and what starts that many nodes and waits until they have settled."""
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder), kind)
         port, *ports = free_ports(nodes + 1)
         (home.folder / "config.toml").write_text(
             f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         )
-        try:
-            home.start(
-                script("flower-superlink"), "--insecure", "--host", "127.0.0.1",
-                "--port", str(port), "--disable-runtime-dependency-installation",
-            )  # fmt: skip
-            time.sleep(SETTLE)
-            alone = cpu_per_second(home.server(), seconds)
+
+        def join() -> None:
             for k, own in enumerate(ports):
                 home.start(
                     script("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}",
@@ -150,13 +151,28 @@ def measure(kind: str, method: str, nodes: int, seconds: float, rounds: int) -> 
                     f'partition-id={k} num-partitions={nodes} state-dir="{folder}/state"',
                 )  # fmt: skip
             time.sleep(SETTLE + nodes)
-            busy = cpu_per_second(home.server(), seconds)
-            idle = cpu_per_second(home.nodes(), seconds)
-            if any(process.poll() is not None for process in home.started):
-                raise SystemExit("a process ended early")
-            figures = run(home, method, nodes, rounds)
+
+        try:
+            home.start(
+                script("flower-superlink"), "--insecure", "--host", "127.0.0.1",
+                "--port", str(port), "--disable-runtime-dependency-installation",
+            )  # fmt: skip
+            time.sleep(SETTLE)
+            yield home, join
         finally:
             home.stop()
+
+
+def measure(kind: str, method: str, nodes: int, seconds: float, rounds: int) -> None:
+    """Everything with one kind of node; prints its line."""
+    with federation(kind, nodes) as (home, join):
+        alone = cpu_per_second(home.server(), seconds)
+        join()
+        busy = cpu_per_second(home.server(), seconds)
+        idle = cpu_per_second(home.nodes(), seconds)
+        if any(process.poll() is not None for process in home.started):
+            raise SystemExit("a process ended early")
+        figures = run(home, method, nodes, rounds)
     emit(
         "nodes", kind=kind, method=method, nodes=nodes, superlink_cpu_share_alone=round(alone, 4),
         superlink_cpu_milliseconds_per_idle_node_and_second=round(1e3 * (busy - alone) / nodes, 2),

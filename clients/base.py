@@ -1,7 +1,7 @@
 """What all clients share: state, training, evaluation, accounting. Methods fill in the hooks."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, cast
@@ -21,8 +21,10 @@ from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
 from fedhet.node.public import PublicSet, open_public
 from fedhet.node.site import LocalData, examples_of
 from fedhet.node.state import StateError, StateStore
+from fedhet.protocol.contribution import Vector
 from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
+from fedhet.protocol.messages import Instruction
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
@@ -61,6 +63,19 @@ class Needs:
     tensors: Sequence[str] = ()
 
 
+Adding = Callable[[Payload, Payload, Budget], Vector]  # upload, what was received, the account
+
+
+def round_config(what: Instruction) -> dict[str, Scalar]:
+    """What :meth:`MethodClient.fit` is told of a round, as Flower's ``fit`` takes it."""
+    return {
+        "round": what.round,
+        "generation": what.generation,
+        "state": what.state,
+        "evaluate": what.evaluate,
+    }
+
+
 class MethodClient(NumPyClient, Generic[P]):
     """One client of one round, of a method with parameters ``P``.
 
@@ -85,6 +100,8 @@ class MethodClient(NumPyClient, Generic[P]):
         self.d = setup.config.representation
         self.round = 0
         self.saved = ""  # digest of the state after this round
+        self.uploaded: Payload = Empty()  # what the last round sends up, as it leaves
+        self.adding: Adding | None = None  # what takes the upload instead, where there is a sum
         self.evaluating = False  # whether this round's reply carries accuracies
         self.modules: Modules = {}
         self._fixed = Fixed(())
@@ -93,14 +110,6 @@ class MethodClient(NumPyClient, Generic[P]):
         self._generators: list[torch.Generator] = []
 
     # --- hooks of a method -------------------------------------------------------------------
-
-    @classmethod
-    def reveals_classes(cls, config: RunConfig, params: P) -> bool:
-        """Whether the client tells the server its classes, with how many images of each.
-
-        Depends on ``config`` and the method's own ``params`` alone: all clients do the same.
-        """
-        return True
 
     def build(self) -> dict[str, nn.Module]:
         """The modules of this client, freshly initialised (called inside a seeded context)."""
@@ -143,6 +152,9 @@ class MethodClient(NumPyClient, Generic[P]):
     def upload(self) -> Payload:
         """What goes to the server after training."""
         return Empty()
+
+    def added(self, vector: Vector) -> None:
+        """With ``secure-sum``: see what of the upload goes into the sum, clipped, without noise."""
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Logits (B, C) float32 of ``inputs`` (B, ...), by :meth:`inference_needs` alone."""
@@ -221,7 +233,8 @@ class MethodClient(NumPyClient, Generic[P]):
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
         self._go_back_to(source, str(config.get("state", "")))
-        self.receive(self._received(parameters))
+        received = self._received(parameters)
+        self.receive(received)
         if self.config.evaluate_before:
             self.score_received()
         data = self.examples("train")
@@ -243,7 +256,11 @@ class MethodClient(NumPyClient, Generic[P]):
             metrics.setdefault("train_loss", loss)
         for module in self.modules.values():
             module.eval()
-        uploaded = self._noised(self.upload(), parameters, budget)
+        upload = self.upload()
+        if self.adding is None:
+            self.uploaded = self._noised(upload, parameters, budget)
+        else:
+            self.added(self.adding(upload, received, budget))
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:
@@ -251,7 +268,7 @@ class MethodClient(NumPyClient, Generic[P]):
         metrics.update(self.metrics() | self.before)
         self.save(self.round, source, metrics)
         metrics["seconds"] = time.perf_counter() - started
-        return uploaded, len(data), metrics
+        return self.uploaded.flat, len(data), metrics
 
     def evaluate(
         self, parameters: list[Array], config: dict[str, Scalar]
@@ -262,13 +279,13 @@ class MethodClient(NumPyClient, Generic[P]):
             module.eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
 
-    def _noised(self, payload: Payload, received: Sequence[Array], budget: Budget) -> list[Array]:
-        """The upload's arrays, with the noise that the configuration asks for."""
-        arrays = payload.to_ndarrays()
+    def _noised(self, payload: Payload, received: Sequence[Array], budget: Budget) -> Payload:
+        """A copy of the upload, with the noise that the configuration asks for."""
+        arrays, kind = payload.to_ndarrays(), type(payload)
         if not self.config.dp_clip:
-            return arrays
+            return kind.from_ndarrays(arrays)
         noised = budget.noised(arrays, received, self.round, simulated=self.setup.simulated)
-        return type(payload).from_ndarrays(noised).sealed().to_ndarrays()
+        return kind.from_ndarrays(noised)
 
     def score_received(self) -> None:
         """Accuracies as things stand, before the models train, of a round that is evaluated."""

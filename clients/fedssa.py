@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.clients.base import MethodClient, Setup
+from fedhet.clients.base import MethodClient
 from fedhet.errors import RunFailedError
-from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload, blank
+from fedhet.protocol.payload import Array, HeaderRows, Payload, blank
 from fedhet.protocol.reasons import Refused
-from fedhet.schema import RunConfig
 from fedhet.strategies.fedssa import FedSSAParams
 
 
@@ -30,50 +29,38 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     """Exchanges header rows of seen classes."""
 
     shares_model = False
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self.download_type = MaskedHeader if self.params.hide_classes else HeaderRows
-
-    @classmethod
-    def reveals_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
-        """Not with ``hide-classes``."""
-        return not params.hide_classes
+    download_type = HeaderRows
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """The rows of the classes that come, or the whole header under a mask."""
-        masked = self.params.hide_classes
-        rows = self.classes if masked else len(self._sent())
-        weight = blank((rows, self.d))
+        """The rows of the classes that come."""
+        rows = len(self._sent())
         bias = blank((rows if self.params.header_bias else 0,))
-        ids = blank((rows,), np.int8 if masked else np.int64)
-        return (MaskedHeader if masked else HeaderRows)(ids, weight, bias)
+        return HeaderRows(blank((rows,), np.int64), blank((rows, self.d)), bias)
 
     def check_download(self, payload: Payload) -> None:
-        """Exactly the classes that come, each once; a mask that hides nothing."""
-        if isinstance(payload, HeaderRows) and not np.array_equal(payload.classes, self._sent()):
+        """Exactly the classes that come, each once."""
+        assert isinstance(payload, HeaderRows)
+        if not np.array_equal(payload.classes, self._sent()):
             raise Refused(
                 f"rows of classes {payload.classes.tolist()}, not {self._sent().tolist()}"
             )
-        if isinstance(payload, MaskedHeader) and not (payload.mask == 1).all():
-            raise Refused("the mask hides rows")
 
     def _sent(self) -> Array:
         """Ids of the classes whose rows come, ascending."""
-        whole = self.params.download_rows == "whole"
+        whole = self.params.download_rows == "whole" or self.config.summed
         ids: Array = np.arange(self.classes) if whole else self.seen().numpy()
         return ids
 
     def receive(self, payload: Payload) -> None:
         """Eq. 4 on seen rows; with ``download-rows: whole`` unseen rows are overwritten."""
-        assert isinstance(payload, HeaderRows | MaskedHeader)
+        assert isinstance(payload, HeaderRows)
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
-        seen = self.seen()
-        if isinstance(payload, HeaderRows):
-            sent, rows = torch.as_tensor(payload.classes), torch.arange(len(payload.classes))
-        else:
-            sent, rows = seen, seen
+        seen, sent = self.seen(), torch.as_tensor(payload.classes)
+        rows = torch.arange(len(sent))
+        if self.params.download_rows == "seen":  # with secure-sum more come
+            rows = torch.isin(sent, seen).nonzero().flatten()
+            sent = sent[rows]
         fused = torch.isin(sent, seen)
         pairs = [(self.model.head.weight, payload.weight), (self.model.head.bias, payload.bias)]
         with torch.no_grad():
@@ -93,10 +80,6 @@ class FedSSAClient(MethodClient[FedSSAParams]):
                 "every round: use fusion=convex, a smaller t-stable or a smaller lr"
             )
         bias = bias if self.params.header_bias else bias[:0]
-        if self.params.hide_classes:
-            mask = np.zeros(self.classes, dtype=np.int8)
-            mask[self.seen().numpy()] = 1
-            return MaskedHeader(mask, weight * mask[:, None], bias * mask[: len(bias)])
         whole = self.params.upload_rows == "whole"
         own = np.arange(self.classes, dtype=np.int64) if whole else self.seen().numpy()
         return HeaderRows(own, weight[own], bias[own] if bias.size else bias)

@@ -27,10 +27,19 @@ class PrototypeClient(ClassVectorClient[P]):
 
     def sent_classes(self) -> Array:
         """Those that the configuration says."""
-        if self.download_classes == "all":
+        if self.download_classes == "all" or self.config.summed:
             return super().sent_classes()
         own: Array = self.seen().numpy()
         return own
+
+    def receive(self, payload: Payload) -> None:
+        """As of any vectors; of those that come to everybody, its own classes' where asked for."""
+        super().receive(payload)
+        if self.download_classes != "all":
+            own = torch.zeros_like(self.known)
+            own[self.seen().to(self.device)] = True
+            self.known &= own
+            self.vectors = self.vectors * self.known[:, None]
 
     def initial_tensors(self) -> dict[str, Tensor]:
         """No prototype is known."""

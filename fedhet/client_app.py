@@ -10,31 +10,29 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedhet.clients.base import MethodClient, Setup
-from fedhet.config import envelope, find_method, from_run_config
+from fedhet.clients.base import round_config
 from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
-from fedhet.ids import check_id
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.node.budget import BudgetError
-from fedhet.node.context_state import ContextStore
-from fedhet.node.limits import Asked, LimitError, Limits, check_run, check_upload, read_limits
+from fedhet.node.limits import LimitError, check_upload
 from fedhet.node.public import own_copy, public_digest
-from fedhet.node.site import LocalData, assigned_model, choose_device, load_local
-from fedhet.node.state import FileStore, StateError, StateLostError, StateStore
-from fedhet.protocol.downloads import read_arrays, read_instruction
+from fedhet.node.site import LocalData
+from fedhet.node.state import StateError, StateLostError
+from fedhet.protocol.downloads import read_arrays
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import Instruction, answer, message_bytes
+from fedhet.protocol.messages import Reply, answer, message_bytes
 from fedhet.protocol.reasons import Refused, Word, new_number, telling
-from fedhet.schema import RunConfig
+from fedhet.request import Request
 from fedhet.training.denormals import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
@@ -51,47 +49,6 @@ KNOWN: dict[type[Exception], Word] = {
 }
 app = ClientApp()
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
-
-
-@lru_cache(maxsize=4)
-def _parsed(text: str) -> RunConfig:
-    """The run's configuration, parsed once per process."""
-    return from_run_config({"config": text})[0]
-
-
-def _set_process(config: RunConfig) -> None:
-    """Set what belongs to the process, for every message: another run's may have come between."""
-    # The same bits from cuBLAS every time. Not at import: a fork of the warm server has imported
-    # this module before it got its environment.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
-    torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
-    torch.backends.cudnn.deterministic = True
-    if torch.cuda.is_available():
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def _config(context: Context) -> RunConfig:
-    text = str(context.run_config.get("config", ""))
-    if not text:  # plain `flwr run`: the scalars are the configuration
-        text = envelope(from_run_config(context.run_config)[0], {})
-    config = _parsed(text)
-    _set_process(config)
-    return config
-
-
-def _store(
-    config: RunConfig, context: Context, what: Instruction, client: str, *, simulated: bool
-) -> StateStore:
-    if config.state_backend == "context":
-        return ContextStore(context.state, client)
-    for name in (what.experiment, client):
-        check_id(name)
-    home = Path.home() / ".fedhet" / "state"
-    root = what.state_dir if simulated else str(context.node_config.get("state-dir") or home)
-    return FileStore(Path(root) / what.experiment / client, sync=not simulated)
 
 
 def _out_of_memory() -> str:
@@ -168,37 +125,27 @@ def query(message: Message, context: Context) -> Message:
     """Say who this node is: client id, classes and images, model, device."""
 
     def handler() -> Message:
-        config, simulated = _config(context), is_simulated()
-        what = _asked(message, config, _allowed(config, context.node_config))
+        asked = Request(message, context)
+        what, config = asked.what, asked.config
         if what.refused:
             _say(lambda: f"this run does without this node: {one_line(what.refused)}")
             return answer(message, {})
-        with telling(Word.DATA):
-            data = load_local(config, context.node_config, simulated=simulated)
-        counts = data.class_counts()
-        method = find_method(config.method)
-        hidden = not method.client.reveals_classes(config, config.params)
-        _check_own_choices(config, context.node_config, data, hidden=hidden)
+        data = asked.data()
+        _check_own_choices(asked, data)
         public = {}
-        if method.strategy.public_set == "everybody":
+        if asked.method.strategy.public_set == "everybody":
             with telling(Word.PUBLIC):
-                own = own_copy(config, context.node_config, simulated=simulated)
+                own = own_copy(config, asked.node, simulated=asked.simulated)
                 public["public"] = public_digest(own)
-        with telling(Word.DEVICE):
-            device = choose_device(config, context.node_config)
-        with telling(Word.MODEL):
-            model = assigned_model(config, context.node_config, data, simulated=simulated)
         return answer(
             message,
             {
                 "client": data.client,
                 "clients": data.clients,
                 "classes": list(data.dataset.classes),
-                "seen": [] if hidden else list(counts),
-                "images": [] if hidden else list(counts.values()),
-                "train-images": sum(counts.values()),
-                "model": with_weights(model)[0],
-                "device": str(device),
+                **_told(asked, data),
+                "model": with_weights(asked.model(data))[0],
+                "device": str(asked.device()),
                 **public,
                 "inputs": data.dataset.inputs.text(),
             },
@@ -207,32 +154,26 @@ def query(message: Message, context: Context) -> Message:
     return _answered(message, handler)
 
 
-def _asked(message: Message, config: RunConfig, limits: Limits) -> Instruction:
-    """What a message asks for, once it is small enough and makes sense."""
-    limits.check_download_size(message_bytes(message))
-    return read_instruction(message, config)
+def _told(asked: Request, data: LocalData) -> dict[str, Any]:
+    """Which classes a client has, and how many images of each; with sums its key instead."""
+    if asked.config.summed:
+        return dict(_sums().own_key(asked, data.client))
+    counts = data.class_counts()
+    images = list(counts.values())
+    return {"seen": list(counts), "images": images, "train-images": sum(images)}
 
 
-def _allowed(config: RunConfig, node: Mapping[str, Any]) -> Limits:
-    """The site's limits; LimitError if this run breaks one."""
-    limits, method = read_limits(node), find_method(config.method).client
-    asked = Asked(method.shares_model, method.reveals_classes(config, config.params))
-    check_run(limits, config, asked)
-    return limits
-
-
-def _check_own_choices(
-    config: RunConfig, node: Mapping[str, Any], data: LocalData, *, hidden: bool
-) -> None:
+def _check_own_choices(asked: Request, data: LocalData) -> None:
     """Refuse in the handshake what would fail in every round; raises with the reason."""
-    if hidden and node.get("data-dir") and not config.classes:
+    config, node = asked.config, asked.node
+    if config.summed and node.get("data-dir") and not config.classes:
         raise Refused(
-            "hide-classes needs `classes` in the run's configuration: without it, the names of "
+            "secure-sum needs `classes` in the run's configuration: without it, the names of "
             "this node's folders would be its class list",
             Word.CLASSES,
         )
     kind = data.dataset.inputs.kind
-    refuses = find_method(config.method).strategy.refuses
+    refuses = asked.method.strategy.refuses
     if kind in refuses:
         raise UserError(f"method: '{config.method}' does not work with {kind}: {refuses[kind]}")
     if node.get("model"):
@@ -245,25 +186,19 @@ def _check_own_choices(
             )
 
 
-def _client(
-    what: Instruction, config: RunConfig, limits: Limits, context: Context
-) -> tuple[MethodClient[Any], LocalData]:
-    simulated = is_simulated()
-    with telling(Word.DATA):
-        data = load_local(config, context.node_config, simulated=simulated)
-    with telling(Word.DEVICE):
-        device = choose_device(config, context.node_config)
-    setup = Setup(
-        config=own_copy(config, context.node_config, simulated=simulated),
-        data=data,
-        classes=what.classes,
-        model=assigned_model(config, context.node_config, data, simulated=simulated),
-        device=device,
-        store=_store(config, context, what, data.client, simulated=simulated),
-        simulated=simulated,
-        limits=limits,
-    )
-    return find_method(config.method).client(setup), data
+def _sums() -> ModuleType:
+    """The part of runs with sums, which no other needs to import."""
+    return import_module("fedhet.sum_client")
+
+
+@app.query("introduce")
+def introduce(message: Message, context: Context) -> Message:
+    """Keep the keys of those with whom there will be sums."""
+
+    def handler() -> Message:
+        return answer(message, _sums().introduce(Request(message, context)))
+
+    return _answered(message, handler)
 
 
 @app.train()
@@ -272,31 +207,48 @@ def train(message: Message, context: Context) -> Message:
     started = time.monotonic()
 
     def handler() -> Message:
-        config = _config(context)
-        limits = _allowed(config, context.node_config)
-        what = _asked(message, config, limits)
-        client, data = _client(what, config, limits, context)
-        arrays, images, metrics = client.fit(
-            read_arrays(message),
-            {
-                "round": what.round,
-                "generation": what.generation,
-                "state": what.state,
-                "evaluate": what.evaluate,
-            },
-        )
-        check_upload(limits, sum(array.nbytes for array in arrays))
-        numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-        info = {"client": data.client, "round": what.round, "state": client.saved}
-        reply = answer(message, info, numbers, arrays)
-        seconds, accuracy = time.monotonic() - started, numbers.get("test_accuracy", math.nan)
+        asked = Request(message, context)
+        reply, own = _sums().train(asked) if asked.config.summed else _trained(asked)
+        check_upload(asked.limits, sum(array.nbytes for array in reply.arrays))
+        sent = answer(message, reply.info, reply.metrics, reply.arrays)
+        seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
         _say(
             lambda: (
-                f"round {what.round}: test accuracy {accuracy:.2f} %, {seconds:.1f} s, "
-                f"{message_bytes(message):,} bytes received, {message_bytes(reply):,} sent"
+                f"round {asked.what.round}: test accuracy {accuracy:.2f} %, {seconds:.1f} s, "
+                f"{message_bytes(message):,} bytes received, {message_bytes(sent):,} sent"
             )
         )
-        return reply
+        return sent
+
+    return _answered(message, handler)
+
+
+def _trained(asked: Request) -> tuple[Reply, Mapping[str, float]]:
+    """The upload and all the numbers, for the server's eyes."""
+    client, what = asked.client(), asked.what
+    arrays, images, metrics = client.fit(read_arrays(asked.message), round_config(what))
+    numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
+    info = {"client": client.setup.data.client, "round": what.round, "state": client.saved}
+    return Reply(info, numbers, arrays), numbers
+
+
+@app.train("owners")
+def owners(message: Message, context: Context) -> Message:
+    """Say, in a sum, which classes this client has."""
+
+    def handler() -> Message:
+        reply = _sums().owners(Request(message, context))
+        return answer(message, reply.info, {}, reply.arrays)
+
+    return _answered(message, handler)
+
+
+@app.train("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """Hand over what makes the round's sum readable, and nothing else."""
+
+    def handler() -> Message:
+        return answer(message, _sums().unmask(Request(message, context)))
 
     return _answered(message, handler)
 
@@ -306,14 +258,17 @@ def evaluate(message: Message, context: Context) -> Message:
     """Accuracy of a client that did not train in this round."""
 
     def handler() -> Message:
-        config = _config(context)
-        limits = _allowed(config, context.node_config)
-        what = _asked(message, config, limits)
-        client, data = _client(what, config, limits, context)
+        asked = Request(message, context)
+        if asked.config.summed and asked.config.sum_metrics:
+            raise Refused("an accuracy of one client alone is not told", Word.INSTRUCTION)
+        client, what = asked.client(), asked.what
         _, images, metrics = client.evaluate(
             [], {"generation": what.generation, "state": what.state}
         )
-        numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-        return answer(message, {"client": data.client, "round": what.round}, numbers)
+        numbers = {k: float(v) for k, v in metrics.items()}
+        if not asked.config.summed:
+            numbers["num-examples"] = float(images)
+        info = {"client": client.setup.data.client, "round": what.round}
+        return answer(message, info, numbers)
 
     return _answered(message, handler)

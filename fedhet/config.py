@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedhet import examples, idle_keys, plugins
+from fedhet import examples, idle_keys, plugins, sum_keys
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError
 from fedhet.key_errors import COMMON, check_single, unknown_key, wrong_value
@@ -139,6 +139,7 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
         check_single(RunConfig, "method", values["method"])
     method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)
+    values = values if sum_keys.HIDE_CLASSES in own else sum_keys.replaced(values)
     taken = sorted(own & COMMON)
     if taken:
         raise UserError(
@@ -173,6 +174,9 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
             f"aggregation: '{config.aggregation}' is not allowed with method={config.method}: its "
             f"server takes no mean of uploads; allowed: {', '.join(method.strategy.aggregations)}"
         )
+    sum_keys.check(config, method.strategy.not_summed)
+    weighs_images = method.strategy.weighs_images(config, params)
+    sum_keys.check_unit(config, weighs_images=weighs_images)
     method.strategy.check_config(config, params)
     ignored = dict(method.strategy.ignores(config, params))
     if method.strategy.public_set == "nobody":
@@ -297,12 +301,13 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
 
 
 def check_replies(config: RunConfig) -> None:
-    """UserError if more replies are asked for than come; ``clients`` is known."""
+    """UserError if a round has too few clients for what is asked; ``clients`` is known."""
     if config.min_replies > config.cohort(config.clients):
         raise UserError(
             f"min-replies: {config.min_replies} is more than the "
             f"{config.cohort(config.clients)} clients of a round (fraction x clients)"
         )
+    sum_keys.check_cohort(config)
 
 
 def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:

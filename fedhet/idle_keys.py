@@ -39,14 +39,27 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
         "start-timeout": (inline, one_process),
         "state-dir": (config.state_backend == "context", kept),
         "keep-state": (config.state_backend == "context", kept),
+        **_of_sums(config),
         "client-keys": (True, "a simulation's clients have no keys; it is for --superlink"),
     }
     if deployed:
         own = "with --superlink every node has its own"
         del reasons["client-keys"]
-        del reasons["evaluate-all"]  # a node may be away
+        if not config.summed:
+            del reasons["evaluate-all"]  # a node may be away
         reasons |= dict.fromkeys(("data-path", "actors", "state-dir", "keep-state"), (True, own))
     return {key: reason for key, (holds, reason) in reasons.items() if holds}
+
+
+def _of_sums(config: RunConfig) -> dict[str, tuple[bool, str]]:
+    without, plain = "secure-sum=off", "secure-sum=unmasked has no masks"
+    keys = ("sum-range", "sum-min", "sum-threshold", "sum-owners", "sum-metrics")
+    found = {key: (not config.summed, without) for key in keys}
+    if config.secure_sum == "unmasked":
+        found["sum-threshold"] = (True, plain)
+    if config.summed and config.sum_metrics:
+        found["evaluate-all"] = (True, "sum-metrics: nobody outside a round's sum is evaluated")
+    return found
 
 
 def _belongs(partition: str, *to: str) -> str:

@@ -21,7 +21,8 @@ REPRESENTATION = 500  # d: default width of the representation that every model 
 # named by all keys, and those of images keep the names that they had before there was more.
 QUIET = (
     "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
-    "small_model", "representation", "grey",
+    "small_model", "representation", "grey", "secure_sum", "sum_range", "sum_min", "sum_threshold",
+    "sum_owners", "sum_metrics",
 )  # fmt: skip
 REGISTERED, OFF = "registered", "off"
 KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
@@ -282,6 +283,25 @@ class RunConfig(Schema):
         0.0, ge=0, lt=1, description="delta of all that one client uploads in the run"
     )
 
+    secure_sum: Literal["off", "masked", "unmasked"] = Field(
+        "off",
+        description="masked: the server learns sums, and nothing of one client; unmasked: the same "
+        "numbers without masks, for measuring what they cost",
+    )
+    sum_range: float = Field(
+        64.0, gt=0, description="largest absolute value of an entry of a summed vector"
+    )
+    sum_min: int = Field(3, ge=2, description="least clients of a sum")
+    sum_threshold: int = Field(
+        0, ge=0, description="members that must help to unmask a sum; 0: more than half of them"
+    )
+    sum_owners: int = Field(
+        3, ge=1, description="least clients that must have a class for its rows to be summed"
+    )
+    sum_metrics: bool = Field(
+        True, description="accuracies, losses and FLOPs are summed, too; false: each client's told"
+    )
+
     state_dir: str = Field(
         "", description="private states of simulated clients; empty: inside the run folder"
     )
@@ -319,6 +339,11 @@ class RunConfig(Schema):
     def data_seed(self) -> int:
         """The seed of the partition, its splits and synthetic images."""
         return self.seed if self.partition_seed < 0 else self.partition_seed
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server gets sums alone (``secure-sum``), masked or not."""
+        return self.secure_sum != "off"
 
     def cohort(self, clients: int) -> int:
         """K = max(1, round(C x N)): clients sampled per round."""

@@ -33,6 +33,7 @@ from fedhet.records.tracker import Tracker
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig
 from fedhet.strategies.rounds import Rounds
+from fedhet.strategies.sum_rounds import SumRounds
 
 FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"
@@ -114,14 +115,22 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     simulated = is_simulated(grid)
     if simulated:
         claim_states(folder, config)
-    handshake = Handshake(grid, experiment, roster, terms(config), Names(config.client_keys))
+    handshake = Handshake(
+        grid,
+        experiment,
+        roster,
+        terms(config),
+        Names(config.client_keys),
+        str(folder.state_dir(config)),
+    )
     expected = len(roster.ids) or config.clients
     handshake.wait(expected, config.start_timeout, folder.wait_for)
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
     strategy = find_method(config.method).strategy(config, roster)
-    strategy.rounds = Rounds(strategy, handshake, folder, kept)
+    kind = SumRounds if config.summed else Rounds
+    strategy.rounds = kind(strategy, handshake, folder, kept)
     strategy.rounds.acceptance.work = Work(counter(config, roster.classes, strategy.inputs))
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
@@ -155,10 +164,10 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
 def terms(config: RunConfig) -> Terms:
     """What clients may declare in this run."""
     method = find_method(config.method)
-    hidden = not method.client.reveals_classes(config, config.params)
+    masked = config.secure_sum == "masked"
     shared = method.strategy.public_set == "everybody"
     public = public_digest(config) if shared else ""
-    return Terms(config.max_images, config.max_classes, hidden, public)
+    return Terms(config.max_images, config.max_classes, config.summed, masked, public)
 
 
 def _log_to_stderr() -> None:

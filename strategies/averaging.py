@@ -6,17 +6,20 @@ theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of t
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedhet.models.base import exchanged
+from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import P
+from fedhet.schema import P, RunConfig
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, ROBUST, Rule, capped
 
@@ -31,18 +34,125 @@ def weighted_mean(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, 
     if rule.kind != "mean":
         columns = zip(*(upload.payload.flat for upload in uploads), strict=True)
         return tuple(rule.middle_of(list(column)) for column in columns)
-    weights = np.array([upload.weight for upload in uploads], dtype=np.float64)
-    stacks = zip(*(upload.payload.flat for upload in uploads), strict=True)
-    return tuple(_weighted_sum(weights, stack).astype(np.float32) for stack in stacks)
+    return means_of(total_of(uploads), uploads[0].payload.flat)
+
+
+def total_of(uploads: Sequence[Upload]) -> Vector:
+    """:func:`weighted_total` of uploads, whose shares add up to 1 but for rounding."""
+    total = weighted_total([u.payload for u in uploads], [u.weight for u in uploads])
+    total[-1] = 1.0
+    return total
+
+
+def weighted_total(payloads: Sequence[Payload], weights: Sequence[float]) -> Vector:
+    """Sum (L + 1,) float64 of payloads of equal shapes, flat and weighted, and then of the weights.
+
+    Block by block over the payloads, so that no second copy of all is made.
+    """
+    shares = np.array(weights, dtype=np.float64)
+    stacks = list(zip(*(payload.flat for payload in payloads), strict=True))
+    total = np.empty(sum(stack[0].size for stack in stacks) + 1)
+    stop = 0
+    for stack in stacks:
+        start, stop = stop, stop + stack[0].size
+        total[start:stop] = _weighted_sum(shares, stack).ravel()
+    total[-1] = shares.sum()
+    return total
+
+
+def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
+    """What :func:`weighted_total` gave, divided by the weights: float32 of the shapes of ``like``.
+
+    Where no weight is left, ``like`` stays as it is.
+    """
+    if not total[-1] > 0:
+        return tuple(like)
+    found, stop = [], 0
+    for array in like:
+        start, stop = stop, stop + array.size
+        mean = (total[start:stop] / total[-1]).astype(np.float32)
+        found.append(mean.reshape(array.shape))
+    return tuple(found)
 
 
 def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
-    """sum_i weights_i arrays_i, float64; block by block, so that no second copy of all is made."""
+    """sum_i weights_i arrays_i, float64.
+
+    What the plain path's bytes hang on: a product and a sum of BLAS, which contributions, weighted
+    one by one and by other numbers, agree with to rounding only.
+    """
     total = np.zeros(arrays[0].shape)
     for start in range(0, len(arrays), BLOCK):
         block = np.stack(arrays[start : start + BLOCK], dtype=np.float64)
         total += np.tensordot(weights[start : start + BLOCK], block, axes=1)
     return total
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Weighted rows (C, w) summed by class, the weights (C,) behind them, and owners (C,) of each.
+
+    All float64. Where every row weighs 1 the weights are the owners.
+    """
+
+    rows: Vector
+    weights: Vector
+    owners: Vector
+
+    @classmethod
+    def of(cls, vector: Vector, classes: int, *, weighted: bool = False) -> Self:
+        """Inverse of :meth:`vector`, for sums of it as well."""
+        ends = classes * (2 if weighted else 1)
+        rows = vector[:-ends].reshape(classes, -1)
+        return cls(rows, vector[-ends:][:classes], vector[-classes:])
+
+    def vector(self, *, weighted: bool = False) -> Vector:
+        """Flat: rows, weights if they are other than the owners, owners."""
+        weights = [self.weights] if weighted else []
+        return np.concatenate([self.rows.ravel(), *weights, self.owners])
+
+    def present(self, least: int = 1) -> Array:
+        """Classes (C,) bool that have a mean: with ``least`` owners."""
+        return (self.owners >= least) & (self.weights > 0)
+
+    def short(self, least: int) -> int:
+        """How many classes somebody has, and fewer than ``least``."""
+        return int(((self.owners > 0) & (self.owners < least)).sum())
+
+    def means(self, before: Array, least: int = 1) -> Array:
+        """Means (C, w) float32 of classes with ``least`` owners; others keep theirs of before."""
+        present = self.present(least)
+        result = before.copy()
+        result[present] = (self.rows[present] / self.weights[present, None]).astype(np.float32)
+        return result
+
+
+def short_of(sums: ClassSums, config: RunConfig) -> dict[str, float]:
+    """For the record of a sum: how many classes stayed as they were for lack of owners."""
+    return {"short_classes": float(sums.short(config.sum_owners))} if config.summed else {}
+
+
+def class_sums(
+    classes: Array,
+    rows: Sequence[Array],
+    weights: Array | None,
+    count: int,
+    rule: Rule = MEAN,
+) -> ClassSums:
+    """Sums of rows by class, float64, in the order given.
+
+    ``rows`` are arrays (S_i, w) float32 whose class ids, one after the other, are ``classes`` (M,);
+    ``weights`` (M,) are all one if None. Rows pass through the processor's cache in blocks, so that
+    10,000 uploads cost little more than reading them. ``max-weight`` bounds the share of one row in
+    its class.
+    """
+    owners = np.bincount(classes, minlength=count).astype(np.float64)
+    if weights is None:
+        return ClassSums(_row_sums(classes, rows, None, count), owners, owners)
+    if rule.max_weight < 1:
+        weights = capped(weights, rule.max_weight, classes)
+    behind: Vector = np.bincount(classes, weights, count).astype(np.float64)
+    return ClassSums(_row_sums(classes, rows, weights, count), behind, owners)
 
 
 def class_means(
@@ -52,48 +162,32 @@ def class_means(
     before: Array,
     rule: Rule = MEAN,
 ) -> Array:
-    """Weighted mean of rows by class; classes without a row keep theirs of ``before``.
+    """Weighted mean of rows by class; classes without a row keep theirs of ``before`` (C, w).
 
-    ``rows`` are arrays (S_i, w) or (S_i,) float32 whose class ids, one after the other, are
-    ``classes`` (M,); ``weights`` (M,) are all one if None. ``before`` and the result are (C, w) or
-    (C,) float32. Sums are float64, in the order given. Rows pass through the processor's cache in
-    blocks, so that 10,000 uploads cost little more than reading them. A rule other than the mean
-    is taken row by row of a class and coordinate by coordinate, without weights; ``max-weight``
-    bounds the share of one row in its class.
+    Arguments as of :func:`class_sums`. A rule other than the mean is taken row by row of a class
+    and coordinate by coordinate, without weights.
     """
     if rule.kind != "mean":
         return rule.middle_by_class(classes, np.concatenate(rows), before)
-    if weights is not None and rule.max_weight < 1:
-        weights = capped(weights, rule.max_weight, classes)
-    shares = np.ones(len(classes)) if weights is None else weights
-    totals = np.bincount(classes, shares, minlength=len(before))
-    if before.ndim == 1:
-        sums = np.bincount(classes, np.concatenate(rows) * shares, minlength=len(before))
-    else:
-        sums = _row_sums(classes, rows, weights, before.shape)
-    present = totals > 0
-    result = before.copy()
-    means = sums[present] / totals[present].reshape(-1, *[1] * (before.ndim - 1))
-    result[present] = means.astype(np.float32)
-    return result
+    return class_sums(classes, rows, weights, len(before), rule).means(before)
 
 
-def _row_sums(
-    classes: Array, rows: Sequence[Array], weights: Array | None, shape: tuple[int, ...]
-) -> Array:
+def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, count: int) -> Vector:
     """Sums (C, w) float64 of weighted rows by class."""
-    sums = torch.zeros(shape, dtype=torch.float64)
+    width = rows[0].shape[1]
+    sums = torch.zeros((count, width), dtype=torch.float64)
     ids = torch.from_numpy(np.asarray(classes, dtype=np.int64))
     stops = np.cumsum([0, *(len(own) for own in rows)])
     edges = [*stops[:-1:BLOCK].tolist(), int(stops[-1])]
-    buffer = np.empty((int(np.diff(edges).max()), *shape[1:]), dtype=np.float64)
+    buffer = np.empty((int(np.diff(edges).max()), width), dtype=np.float64)
     for i, (start, stop) in enumerate(pairwise(edges)):
         block = buffer[: stop - start]
         np.concatenate(rows[i * BLOCK : (i + 1) * BLOCK], out=block)
         if weights is not None:
             block *= weights[start:stop, None]
         sums.index_add_(0, ids[start:stop], torch.from_numpy(block))
-    return sums.numpy()
+    found: Vector = sums.numpy()
+    return found
 
 
 class AveragingStrategy(MethodStrategy[P]):
@@ -101,6 +195,8 @@ class AveragingStrategy(MethodStrategy[P]):
 
     upload_type: type[Payload] = ModelArrays
     aggregations = ROBUST
+    not_summed = ""
+    sums_updates = True
 
     @abstractmethod
     def shared_module(self) -> nn.Module:
@@ -127,8 +223,32 @@ class AveragingStrategy(MethodStrategy[P]):
         return ModelArrays(self.tensors)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """The weighted mean replaces the shared module."""
+        """The weighted mean replaces the shared module, or what the run's rule takes."""
+        if self.rule.kind == "mean":
+            return self.combine(total_of(uploads), round_)
         self.tensors = weighted_mean(uploads, self.rule)
+        return {}
+
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """w_k times the shared arrays, flat, and w_k."""
+        return weighted_total([upload], [own.weight])
+
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """w_k."""
+        return 1
+
+    def vector_length(self) -> int:
+        """As many as the shared module has numbers, and one."""
+        return sum(tensor.size for tensor in self.tensors) + 1
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """The weighted mean replaces the shared module."""
+        means = means_of(total, self.tensors)
+        if self.of_updates and total[-1] > 0:
+            means = tuple(old + step for old, step in zip(self.tensors, means, strict=True))
+        self.tensors = means
         return {}
 
     def arrays(self) -> dict[str, Array]:

@@ -1,9 +1,11 @@
 """The server half of a method: hooks in plain arrays, called in every round in this order.
 
 ``download`` (what is sent down) -> the client receives, trains, uploads -> ``expect`` and ``check``
-(what may come up) -> ``aggregate``. ``arrays`` and ``load`` are its state. No hook sees a Flower
-object. The round loop is in :mod:`fedhet.strategies.rounds`, which only the server's process
-imports; a client's process imports this module for the sake of the method's parameters.
+(what may come up) -> ``aggregate``. With ``secure-sum`` no upload reaches the server: each client
+makes its ``contribution``, and ``combine`` takes their sum. ``arrays`` and ``load`` are its state.
+No hook sees a Flower object. The round loop is in :mod:`fedhet.strategies.rounds`, which only the
+server's process imports; a client's process imports this module for the sake of the method's
+parameters and its ``contribution``.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -17,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.data.inputs import Inputs
 from fedhet.node.public import PublicSet, open_public
+from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.steps import size
@@ -68,8 +71,18 @@ class MethodStrategy(Strategy, Generic[P]):
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics: all
     public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
     shares_small_model = False  # one that `small-model` names
+    # Why `secure-sum` is refused; empty where `contribution` and `combine` do the whole of it.
+    sums_updates = False  # with noise: steps from what was sent are summed, not what came of them
+    not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
     rounds: RoundLoop  # who asks, checks and writes down; set before the first round
+
+    def __init_subclass__(cls) -> None:
+        """An ``aggregate`` of its own does more than the ``combine`` that it inherits."""
+        super().__init_subclass__()
+        own = vars(cls)
+        if "aggregate" in own and not {"combine", "not_summed"} & set(own):
+            cls.not_summed = MethodStrategy.not_summed
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
         self.config = config
@@ -115,9 +128,10 @@ class MethodStrategy(Strategy, Generic[P]):
     def audience(self, info: ClientInfo) -> Hashable:
         """Clients of one audience are sent the same payload: it is made and encoded once a round.
 
-        By default every client, as ``info`` has it, is an audience of its own.
+        By default every client, as ``info`` has it, is an audience of its own; with ``secure-sum``
+        all are one.
         """
-        return info.client
+        return "all" if self.config.summed else info.client
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """A payload with the shapes and dtypes of the upload of client ``info``; None: they vary.
@@ -150,6 +164,32 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         return {}
 
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """What one client adds to the sum, (L,) float64; called in the client's process.
+
+        It is linear in what the upload shares, and as long for every client of a run.
+        """
+        raise NotImplementedError(cls.not_summed)
+
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """How many entries at the end of a contribution are counts, which no noise covers."""
+        return 0
+
+    def vector_length(self) -> int:
+        """L, entries of a contribution."""
+        raise NotImplementedError(self.not_summed)
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """Set the global arrays from the sum (L,) of contributions; numbers worth recording."""
+        raise NotImplementedError(self.not_summed)
+
+    @classmethod
+    def sums_classes(cls, config: RunConfig, params: P) -> bool:
+        """Whether a contribution has rows of the client's classes, which ``sum-owners`` guards."""
+        return False
+
     def arrays(self) -> dict[str, Array]:
         """The global arrays by name, of any shape (n, ...) and dtype: checkpointed and hashed."""
         return {}
@@ -159,6 +199,21 @@ class MethodStrategy(Strategy, Generic[P]):
 
         In the same order; called instead of :meth:`initialise` in a run that goes on.
         """
+
+    @property
+    def least_owners(self) -> int:
+        """Owners that a class needs for its rows to become its mean: ``sum-owners`` of a sum."""
+        return self.config.sum_owners if self.config.summed else 1
+
+    @property
+    def of_updates(self) -> bool:
+        """Whether a total is one of steps from the global arrays, clipped and noised."""
+        return self.sums_updates and self.config.summed and self.config.dp_clip > 0
+
+    @classmethod
+    def weighs_images(cls, config: RunConfig, params: P) -> bool:
+        """Whether a contribution is weighed by images, in units of ``max-images``."""
+        return config.weighting == "samples" and "weighting" not in cls.ignores(config, params)
 
     @property
     def public(self) -> PublicSet:

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.schema import P, RunConfig
+from fedhet.strategies.averaging import ClassSums, class_sums
 from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.robust import MEAN, Rule
 
 
 def declared(info: ClientInfo) -> tuple[Array, Array]:
@@ -35,6 +38,21 @@ def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
 
 
+def told(upload: Payload, own: Own) -> ClassVectors:
+    """The vectors of an upload whose classes have owners enough for a sum."""
+    assert isinstance(upload, ClassVectors)
+    kept = own.tells(upload.classes)
+    return ClassVectors(upload.classes[kept], upload.counts[kept], upload.vectors[kept])
+
+
+def sums_of(
+    payloads: Sequence[ClassVectors], weights: Array | None, classes: int, rule: Rule = MEAN
+) -> ClassSums:
+    """Sums by class of one client's vectors, or of everybody's."""
+    ids = np.concatenate([p.classes for p in payloads])
+    return class_sums(ids, [p.vectors for p in payloads], weights, classes, rule)
+
+
 class ClassVectorStrategy(MethodStrategy[P]):
     """Accepts exactly the declared classes, each once, with the declared numbers of images."""
 
@@ -45,6 +63,25 @@ class ClassVectorStrategy(MethodStrategy[P]):
         """A client's number of images weighs nothing here."""
         reason = "vectors are combined class by class"
         return {"weighting": reason, "max-weight": reason}
+
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """Vectors (C, w), zero where unseen, and C ones and zeros."""
+        return sums_of([told(upload, own)], None, own.classes).vector()
+
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """Owners."""
+        return own.classes
+
+    def vector_length(self) -> int:
+        """C (w + 1)."""
+        return self.classes * (self.width + 1)
+
+    @classmethod
+    def sums_classes(cls, config: RunConfig, params: P) -> bool:
+        """One vector per class that a client has seen."""
+        return True
 
     @property
     @abstractmethod

@@ -16,8 +16,10 @@ that came without a vector (``FDClient.loss``); inference is by the local model.
 No authors' code was found. Differs from public implementations (HtFLlib, PFLlib): probabilities are
 averaged, not raw logits, with which the loss has no lower bound; a client's own vector is left out;
 and the server keeps the last vector of every (client, class), so that a class does not vanish when
-its owners are not sampled. Differs from the paper, which gathers outputs during local steps: here
-they are means over the training images after training, in evaluation mode.
+its owners are not sampled (with ``secure-sum`` it cannot: it keeps the last sum of every class, and
+sends all of them with their numbers of owners and rounds; a client takes its own part out). Differs
+from the paper, which gathers outputs during local steps: here they are means over the training
+images after training, in evaluation mode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +28,11 @@ import numpy as np
 from pydantic import Field
 
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.contribution import Vector
 from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.payload import Array, ClassVectors, Payload
+from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload
 from fedhet.schema import Params
+from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 
@@ -45,7 +49,12 @@ class FDParams(Params):
 
 
 class FDStrategy(ClassVectorStrategy[FDParams]):
-    """Keeps the last vector of every (client, class); sends means over the other owners."""
+    """Keeps the last vector of every (client, class); sends means over the other owners.
+
+    Of sums it keeps the last of every class, and sends them.
+    """
+
+    not_summed = ""
 
     @property
     def width(self) -> int:
@@ -56,18 +65,19 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """Nobody's vector is known."""
         nothing = np.zeros((0, self.classes), dtype=np.float32)
         self._keep(np.zeros(0, dtype=f"<U{_ID}"), np.zeros(0, dtype=np.int64), nothing)
+        self.sum_rounds = np.zeros(self.classes, dtype=np.int64)  # of each class's sum, if summed
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """Leave-one-out means of the client's classes that have another owner."""
+        """Leave-one-out means of the client's classes that have another owner; or all sums."""
+        if self.config.summed:
+            return ClassTotals(self.counts, self.sum_rounds, self.sums.astype(np.float32))
         own = self.owners == info.client
         sums, others = self.sums.copy(), self.counts.copy()
         sums[self.labels[own]] -= self.vectors[own]  # a client holds a class once
         others[self.labels[own]] -= 1
         seen, _ = declared(info)
         sent = seen[others[seen] > 0]
-        # A difference of sums may fall below 0 by rounding; the loss is bounded only without that.
-        means = np.clip(sums[sent] / others[sent, None], 0.0, 1.0)
-        return ClassVectors(sent, others[sent], means.astype(np.float32))
+        return ClassVectors(sent, others[sent], mean_of_others(sums[sent], others[sent]))
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Also: every vector is a probability distribution."""
@@ -93,14 +103,33 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         self._keep(np.concatenate(owners), np.concatenate(labels), np.concatenate(vectors))
         return {"shared_classes": float((self.counts > 1).sum())}
 
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """The sums of this round replace those of classes with owners enough; others stay."""
+        found = ClassSums.of(total, self.classes)
+        present = found.present(self.least_owners)
+        self.sums[present] = found.rows[present]
+        self.counts[present] = np.rint(found.owners[present]).astype(np.int64)
+        self.sum_rounds[present] = round_
+        shared = float((self.counts > 1).sum())
+        return {"shared_classes": shared, **short_of(found, self.config)}
+
     def arrays(self) -> dict[str, Array]:
-        """Owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C); sorted by class, owner."""
+        """Owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C); sorted by class, owner.
+
+        Of sums: owners (C,) and rounds (C,) int64, sums (C, C) float64.
+        """
+        if self.config.summed:
+            return {"owners": self.counts, "rounds": self.sum_rounds, "sums": self.sums}
         owners = np.char.encode(self.owners, "ascii").astype(f"S{_ID}")
         names = owners.view(np.uint8).reshape(len(owners), _ID)
         return {"owners": names, "labels": self.labels, "vectors": self.vectors}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
+        if self.config.summed:
+            self.counts, self.sum_rounds = arrays["owners"].copy(), arrays["rounds"].copy()
+            self.sums = arrays["sums"].copy()
+            return
         names = np.ascontiguousarray(arrays["owners"]).view(f"S{_ID}").reshape(-1)
         self._keep(np.char.decode(names, "ascii"), arrays["labels"], arrays["vectors"])
 
@@ -108,6 +137,14 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """Store vectors in an order of their own, and their sums and numbers per class."""
         order = np.lexsort((owners, labels))
         self.owners, self.labels, self.vectors = owners[order], labels[order], vectors[order]
-        self.sums = np.zeros((self.classes, self.classes), dtype=np.float64)
-        np.add.at(self.sums, self.labels, self.vectors)
-        self.counts = np.bincount(self.labels, minlength=self.classes)
+        found = class_sums(self.labels, [self.vectors], None, self.classes)
+        self.sums, self.counts = found.rows, np.bincount(self.labels, minlength=self.classes)
+
+
+def mean_of_others(sums: Array, others: Array) -> Array:
+    """Means (S, C) float32 of sums (S, C) over so many owners (S,), each at least 1.
+
+    A difference of sums may fall below 0 by rounding; the loss is bounded only without that.
+    """
+    means: Array = np.clip(sums / others[:, None], 0.0, 1.0).astype(np.float32)
+    return means

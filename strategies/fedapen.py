@@ -49,6 +49,8 @@ class FedAPENParams(Params):
 class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
     """Averages shared models."""
 
+    not_summed = ""  # `aggregate` adds the mean of a metric alone, which `sum-metrics` gives
+
     shares_small_model = True
     metric_ranges = {"ensemble_weight": (0.0, 1.0)}  # lambda
 

@@ -116,6 +116,11 @@ class Generator(nn.Module):
 class FedGenStrategy(AveragingStrategy[FedGenParams]):
     """Averages headers and trains a generator that their mean recognises."""
 
+    not_summed = (
+        "the server draws the generator's labels by the images per class that clients declare, and "
+        "sends those numbers down; a sum of headers says nothing of them: take lg_fedavg"
+    )
+
     def shared_module(self) -> nn.Module:
         """A header: d -> C."""
         return nn.Linear(self.d, self.classes)

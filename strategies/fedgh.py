@@ -51,6 +51,11 @@ class FedGHParams(Params):
 class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     """Trains one header on the clients' mean representations."""
 
+    not_summed = (
+        "the server trains its header on every client's mean representations, one by one; their "
+        "sum would not do: take fedproto"
+    )
+
     @property
     def width(self) -> int:
         """The representation's d."""

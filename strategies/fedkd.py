@@ -83,6 +83,11 @@ class FedKDParams(Params):
 class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
+    not_summed = (
+        "uploads are factors of low rank, and a sum of factors is none of their products; whole "
+        "updates would undo the method's compression: take fml, which shares a model as it is"
+    )
+
     upload_type = LowRank
     shares_small_model = True
     plans_rounds = True  # the energy grows from t-start to t-end over all rounds

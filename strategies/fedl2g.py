@@ -33,10 +33,15 @@ more than C/2 above it. Of standard normal vectors that is so for 24 % of the cl
 at C = 4, 0.2 % at C = 10. Such classes are ``misguided_classes`` of a round, and the start warns of
 them: a model that follows its vectors perfectly is wrong about them, until ``server-lr`` has moved
 them.
+
+With ``secure-sum`` the classes are counted whose gradients are sent, and ``sum-owners`` guards
+those that few clients *have*: of a class that one of its owners alone studied in a round, the sum
+is that one's gradient.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -44,18 +49,26 @@ import torch
 from pydantic import Field
 
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
 from fedhet.schema import Params
-from fedhet.strategies.averaging import class_means
+from fedhet.strategies.averaging import ClassSums, class_means, short_of
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of
+from fedhet.strategies.class_vectors import (
+    ClassVectorStrategy,
+    declared,
+    payloads_of,
+    sums_of,
+    told,
+)
 
 log = logging.getLogger("fedhet")
 
 LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
 ROUNDING = 1.0001
+UNIT = 2.0  # of a gradient in a sum, where no entry may be above `sum-range` (64)
 
 
 class FedL2GParams(Params):
@@ -101,6 +114,8 @@ def misguided(logits: Array) -> list[int]:
 
 class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     """Moves the guiding vectors by what the clients found."""
+
+    not_summed = ""
 
     @property
     def width(self) -> int:
@@ -150,16 +165,36 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """One SGD step by the mean per class of those who had it."""
-        payloads = payloads_of(uploads)
-        marked = [p.counts > 0 for p in payloads]
-        classes = np.concatenate([p.classes[m] for p, m in zip(payloads, marked, strict=True)])
-        rows = [p.vectors[m] for p, m in zip(payloads, marked, strict=True)]
+        payloads = [_marked(p) for p in payloads_of(uploads)]
+        if self.rule.kind == "mean":
+            return self.combine(sums_of(payloads, None, self.classes).vector(), round_)
+        classes = np.concatenate([p.classes for p in payloads])
+        rows = [p.vectors for p in payloads]
         means = class_means(classes, rows, None, np.zeros_like(self.guides), self.rule)
+        return self._step(means, len(np.unique(classes)))
+
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """Gradients (C, w) in units of ``UNIT``, zero where there is none; C ones and zeros."""
+        sums = sums_of([_marked(told(upload, own))], None, own.classes)
+        return replace(sums, rows=sums.rows / UNIT).vector()
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """The same step by the means of a sum; none for a class with too few owners."""
+        sums = ClassSums.of(total, self.classes)
+        if self.config.summed:
+            sums = replace(sums, rows=sums.rows * UNIT)
+        means = sums.means(np.zeros_like(self.guides), self.least_owners)
+        numbers = self._step(means, int(sums.present(self.least_owners).sum()))
+        return {**numbers, **short_of(sums, self.config)}
+
+    def _step(self, means: Array, guided: int) -> Mapping[str, float]:
+        """Move G by mean gradients (C, w), of so many classes; the others' are zero."""
         rate = self.params.server_lr or RATES[self.params.guide]
         step = rate * means.astype(np.float64)
         self.guides = (self.guides.astype(np.float64) - step).astype(np.float32)
         longest = float(np.linalg.norm(step, axis=1).max())
-        numbers = {"guided_classes": float(len(np.unique(classes))), "guide_step": longest}
+        numbers = {"guided_classes": float(guided), "guide_step": longest}
         if self.params.guide == "logits":
             numbers["misguided_classes"] = float(len(self._misguided()))
         return numbers
@@ -171,3 +206,9 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         self.guides = arrays["guides"]
+
+
+def _marked(payload: ClassVectors) -> ClassVectors:
+    """Of an upload the gradients that there are."""
+    there = payload.counts > 0
+    return ClassVectors(payload.classes[there], payload.counts[there], payload.vectors[there])

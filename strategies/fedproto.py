@@ -32,9 +32,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from fedhet.protocol.contribution import Own, Vector
+from fedhet.protocol.payload import Payload
 from fedhet.schema import Params, RunConfig
+from fedhet.strategies.averaging import ClassSums, short_of
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import payloads_of
+from fedhet.strategies.class_vectors import payloads_of, sums_of, told
 from fedhet.strategies.prototypes import PrototypeStrategy
 from fedhet.strategies.robust import ROBUST
 
@@ -57,6 +60,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     """Per-class mean of prototypes."""
 
     aggregations = ROBUST
+    not_summed = ""
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedProtoParams) -> Mapping[str, str]:
@@ -73,8 +77,57 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Eq. 6 per class over the replies of the round; absent classes keep theirs."""
-        weights = None
-        if self.params.prototype_weighting == "count":
-            weights = np.concatenate([payload.counts for payload in payloads_of(uploads)])
-        self.prototypes = self.means_of(uploads, weights)
+        payloads = payloads_of(uploads)
+        if self.rule.kind == "mean":
+            by_images = self._by_images(self.params)
+            weights = np.concatenate([p.counts for p in payloads]) if by_images else None
+            sums = sums_of(payloads, weights, self.classes, self.rule)
+            self.combine(sums.vector(weighted=by_images), round_)
+        else:
+            self.prototypes = self.means_of(uploads, None)
         return self.count(uploads)
+
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """Images x mean (C, d) and images (C,), in units of ``max-images``; C ones and zeros.
+
+        With ``prototype-weighting: uniform`` every mean weighs 1, and there are no images.
+        """
+        payload, by_images = told(upload, own), cls._by_images(own.config.params)
+        weights = payload.counts / own.config.max_images if by_images else None
+        return sums_of([payload], weights, own.classes).vector(weighted=by_images)
+
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """Owners, and images where they are weights."""
+        return own.classes * (1 + cls._by_images(own.config.params))
+
+    def vector_length(self) -> int:
+        """C (d + 2), or C (d + 1) where all weigh the same."""
+        return super().vector_length() + self.classes * self._by_images(self.params)
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """Eq. 6 of the sums; a class with fewer owners than ``sum-owners`` keeps its prototype.
+
+        What is known of the images behind a class is their sum, or, where all weigh the same, how
+        many clients have it.
+        """
+        by_images = self._by_images(self.params)
+        sums = ClassSums.of(total, self.classes, weighted=by_images)
+        present = sums.present(self.least_owners)
+        self.prototypes = sums.means(self.prototypes, self.least_owners)
+        in_units = by_images and self.config.summed
+        behind = np.rint(sums.weights * (self.config.max_images if in_units else 1))
+        behind = np.maximum(behind, 1).astype(np.int64)
+        self.counts = np.where(present, behind, self.counts)
+        return {**self.known(), **short_of(sums, self.config)}
+
+    @classmethod
+    def weighs_images(cls, config: RunConfig, params: FedProtoParams) -> bool:
+        """Images of each class are its weights, unless all weigh the same."""
+        return cls._by_images(params)
+
+    @staticmethod
+    def _by_images(params: Params) -> bool:
+        assert isinstance(params, FedProtoParams)
+        return params.prototype_weighting == "count"

@@ -11,24 +11,22 @@ The start theta^{-1}, open in the paper, is drawn from the run's "global" genera
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import Field
 from torch import nn
 
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.payload import Array, HeaderRows, MaskedHeader, Payload
+from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
 from fedhet.schema import Params, RunConfig
-from fedhet.strategies.averaging import class_means
+from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
-
-if TYPE_CHECKING:
-    from fedhet.protocol.roster import Roster
 
 Rows = Literal["seen", "whole"]
 
@@ -55,29 +53,15 @@ class FedSSAParams(Params):
         "seen", description="whole: unseen rows are overwritten as well (Table 4 B, Table 5 A)"
     )
     header_bias: bool = Field(True, description="whether the bias is part of a row")
-    hide_classes: bool = Field(
-        False, description="send whole headers with zeros and a mask; classes stay undeclared"
-    )
 
 
 class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     """Per-class mean of header rows."""
 
     aggregations = ROBUST
-
-    def __init__(self, config: RunConfig, roster: "Roster") -> None:
-        super().__init__(config, roster)
-        self.upload_type = MaskedHeader if self.params.hide_classes else HeaderRows
-
-    @classmethod
-    def check_config(cls, config: RunConfig, params: FedSSAParams) -> None:
-        """``hide-classes`` is a variant of the method itself, not of its ablations."""
-        rows = (params.upload_rows, params.download_rows)
-        if params.hide_classes and rows != ("seen", "seen"):
-            raise UserError(
-                "hide-classes: true is not allowed with upload-rows or download-rows=whole, "
-                "which send whole headers anyway"
-            )
+    not_summed = ""
+    sums_updates = True
+    upload_type = HeaderRows
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedSSAParams) -> Mapping[str, str]:
@@ -96,52 +80,102 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         self.bias: Array = bias if self.params.header_bias else bias[:0]
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The rows of the classes that the client has seen, or all of them."""
-        if self.params.hide_classes:
-            mask = np.ones(self.classes, dtype=np.int8)
-            return MaskedHeader(mask, self.weight, self.bias)
+        """The rows of the classes that the client has seen, or all of them.
+
+        With ``secure-sum`` all: nobody knows which those are.
+        """
+        if self.config.summed:
+            return self._rows(info, "whole")
         return self._rows(info, self.params.download_rows)
 
     def audience(self, info: ClientInfo) -> Hashable:
         """Whole headers are the same for everybody, rows for clients with the same classes."""
-        whole = self.params.hide_classes or self.params.download_rows == "whole"
+        whole = self.config.summed or self.params.download_rows == "whole"
         return "all" if whole else info.seen
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """The rows of the same classes come back."""
-        if self.params.hide_classes:
-            return self.download(info, 0)
         return self._rows(info, self.params.upload_rows)
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Exactly the declared classes, each once; with a mask at least one, unmasked rows zero."""
-        if isinstance(payload, HeaderRows):
-            expected = self.expect(info)
-            assert isinstance(expected, HeaderRows)
-            if not np.array_equal(payload.classes, expected.classes):
-                raise Rejected(
-                    f"rows of classes {payload.classes.tolist()}, "
-                    f"but it declared {expected.classes.tolist()}"
-                )
-        elif isinstance(payload, MaskedHeader):
-            seen = payload.mask == 1
-            if not seen.any() or not np.isin(payload.mask, (0, 1)).all():
-                raise Rejected("the mask must hold zeros and at least one one")
-            if payload.weight[~seen].any():
-                raise Rejected("rows outside the mask are not zero")
+        """Exactly the declared classes, each once."""
+        expected = self.expect(info)
+        assert isinstance(payload, HeaderRows) and isinstance(expected, HeaderRows)
+        if not np.array_equal(payload.classes, expected.classes):
+            raise Rejected(
+                f"rows of classes {payload.classes.tolist()}, "
+                f"but it declared {expected.classes.tolist()}"
+            )
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Eq. 3: per class, the unweighted mean of the rows that came; absent classes stay."""
-        whole = self.params.upload_rows == "whole"
-        classes, weights, biases = zip(*(_unpack(u.payload) for u in uploads), strict=True)
+        classes, rows = zip(*(_unpack(u.payload) for u in uploads), strict=True)
         ids = np.concatenate(classes)
+        if self.rule.kind != "mean":
+            return self._set(
+                self.rule.middle_by_class(ids, np.concatenate(rows), self._header()), round_
+            )
+        whole = self.params.upload_rows == "whole"
         shares = (
             np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None
         )
-        self.weight = class_means(ids, weights, shares, self.weight, self.rule)
+        sums = class_sums(ids, rows, shares, self.classes, self.rule)
+        return self.combine(sums.vector(weighted=whole), round_)
+
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """Rows (C, d + 1), zero where unseen, and C ones and zeros; whole headers weigh w_k."""
+        whole = cls._whole(own.config)
+        classes, rows = _unpack(upload)
+        told = own.tells(classes)
+        weights = np.full(int(told.sum()), own.weight) if whole else None
+        sums = class_sums(classes[told], [rows[told]], weights, own.classes)
+        return sums.vector(weighted=whole)
+
+    def vector_length(self) -> int:
+        """C (d + 2) with biases, C more with whole headers, which have weights."""
+        return self._header().size + self._counts(self.config, self.classes)
+
+    @classmethod
+    def counts_at_end(cls, own: Own) -> int:
+        """Owners, and weights of whole headers."""
+        return cls._counts(own.config, own.classes)
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """Eq. 3 of the sums; a class with fewer owners than ``sum-owners`` keeps its row."""
+        sums = ClassSums.of(total, self.classes, weighted=self._whole(self.config))
+        before = self._header()
+        if self.of_updates:
+            means = before + sums.means(np.zeros_like(before), self.least_owners)
+        else:
+            means = sums.means(before, self.least_owners)
+        numbers = self._set(means, round_)
+        return {**numbers, **short_of(sums, self.config)}
+
+    @classmethod
+    def sums_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
+        """Rows of seen classes; a whole header has all rows of everybody."""
+        return params.upload_rows == "seen"
+
+    @classmethod
+    def _whole(cls, config: RunConfig) -> bool:
+        return not cls.sums_classes(config, cast("FedSSAParams", config.params))
+
+    @classmethod
+    def _counts(cls, config: RunConfig, classes: int) -> int:
+        return classes * (2 if cls._whole(config) else 1)
+
+    def _header(self) -> Array:
+        """Weight and bias as rows (C, d + 1), or (C, d) without a bias."""
+        return joined(self.weight, self.bias)
+
+    def _set(self, header: Array, round_: int) -> Mapping[str, float]:
+        """Take rows (C, d + 1) as the global header, if they are finite."""
+        self.weight = np.ascontiguousarray(header[:, : self.d])
+        if self.bias.size:
+            self.bias = header[:, self.d].copy()
         squares = np.square(self.weight, dtype=np.float64).sum(axis=1)
         if self.bias.size:
-            self.bias = class_means(ids, biases, shares, self.bias, self.rule)
             squares += np.square(self.bias, dtype=np.float64)
         if not np.isfinite(squares).all():
             raise RunFailedError(
@@ -168,10 +202,12 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         return HeaderRows(own, self.weight[own], self.bias[own] if self.bias.size else self.bias)
 
 
-def _unpack(payload: Payload) -> tuple[Array, Array, Array]:
-    """Class ids, weights and biases of the rows that a client has seen."""
-    if isinstance(payload, MaskedHeader):
-        own = np.flatnonzero(payload.mask)
-        return own, payload.weight[own], payload.bias[own] if payload.bias.size else payload.bias
+def joined(weight: Array, bias: Array) -> Array:
+    """Rows (S, d + 1) of a weight (S, d) and a bias (S,); the weight alone if the bias is (0,)."""
+    return np.column_stack([weight, bias]) if bias.size else weight
+
+
+def _unpack(payload: Payload) -> tuple[Array, Array]:
+    """Class ids and rows of those that a client has seen."""
     assert isinstance(payload, HeaderRows)
-    return payload.classes, payload.weight, payload.bias
+    return payload.classes, joined(payload.weight, payload.bias)

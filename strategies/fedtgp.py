@@ -106,6 +106,11 @@ def adaptive_margin(means: Tensor, largest: float) -> float:
 class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
     """Trains the prototypes that it sends."""
 
+    not_summed = (
+        "the server trains its prototypes on every client's, one by one; their sum would not do: "
+        "take fedproto"
+    )
+
     @property
     def download_classes(self) -> str:
         """Whose prototypes are sent down."""

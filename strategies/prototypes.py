@@ -33,8 +33,8 @@ class PrototypeStrategy(ClassVectorStrategy[P]):
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """The prototypes that exist, with the images behind each."""
-        every = np.arange(self.classes, dtype=np.int64)
-        wanted = every if self.download_classes == "all" else declared(info)[0]
+        whole = self.download_classes == "all" or self.config.summed
+        wanted = np.arange(self.classes, dtype=np.int64) if whole else declared(info)[0]
         sent = wanted[self.counts[wanted] > 0]
         return ClassVectors(sent, self.counts[sent], self.prototypes[sent])
 
@@ -53,6 +53,10 @@ class PrototypeStrategy(ClassVectorStrategy[P]):
         counts = np.concatenate([p.counts for p in payloads])
         behind = np.bincount(classes, counts, self.classes).astype(np.int64)
         self.counts = np.where(behind > 0, behind, self.counts)
+        return self.known()
+
+    def known(self) -> dict[str, float]:
+        """How many classes have a prototype, for the record."""
         return {"known_classes": float((self.counts > 0).sum())}
 
     def arrays(self) -> dict[str, Array]:

@@ -45,8 +45,13 @@ log = logging.getLogger("fedhet")
 class Rounds:
     """The rounds of one run that are left: all, or those after ``kept``, a checkpoint.
 
+    :class:`fedhet.strategies.sum_rounds.SumRounds` are those of a run with sums.
+
     Raises VerifyError if the lines before the checkpoint are not those that were written.
     """
+
+    train_share = 1.0  # of a round's time that waiting for training may take
+    ledger_type: type[Ledger] = Ledger
 
     def __init__(
         self,
@@ -59,9 +64,10 @@ class Rounds:
         self.config = strategy.config
         self.roster = strategy.roster
         self.state_dir = str(folder.state_dir(self.config))
-        self.ledger = Ledger(self.roster)
+        self.ledger = self.ledger_type(self.roster)
         self.acceptance = Acceptance(strategy)
         self.finished = 0
+        self.deadline = 0.0  # of the round
         self.simulated = True  # whether the clients' states are where the server is
         self._requests: list[tuple[str, Message]] = []
         self._asked: dict[str, str] = {}  # client by id of the message that it was sent
@@ -122,13 +128,14 @@ class Rounds:
         self.ledger.begin(round_)
         self.handshake.query()
         self.ledger.keep_out(self.roster.refusals())
-        deadline = time.monotonic() + self.config.round_timeout
+        timeout = self.config.round_timeout
+        self.deadline = time.monotonic() + timeout
         messages = self.strategy.configure_train(round_, *nothing, grid)
         processes = self.config.processes(len(self.roster.ids))
         messages, window = longest_first(messages, self._seconds(), processes)
-        replies = self._collect(exchange(grid, messages, self.config.round_timeout, window))
+        replies = self._collect(exchange(grid, messages, self.train_share * timeout, window))
         _, numbers = self.strategy.aggregate_train(round_, replies)
-        left = deadline - time.monotonic()
+        left = self.deadline - time.monotonic()
         if self._evaluates(round_) and left > 0:
             messages = self.strategy.configure_evaluate(round_, *nothing, grid)
             replies = self._collect(exchange(grid, messages, left))
@@ -154,23 +161,22 @@ class Rounds:
             "steps": self.acceptance.steps.dump(),
             **self.ledger.dump(),
             **self.folder.marks(),
+            **self.own_marks(),
         }
         save_checkpoint(self.folder.checkpoint, Checkpoint(self.strategy.arrays(), meta))
+
+    def own_marks(self) -> dict[str, Any]:
+        """What a kind of rounds keeps of its own in a checkpoint."""
+        return {}
 
     # --- training ----------------------------------------------------------------------------
 
     def train_messages(self, round_: int) -> list[Message]:
         """One train message per sampled client that is online, in client order."""
-        cohort = self.config.cohort(len(self.roster.ids))
         books = self.ledger.round
         made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
         self._requests = []
-        for client in self.roster.sample(self.config.seed, round_, cohort):
-            books.sampled += 1
-            if client not in self.roster.nodes:
-                books.offline += 1
-                self.ledger.fail(client, "offline")
-                continue
+        for client in self._sampled(round_):
             info = self.roster.infos[client]
             audience = self.strategy.audience(info)
             if audience not in made:
@@ -181,6 +187,18 @@ class Rounds:
             books.downlink.add(payload, message_bytes(message))
             self._requests.append((client, message))
         return [message for _, message in self._requests]
+
+    def _sampled(self, round_: int) -> list[str]:
+        """The round's clients that are online; the others are booked as such."""
+        cohort, here = self.config.cohort(len(self.roster.ids)), []
+        for client in self.roster.sample(self.config.seed, round_, cohort):
+            self.ledger.round.sampled += 1
+            if client in self.roster.nodes:
+                here.append(client)
+            else:
+                self.ledger.round.offline += 1
+                self.ledger.fail(client, "offline")
+        return here
 
     def take_training(self, round_: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check, sort and combine the replies; None if fewer than min-replies are valid."""
@@ -288,11 +306,14 @@ class Rounds:
         for message in replies:
             client = self._asked.pop(message.metadata.reply_to_message_id, None)
             if client is not None:
-                limit = reply_limit(self.strategy.expect(self.roster.infos[client]))
-                found[client] = reply = read_reply(message, limit)
+                found[client] = reply = read_reply(message, self._limit(client))
                 if reply.lost:
                     self.roster.lose(client, self.ledger.round.number, reply.error)
         return sorted(found.items(), key=lambda pair: client_order(pair[0]))
+
+    def _limit(self, client: str) -> int:
+        """Bytes above which a reply is refused unread."""
+        return reply_limit(self.strategy.expect(self.roster.infos[client]))
 
 
 def _check_hooks(strategy: MethodStrategy[Any]) -> None:

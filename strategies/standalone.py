@@ -5,6 +5,10 @@ Clients are sampled as in every other method, so that the numbers compare.
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from fedhet.protocol.contribution import Own, Vector
+from fedhet.protocol.payload import Payload
 from fedhet.schema import Params, RunConfig
 from fedhet.strategies.base import MethodStrategy
 
@@ -12,7 +16,22 @@ from fedhet.strategies.base import MethodStrategy
 class StandaloneStrategy(MethodStrategy):
     """Sends nothing, combines nothing."""
 
+    not_summed = ""  # nothing: an empty vector, whose metrics alone are summed
+
     @classmethod
     def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
         """There is no mean to weight."""
         return {"weighting": "nothing is sent", "max-weight": "nothing is sent"}
+
+    @classmethod
+    def contribution(cls, upload: Payload, own: Own) -> Vector:
+        """No entries."""
+        return np.zeros(0)
+
+    def vector_length(self) -> int:
+        """None."""
+        return 0
+
+    def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
+        """There are no global arrays."""
+        return {}

@@ -110,6 +110,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     extra["split-file"] = _file(split, "--split") if split else None
     extra["public-path"] = _there(public, "--public") if public else None
     config |= {option: str(value) for option, value in extra.items() if value}
+    config |= _proof(_file(key, "KEY"), _ca(key, ca))
     plan = NodePlan(
         key=_file(key, "KEY"), ca=_ca(key, ca), server=_address(server), config=config,
         log=home / "node.log", warm=warm,
@@ -187,6 +188,14 @@ def _ca(key: Path, ca: Path | None) -> Path:
         if place.is_file():
             return place
     raise UserError(f"--ca: no ca.crt in '{folder}' or '{folder.parent}': give its path")
+
+
+def _proof(key: Path, ca: Path) -> dict[str, str]:
+    """What the node proves its own keys with, and checks others': where it has a certificate."""
+    certificate = key.with_name(f"{key.name}.crt")
+    if not certificate.is_file():
+        return {}
+    return {"key": str(key), "certificate": str(certificate), "ca": str(ca)}
 
 
 def _address(server: str) -> str:

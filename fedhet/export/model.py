@@ -29,6 +29,7 @@ from fedhet.reading.structured import read_yaml
 from fedhet.reading.tensors import parse_weights, read_weights
 from fedhet.records import register
 from fedhet.schema import RunConfig
+from fedhet.sum_keys import HIDE_CLASSES
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1
@@ -94,7 +95,8 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
     try:
-        params = method.params.model_validate(description["hyper-parameters"])
+        own = description["hyper-parameters"]
+        params = method.params.model_validate({k: v for k, v in own.items() if k != HIDE_CLASSES})
         config = RunConfig.model_validate({k: description[k] for k in _CONFIG if k in description})
     except ValidationError as errors:
         error = errors.errors(include_url=False)[0]

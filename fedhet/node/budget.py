@@ -13,15 +13,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedhet.node.privacy import epsilon_spent, has_floats, privatise
 from fedhet.node.state import StateError, StateStore
+from fedhet.protocol.contribution import Vector
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.schema import RunConfig
+from fedhet.secure_sum.noise import Source, discrete_gaussian
 
 NOTE = "privacy"  # the note's name in the store
 _AGREED = ("dp_clip", "dp_epsilon", "dp_delta", "rounds")
+_OF_SUMS = ("secure_sum", "sum_min", "sum_threshold")
 
 
 class BudgetError(Exception):
@@ -55,8 +59,9 @@ class Budget:
             return
         if not _sound(self.note):
             raise StateError("the account of the privacy budget is damaged")
-        for key in _AGREED:
-            now, before = getattr(self.config, key), self.note["agreed"][key]
+        agreed, wanted = self.note["agreed"], _agreed(self.config)
+        for key in {**agreed, **wanted}:
+            now, before = wanted.get(key, "off"), agreed.get(key, "off")  # off: no sum
             if now != before:
                 raise BudgetError(
                     f"{key.replace('_', '-')} is {now} now, but this run began with {before}"
@@ -75,26 +80,50 @@ class Budget:
         """
         if not self.config.dp_clip or not has_floats(upload):
             return list(upload)
-        note = self.note or {
-            "agreed": {key: getattr(self.config, key) for key in _AGREED},
-            "secret": secrets.token_hex(32),
-            "uploads": 0,
-            "round": 0,
-            "digest": "",
-        }
-        digest = _digest(bytes.fromhex(note["secret"]), round_, upload, received)
-        if note["digest"] != digest:
-            if note["uploads"] >= self.config.rounds:
-                raise self._spent()
-            count = note["uploads"] + 1
-            self.note = note | {"uploads": count, "round": round_, "digest": digest}
-            self.store.write_note(NOTE, self.note)
+        digest = self._booked(round_, [*upload, *received])
         rng = (
             generator(self.config.seed, "dp", self.client, round_)
             if simulated
             else np.random.default_rng(int(digest, 16))
         )
         return privatise(upload, received, self.config, rng)
+
+    def share(
+        self, update: Vector, steps: int, round_: int, *, simulated: bool
+    ) -> NDArray[np.int64]:
+        """This client's share of a sum's noise on ``update`` (L,), booked before.
+
+        Steps (L,) int64 of a discrete Gaussian with a standard deviation of ``steps``, drawn as in
+        :meth:`noised`. BudgetError if the budget is spent.
+        """
+        digest = self._booked(round_, [update, np.array([steps])])
+        seed = (
+            generator(self.config.seed, "dp", self.client, round_).bytes(32)
+            if simulated
+            else bytes.fromhex(digest)
+        )
+        return discrete_gaussian(steps, update.size, Source(seed))
+
+    def _booked(self, round_: int, arrays: Sequence[Array]) -> str:
+        """Book an upload that depends on these arrays, unless it is the last one again.
+
+        Returns its keyed digest.
+        """
+        note = self.note or {
+            "agreed": _agreed(self.config),
+            "secret": secrets.token_hex(32),
+            "uploads": 0,
+            "round": 0,
+            "digest": "",
+        }
+        digest = _digest(bytes.fromhex(note["secret"]), round_, arrays)
+        if note["digest"] != digest:
+            if note["uploads"] >= self.config.rounds:
+                raise self._spent()
+            count = note["uploads"] + 1
+            self.note = note | {"uploads": count, "round": round_, "digest": digest}
+            self.store.write_note(NOTE, self.note)
+        return digest
 
     @property
     def epsilon(self) -> float:
@@ -109,10 +138,16 @@ class Budget:
         )
 
 
-def _digest(secret: bytes, round_: int, upload: Sequence[Array], received: Sequence[Array]) -> str:
+def _agreed(config: RunConfig) -> dict[str, Any]:
+    """What an account holds for: all that decides what an upload costs."""
+    found = {key: getattr(config, key) for key in _AGREED}
+    return found | {key: getattr(config, key) for key in (_OF_SUMS if config.summed else ())}
+
+
+def _digest(secret: bytes, round_: int, arrays: Sequence[Array]) -> str:
     """Keyed hash of all that the noised upload depends on."""
     found = hashlib.blake2b(key=secret, digest_size=32)
-    for array in (np.array([round_, len(upload)]), *upload, *received):
+    for array in (np.array([round_, len(arrays)]), *arrays):
         found.update(f"{array.dtype.str}{array.shape}".encode())
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
@@ -123,7 +158,7 @@ def _sound(note: Mapping[str, Any]) -> bool:
     agreed = note.get("agreed")
     return (
         isinstance(agreed, Mapping)
-        and set(agreed) == set(_AGREED)
+        and set(agreed) in ({*_AGREED}, {*_AGREED, *_OF_SUMS})
         and isinstance(note.get("secret"), str)
         and isinstance(note.get("digest"), str)
         and type(note.get("uploads")) is int

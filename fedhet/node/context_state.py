@@ -1,7 +1,9 @@
 """Private state in Flower's own context: the backend for clients without a disk of their own."""
 
+import contextlib
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -82,3 +84,7 @@ class ContextStore(Generations):
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
         """See :class:`StateStore`."""
         self.records[f"note-{name}"] = ConfigRecord({"json": json.dumps(note)})
+
+    def alone(self) -> AbstractContextManager[None]:
+        """See :class:`StateStore`: nobody else has these records."""
+        return contextlib.nullcontext()

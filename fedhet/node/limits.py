@@ -9,7 +9,7 @@ to say (SECURITY.md).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -41,6 +41,13 @@ class Limits(Schema):
     methods: Words | None = Field(None, description="methods that may run here")
     shared_models: bool = Field(True, description="whether a method may share a model")
     min_noise: float | None = Field(None, gt=0, description="least noise, sigma / dp-clip")
+    min_sum_noise: float | None = Field(
+        None, gt=0, description="least noise of a sum, sigma / dp-clip, in runs that have sums"
+    )
+    secure_sum: Literal["required"] | None = Field(
+        None, description="required: runs with secure-sum=masked only"
+    )
+    min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
     max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")
     class_counts: bool = Field(True, description="whether images per class may be told")
     max_download_bytes: int = Field(
@@ -102,11 +109,14 @@ def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
         raise _broken("methods", ", ".join(limits.methods), f"method is {config.method}")
     if not limits.shared_models and asked.shares_model:
         raise _broken("shared-models", "none", f"method {config.method} shares a model")
-    noise = noise_multiplier(config)
-    if limits.min_noise is not None and noise < limits.min_noise:
-        raise _broken("min-noise", f"no less than {limits.min_noise:g}", f"the run has {noise:.4g}")
+    _check_noise(limits, config)
     if not limits.class_counts and asked.tells_class_counts:
         raise _broken("class-counts", "nobody to be told", f"method {config.method} tells them")
+    if limits.secure_sum is not None and config.secure_sum != "masked":
+        raise _broken("secure-sum", "masked sums alone", f"secure-sum is {config.secure_sum}")
+    size = config.cohort(config.clients) if config.summed and config.clients else 0
+    if size and limits.min_sum is not None and size < limits.min_sum:
+        raise _broken("min-sum", f"no fewer than {limits.min_sum}", f"a round has {size} clients")
 
 
 def check_upload(limits: Limits, size: int) -> None:
@@ -118,3 +128,20 @@ def check_upload(limits: Limits, size: int) -> None:
 def _broken(limit: str, allowed: object, found: str) -> LimitError:
     text = f"limit {limit}: this site allows {allowed}, and {found}"
     return LimitError(text, Word(f"limit-{limit}"))
+
+
+def _check_noise(limits: Limits, config: RunConfig) -> None:
+    """A sum's noise is everybody's together, and worth nothing to a vector that is not masked."""
+    noise, own, common = noise_multiplier(config), limits.min_noise, limits.min_sum_noise
+    says = f"the run has {noise:.4g}"
+    if not config.summed:
+        if own is not None and noise < own:
+            raise _broken("min-noise", f"no less than {own:g}", says)
+    elif common is not None:
+        if config.secure_sum != "masked":
+            raise _broken("min-sum-noise", "masked sums alone", "secure-sum is unmasked")
+        if noise < common:
+            raise _broken("min-sum-noise", f"no less than {common:g}", says)
+    elif own is not None:
+        says = "the run shares the noise of a sum, for which min-sum-noise is"
+        raise _broken("min-noise", f"no less than {own:g}", says)

@@ -14,6 +14,13 @@ upload depends on what was uploaded before; and a Gaussian mechanism of that mu 
 A client can be asked in every round, so sigma is chosen for T = ``rounds``, whatever ``fraction``
 is; that sampling makes a client's part in a round uncertain (amplification) is not counted.
 
+With ``secure-sum`` the noise is on the sum: each of at least m clients whose vectors are in it adds
+a share of sigma / sqrt(m), so that any sum that can be had carries sigma at least. A share is whole
+steps of the words' grid, a discrete Gaussian (Kairouz, Liu, Steinke 2021, arXiv 2102.06387); at a
+width of thousands of steps sums of them differ from a discrete Gaussian by e^-1000 and less, and
+the account is the one above. Rounding to the grid moves a vector of L entries by up to sqrt(L) / 2
+steps, which the sensitivity has on top of ``dp-clip``.
+
 Protected is the update against being replaced by none (sensitivity S); between two updates that
 are both there the distance may be 2 S, and mu is twice as large.
 """
@@ -25,8 +32,12 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from fedhet.errors import UserError
+from fedhet.protocol.contribution import Vector
 from fedhet.protocol.payload import Array
 from fedhet.schema import RunConfig
+
+TAIL = 8.0  # standard deviations of noise that an entry has room for
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -83,6 +94,31 @@ def sigma(config: RunConfig) -> float:
     return config.dp_clip * noise_multiplier(config)
 
 
+def sum_sigma(config: RunConfig, entries: int, bits: int) -> float:
+    """Standard deviation of the noise on a sum of vectors of so many noised entries.
+
+    ``bits`` are those after the point of a word. Sensitivity is dp-clip and the rounding.
+    """
+    rounding = math.sqrt(entries) / 2 * 2.0**-bits
+    return (config.dp_clip + rounding) * noise_multiplier(config)
+
+
+def share_steps(config: RunConfig, entries: int, bits: int, least: int) -> int:
+    """Standard deviation of one client's share, steps of 2^-bits: of sums of ``least`` clients.
+
+    A whole number, rounded up. UserError if its noise does not fit into words.
+    """
+    share = sum_sigma(config, entries, bits) / math.sqrt(least)
+    needed = config.dp_clip + TAIL * share
+    if needed > config.sum_range:
+        raise UserError(
+            f"sum-range: {config.sum_range:g} is too small for the noise of dp-epsilon="
+            f"{config.dp_epsilon:g}, whose shares have a standard deviation of {share:.4g}: "
+            f"{needed:.4g} would do"
+        )
+    return math.ceil(math.ldexp(share, bits))
+
+
 @lru_cache(maxsize=1024)
 def epsilon_spent(config: RunConfig, uploads: int) -> float:
     """What so many uploads of one client have cost together, at ``dp-delta``."""
@@ -114,6 +150,17 @@ def privatise(
         noise = rng.normal(0.0, sigma(config), update.shape)
         noised[i] = (base[i] + scale * update + noise).astype(upload[i].dtype)
     return noised
+
+
+def clipped(vector: Vector, length: float) -> Vector:
+    """A vector (L,) float64 scaled to an L2 norm of at most ``length``.
+
+    ValueError for NaN or infinity, which no clip bounds.
+    """
+    norm = float(np.linalg.norm(vector))
+    if not math.isfinite(norm):
+        raise ValueError("the update holds NaN or infinity and is not uploaded")
+    return vector * min(1.0, length / norm) if norm > 0 else vector
 
 
 def _comparable(upload: Sequence[Array], received: Sequence[Array]) -> bool:

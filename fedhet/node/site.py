@@ -36,7 +36,7 @@ DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says
 _ON_DEVICE: dict[tuple[object, ...], tuple[bytes, Examples]] = {}
 NODE_KEYS = {
     "partition-id", "num-partitions", "data-dir", "name", "model", "device", "state-dir",
-    "split-file", "limits", "public-path",
+    "split-file", "limits", "public-path", "key", "certificate", "ca",
 }  # fmt: skip
 
 
@@ -157,6 +157,15 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
         )
     client = partition.ids[index]
     return LocalData(client, index, len(partition.clients), dataset, partition.clients[index])
+
+
+def client_name(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> str:
+    """The client's id alone: its examples are opened only where nothing else tells it."""
+    if not simulated and node.get("data-dir"):
+        return check_id(str(node.get("name", "")), "node-config name")
+    if config.partition in {"file", "natural"} or "partition-id" not in node:
+        return load_local(config, node, simulated=simulated).client
+    return str(int(node["partition-id"]))
 
 
 def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:

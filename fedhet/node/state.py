@@ -1,7 +1,8 @@
 """Private state of a client: one named-tensor bundle per generation, kept by a backend.
 
 Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
-what the tensors belong to (file store only), ``privacy`` what uploads have cost.
+what the tensors belong to (file store only), ``privacy`` what uploads have cost, ``sum-...`` what
+sums need (:mod:`fedhet.node.sums`).
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
@@ -20,11 +21,13 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -36,6 +39,7 @@ from fedhet.reading.tensors import read_tensors
 
 Bundle = dict[str, Tensor]
 
+LOCK = ".lock"
 DESCRIPTION = "client.json"  # the note that says what the generations belong to
 
 
@@ -73,6 +77,9 @@ class StateStore(Protocol):
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
         """Keep ``note`` (what JSON can say) beside the generations, whichever of them are kept."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Within this block no other process is in one of the same client: repeated messages."""
 
 
 def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str:
@@ -265,6 +272,20 @@ class FileStore(Generations):
         """See :class:`StateStore`."""
         self._note(f"{name}.json", note)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """See :class:`StateStore`; a lock of the operating system's, which ends with a process."""
+        lock = FileLock(self.folder / LOCK, mode=0o600)
+        try:
+            self._make()
+            lock.acquire()
+        except OSError as error:
+            raise StateError(f"state '{self.folder}': cannot be locked: {error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
     def _note(self, name: str, note: Mapping[str, Any]) -> None:
         """Written only when it changes."""
         path = self.folder / name
@@ -278,16 +299,20 @@ class FileStore(Generations):
 
     def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
         try:
-            made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
-            with private_files():
-                self.folder.mkdir(parents=True, exist_ok=True)
+            self._make()
             # A repeated message may be at work beside the first one.
             with replacing(path, private=True, synced=self.sync, shared=True) as temporary:
                 write(temporary)
-            for place in made if self.sync else []:
-                sync(place.parent)
         except (OSError, SafetensorError) as error:
             raise StateError(
                 f"state '{self.folder}': {what} cannot be written: "
                 f"{getattr(error, 'strerror', None) or error}"
             ) from error
+
+    def _make(self) -> None:
+        """The folder, if it is not there."""
+        made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
+        with private_files():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        for place in made if self.sync else []:
+            sync(place.parent)

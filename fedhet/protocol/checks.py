@@ -88,11 +88,13 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
 def check_evaluation(info: ClientInfo, reply: Reply, round_: int) -> None:
     """An evaluation of this client says how good it is, unless it has no test images.
 
+    Of a client that tells no numbers of images nobody knows whether it has some.
+
     Raises Rejected with the reason.
     """
     check_origin(info, reply, round_)
     check_metrics(reply)
-    images = reply.metrics.get("num-examples")
+    images = reply.metrics.get("num-examples", None if info.train_images else 0)
     if images is None or (images > 0 and "test_accuracy" not in reply.metrics):
         raise Rejected("an evaluation without test_accuracy")
 
@@ -120,7 +122,7 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     began: Sequence[Array] = ()
     if expected is not None:
         check_shapes(arrays, expected.flat)
-        began = payload.step_origin(expected).flat
+        began = expected.flat
     square = moved = 0.0
     for i, array in enumerate(arrays):
         if np.issubdtype(array.dtype, np.floating):
@@ -133,7 +135,7 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     if math.sqrt(square) > max_norm:
         raise Rejected(f"norm {math.sqrt(square):.4g} is above max-update-norm={max_norm:g}")
     total = moved if began and math.isfinite(moved) else square
-    return math.sqrt(total / max(1, payload.telling_floats))
+    return math.sqrt(total / max(1, payload.floats))
 
 
 def _square(array: Array, start: Array) -> float:

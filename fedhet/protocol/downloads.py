@@ -17,7 +17,10 @@ from fedhet.ids import is_id
 from fedhet.protocol.checks import Rejected, check_shapes
 from fedhet.protocol.identity import MAX_TEXT
 from fedhet.protocol.messages import (
+    INTRODUCE,
+    OWNERS,
     TRAIN,
+    UNMASK,
     Instruction,
     arrays_of,
     instruction,
@@ -38,6 +41,11 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
         what = instruction(message)
         if kind != TRAIN and message.content.array_records:
             raise ValueError(f"arrays came with a message of kind '{kind}'")
+        masked = config.secure_sum == "masked"
+        sums = {TRAIN: config.summed, OWNERS: config.summed, INTRODUCE: masked, UNMASK: masked}
+        summed = sums.get(kind, False)
+        if ("sum" in message.content) != summed:
+            raise ValueError(f"a message of kind '{kind}' with{'out' * summed} a sum")
         _check_numbers(what, kind, config)
         _check_names(what, config)
     except ValueError as error:
@@ -49,13 +57,19 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
     """A round of this run, and a generation that it may start from, named by its digest."""
     if what.refused and kind != "query":
         raise ValueError(f"a refusal came with a message of kind '{kind}'")
-    if kind not in {TRAIN, "evaluate"}:
-        if what.round or what.generation or what.state:
-            raise ValueError(f"round {what.round} and generation {what.generation} in a query")
+    if kind in {"query", INTRODUCE, UNMASK} and (what.generation or what.state):
+        raise ValueError(f"generation {what.generation} in a message of kind '{kind}'")
+    if kind not in {TRAIN, "evaluate", OWNERS, UNMASK}:
+        if what.round:
+            raise ValueError(f"round {what.round} in a query")
         return
     if not 1 <= what.round <= config.rounds:
         raise ValueError(f"round {what.round} is none from 1 to {config.rounds}")
-    most = what.round - (kind == TRAIN)
+    if kind == UNMASK:
+        return
+    if not what.classes:
+        raise ValueError("no classes are named")
+    most = what.round - (kind in {TRAIN, OWNERS})
     if not 0 <= what.generation <= most:
         raise ValueError(f"generation {what.generation} in round {what.round}: 0 to {most} may be")
     if not re.fullmatch(DIGEST if what.generation else "", what.state):
@@ -63,8 +77,6 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
             f"generation {what.generation} comes "
             + ("without its digest" if what.generation else "with a digest, and has none")
         )
-    if not what.classes:
-        raise ValueError("no classes are named")
 
 
 def _check_names(what: Instruction, config: RunConfig) -> None:

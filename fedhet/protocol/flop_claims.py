@@ -53,6 +53,26 @@ class Work:
                 f"{self._expected(info):.4g} for {info.train_images} images of {info.model}"
             )
 
+    def estimate(
+        self,
+        infos: Sequence[ClientInfo],
+        images: float,
+        payload: Callable[[], Payload],
+        round_: int,
+    ) -> float:
+        """FLOPs of a round of these clients by the server's count, ``images`` training images each.
+
+        Architectures that it cannot count cost as much as the others do; 0 if it can count none.
+        """
+        known = []
+        for info in infos:
+            if info.model not in self._known:
+                self._known[info.model] = self._counted(info, payload)
+                self._when[info.model] = round_
+            known.append(self._known[info.model])
+        costs = [own * images + others for own, others in filter(None, known)]
+        return sum(costs) / len(costs) * len(infos) if costs else 0.0
+
     def _expected(self, info: ClientInfo) -> float:
         """The server's count for a client; infinity if there is none."""
         known = self._known[info.model]

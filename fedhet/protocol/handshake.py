@@ -61,11 +61,14 @@ class Handshake:
         roster: Roster,
         terms: Terms = Terms(),  # noqa: B008  (frozen)
         names: Names | None = None,
+        state_dir: str = "",
     ) -> None:
+        """``state_dir`` is where simulated clients keep their notes."""
         self.grid = grid
         self.experiment = experiment
         self.roster = roster
         self.terms = terms
+        self.state_dir = state_dir
         self._mail = Mail(grid)
         self._names = names or Names()
         self._expected = 0
@@ -145,7 +148,7 @@ class Handshake:
         silent = [] if mail.simulated else self._silent()
         self._reminded.update(silent)
         self._asked |= dict.fromkeys(strangers, time.monotonic())
-        what = Instruction(experiment=self.experiment)
+        what = Instruction(experiment=self.experiment, state_dir=self.state_dir)
         mail.add([request(QUERY, node, what, QUERY_TTL) for node in (*strangers, *silent)])
         new = []
         while mail:
@@ -195,7 +198,7 @@ class Handshake:
                 self._names.check(client, node, self._online)
             if client in self.roster.nodes:
                 raise ValueError(f"client id '{client}' is already taken by another node")
-            self.roster.admit(declared.info)
+            self.roster.admit(declared.info, declared.key)
         except ValueError as error:
             self.roster.refuse(node, one_line(error))
             return []

@@ -13,6 +13,7 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import one_line
 from fedhet.ids import is_id
 from fedhet.protocol.messages import Reply
+from fedhet.protocol.sums import SumKey, key_of
 
 EXACT = 2**53  # counts below are exact as floats, too
 MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems
@@ -27,13 +28,17 @@ class Terms:
 
     max_images: int = 1_000_000
     max_classes: int = 1_000
-    hidden: bool = False  # its clients do not tell which classes they have
+    hidden: bool = False  # its clients tell neither their classes nor how many images they have
+    masked: bool = False  # they tell a key for sums (secure-sum) instead
     public: str = ""  # what everybody must have as the public data set; empty: clients use none
 
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client declared; ``seen`` and ``images`` are empty where it hides its classes."""
+    """What a client declared.
+
+    Where it hides its classes ``seen`` and ``images`` are empty, and ``train_images`` is 0.
+    """
 
     client: str
     classes: tuple[str, ...]
@@ -48,25 +53,33 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One answer of the handshake: the client, and how many it says there are (0: unsaid)."""
+    """One answer of the handshake: the client, and how many it says there are (0: unsaid).
+
+    ``key`` is the client's for sums, where the run has masks.
+    """
 
     info: ClientInfo
     clients: int
+    key: SumKey | None = None
 
 
 def read_declaration(reply: Reply, terms: Terms) -> Declaration:
     """A query reply; ValueError with the reason, in one line, if any part makes no sense.
 
     Classes are distinct names; what the client has seen of them is told with a positive number of
-    images each, adding up to its training images, or, where the run hides classes, not at all.
+    images each, adding up to its training images, or, where the run hides classes, nothing of it.
     """
     info = reply.info
     client = info.get("client")
     if not isinstance(client, str) or not is_id(client):
         raise ValueError(f"client id {_shown(client)} is not allowed")
     classes = _names(info, "classes", terms)
-    seen, images = _names(info, "seen", terms), _counts(info, "images", terms)
-    (total,) = _counts({"train-images": [info.get("train-images")]}, "train-images", terms)
+    if terms.hidden and info.keys() & {"seen", "images", "train-images"}:
+        raise ValueError(f"client '{client}' tells its classes or counts, which this run hides")
+    seen = () if terms.hidden else _names(info, "seen", terms)
+    images = () if terms.hidden else _counts(info, "images", terms)
+    given = [] if terms.hidden else [info.get("train-images")]
+    total = sum(_counts({"train-images": given}, "train-images", terms))
     who = f"client '{client}'"
     if not classes:
         raise ValueError(f"{who} declares no classes")
@@ -77,8 +90,6 @@ def read_declaration(reply: Reply, terms: Terms) -> Declaration:
             f"{who} has another public data set: {_shown(info.get('public'))}, the server has "
             f"'{terms.public}'; give both the same images"
         )
-    if terms.hidden and (seen or images):
-        raise ValueError(f"{who} tells its classes, which this run hides")
     if not terms.hidden and (len(images) != len(seen) or sum(images) != total):
         raise ValueError(
             f"{who} declares {total} training images, but {sum(images)} in {len(images)} counts "
@@ -96,6 +107,7 @@ def read_declaration(reply: Reply, terms: Terms) -> Declaration:
             inputs=load_inputs(info.get("inputs")),
         ),
         _clients(info.get("clients", 0)),
+        key_of(info) if terms.masked else None,
     )
 
 

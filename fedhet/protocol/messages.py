@@ -21,6 +21,7 @@ from fedhet.protocol.reasons import told
 
 PACKED = "packed"  # the one array of a payload's record
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
+INTRODUCE, OWNERS, UNMASK = "query.introduce", "train.owners", "train.unmask"  # of a sum
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
 MAX_TEXT = 4096  # characters of a text in an instruction; a path is the longest
 MAX_ARRAYS = 10_000  # of one payload: each costs its reader some 20 microseconds
@@ -105,8 +106,10 @@ def instruction(message: Message) -> Instruction:
     Raises ValueError, in one line; whether the values are plausible is for ``downloads`` to say.
     """
     content = message.content
-    if not {"config"} <= set(content) <= {"config", "arrays"}:
-        raise ValueError("an instruction has the record 'config', and 'arrays' at most beside it")
+    if not {"config"} <= set(content) <= {"config", "arrays", "sum"}:
+        raise ValueError(
+            "an instruction has the record 'config', and 'arrays' and 'sum' at most beside it"
+        )
     config = content.config_records.get("config")
     if config is None or set(config) - {"refused"} != {*_TYPES, "nonce"}:
         raise ValueError(f"an instruction has the keys {', '.join(_TYPES)}, nonce and no others")

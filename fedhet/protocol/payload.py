@@ -5,7 +5,7 @@ Class ids, masks and counts travel as integers, so that floats are what the pape
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import numpy as np
@@ -15,7 +15,6 @@ Array = NDArray[Any]
 # Fields that say what they hold: a client refuses another dtype before it looks at the values.
 Float32 = Annotated[Array, np.dtype(np.float32)]
 Int64 = Annotated[Array, np.dtype(np.int64)]
-Int8 = Annotated[Array, np.dtype(np.int8)]
 
 
 def rest() -> Any:
@@ -81,18 +80,10 @@ class Payload:
     def _has_rest(cls) -> bool:
         return any("rest" in one.metadata for one in fields(cls))
 
-    def sealed(self) -> Self:
-        """The payload after noise: what a reader relies on being zero is zero again."""
-        return self
-
-    def step_origin(self, sent: Self) -> Self:
-        """Of what was sent, with equal shapes, that from which this upload's values went on."""
-        return sent
-
-    @property
-    def telling_floats(self) -> int:
-        """How many floats of an upload say something: all of them."""
-        return self.floats
+    def since(self, sent: "Payload") -> Self:
+        """The step from what was sent, which has the same arrays: its floats subtracted."""
+        pairs = zip(self.flat, sent.flat, strict=True)
+        return self.from_ndarrays([a - b if a.dtype.kind == "f" else a for a, b in pairs])
 
     @property
     def floats(self) -> int:
@@ -118,29 +109,12 @@ class HeaderRows(Payload):
     weight: Float32
     bias: Float32
 
-
-@dataclass(frozen=True)
-class MaskedHeader(Payload):
-    """A whole header, zero where mask (C,) int8 is 0 (FedSSA section 4.3, Privacy)."""
-
-    mask: Int8
-    weight: Float32
-    bias: Float32
-
-    def sealed(self) -> Self:
-        """Zero outside the mask."""
-        mask = self.mask.astype(self.weight.dtype)
-        bias = self.bias * mask if self.bias.size else self.bias
-        return replace(self, weight=self.weight * mask[:, None], bias=bias)
-
-    def step_origin(self, sent: Self) -> Self:
-        """The same rows; the others are zero in an upload."""
-        return replace(sent, mask=self.mask).sealed()
-
-    @property
-    def telling_floats(self) -> int:
-        """Those of the rows inside the mask."""
-        return int(np.count_nonzero(self.mask)) * self.floats // max(1, len(self.mask))
+    def since(self, sent: Payload) -> Self:
+        """The step from the rows of the same classes."""
+        assert isinstance(sent, HeaderRows)
+        rows = np.searchsorted(sent.classes, self.classes)
+        bias = sent.bias[rows] if sent.bias.size else sent.bias
+        return super().since(HeaderRows(self.classes, sent.weight[rows], bias))
 
 
 @dataclass(frozen=True)
@@ -156,6 +130,19 @@ class ClassVectors(Payload):
 
     classes: Int64
     counts: Int64
+    vectors: Float32
+
+
+@dataclass(frozen=True)
+class ClassTotals(Payload):
+    """Sums of one vector per class over its owners, for everybody.
+
+    owners (C,) int64; rounds (C,) int64, that of each class's sum, 0 where there is none; vectors
+    (C, w) float32.
+    """
+
+    owners: Int64
+    rounds: Int64
     vectors: Float32
 
 

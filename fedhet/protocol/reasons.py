@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from fedhet.errors import UserError, one_line
+from fedhet.secure_sum.member import Refusal
 
 MOST = 999_999  # the largest number of an entry
 
@@ -47,6 +48,24 @@ class Word(StrEnum):
     CLASS_COUNTS = "limit-class-counts"
     MAX_DOWNLOAD_BYTES = "limit-max-download-bytes"
     MAX_DOWNLOAD_NORM = "limit-max-download-norm"
+    MIN_SUM = "limit-min-sum"
+    MIN_SUM_NOISE = "limit-min-sum-noise"
+    SECURE_SUM = "limit-secure-sum"
+    RANGE = "sum-range"
+    PROOF = "sum-proof"
+    # The rules of a member of a sum: see fedhet.secure_sum.member.
+    SMALL = Refusal.SMALL.value
+    ABSENT = Refusal.ABSENT.value
+    STRANGER = Refusal.STRANGER.value
+    TWICE = Refusal.TWICE.value
+    OLD = Refusal.OLD.value
+    THRESHOLD = Refusal.THRESHOLD.value
+    UNASKED = Refusal.UNASKED.value
+    OTHER = Refusal.OTHER.value
+    FEW = Refusal.FEW.value
+    LEFT_OUT = Refusal.LEFT_OUT.value
+    OUTSIDE = Refusal.OUTSIDE.value
+    BOXES = Refusal.BOXES.value
 
 
 MEANING = {
@@ -79,6 +98,22 @@ MEANING = {
     Word.CLASS_COUNTS: "its site does not tell images per class",
     Word.MAX_DOWNLOAD_BYTES: "its site takes smaller messages only",
     Word.MAX_DOWNLOAD_NORM: "its site takes payloads of a smaller norm only",
+    Word.MIN_SUM: "its site wants sums of more clients",
+    Word.SECURE_SUM: "its site wants secure-sum=masked",
+    Word.RANGE: "its vector has an entry that is not finite, or beyond sum-range",
+    Word.PROOF: "its certificate does not prove that its key for the sums is its own",
+    Word.SMALL: "the cohort is smaller than sum-min, or than its site's min-sum",
+    Word.ABSENT: "it is not in the cohort of its own round",
+    Word.STRANGER: "somebody in the cohort was not introduced to it, or not accepted",
+    Word.TWICE: "somebody, or somebody's key, is in the cohort twice",
+    Word.OLD: "the attempt is not newer than the last one that it answered",
+    Word.THRESHOLD: "the threshold would allow two answers for one attempt",
+    Word.UNASKED: "it has uploaded nothing for what is to be unmasked",
+    Word.OTHER: "it has handed over shares for other survivors already",
+    Word.FEW: "fewer are left than the threshold, sum-min or its site's min-sum",
+    Word.LEFT_OUT: "it is not among the survivors",
+    Word.OUTSIDE: "somebody among the survivors was not in the cohort",
+    Word.BOXES: "the boxes are not of their size, or not as many as the survivors",
 }
 
 

@@ -14,6 +14,7 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.sums import SumKey
 from fedhet.rng import generator
 
 log = logging.getLogger("fedhet")
@@ -28,6 +29,7 @@ class Roster:
         self.generations: dict[str, int] = {}
         self.states: dict[str, str] = {}  # digest of that generation, once there is one
         self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
+        self.keys: dict[str, SumKey] = {}  # for sums, where the run has masks
         self.classes: tuple[str, ...] = ()
         self.inputs: Inputs | None = (
             None  # what examples are: the run's word, or that of most clients
@@ -59,8 +61,10 @@ class Roster:
         found, self._unbooked = self._unbooked, []
         return found
 
-    def admit(self, info: ClientInfo) -> None:
+    def admit(self, info: ClientInfo, key: SumKey | None = None) -> None:
         """Add a client, or check that a returning one declares what it declared before."""
+        if key is not None:
+            self._check_key(info.client, key)
         if self.inputs is not None and info.inputs is not None:
             difference = self.inputs.differs(info.inputs)
             if difference:
@@ -74,6 +78,18 @@ class Roster:
             raise ValueError(f"client '{info.client}' declares other data or another model now")
         self.infos[info.client] = info
         self.generations.setdefault(info.client, 0)
+        if key is not None:
+            self.keys[info.client] = key
+
+    def _check_key(self, client: str, key: SumKey) -> None:
+        before = self.keys.get(client)
+        if before is not None and before.public != key.public:
+            raise ValueError(
+                f"client '{client}' has lost its key for the sums of this run, and the others know "
+                "that one only"
+            )
+        if any(key.public == one.public for other, one in self.keys.items() if other != client):
+            raise ValueError(f"client '{client}' tells another client's key")
 
     def accept(self, client: str, round_: int, state: str) -> None:
         """A client's reply counts: its state of this round is the one to go on from."""
@@ -140,6 +156,7 @@ class Roster:
         else:  # it has gone since it declared itself
             self._unbooked.append((client, reason))
         del self.infos[client], self.generations[client]
+        self.keys.pop(client, None)
 
     def _with_ids(self, info: ClientInfo) -> ClientInfo:
         strange = sorted(set(info.seen_names) - set(self.classes))
@@ -172,6 +189,7 @@ class Roster:
             "generations": self.generations,
             "states": self.states,
             "lost": self.lost,
+            **({"keys": keys} if (keys := {c: key.dump() for c, key in self.keys.items()}) else {}),
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
@@ -184,6 +202,7 @@ class Roster:
             self.infos[client] = replace(info, inputs=self.inputs)
         self.generations = dict(kept["generations"])
         self.states, self.lost = dict(kept["states"]), dict(kept["lost"])
+        self.keys = {client: SumKey.load(key) for client, key in kept.get("keys", {}).items()}
 
 
 def _plain(info: ClientInfo) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Files that only grow, whose bytes up to a point are known by their number and digest."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedhet.errors import VerifyError
-from fedhet.files import private_files, sync
+from fedhet.files import private_files, sync, write_text
 from fedhet.reading.bounds import read_bytes
 from fedhet.reading.tables import MOST_CSV
 
@@ -62,3 +63,21 @@ def final_part(path: Path, mark: Mapping[str, Any]) -> bytes:
     if hashlib.sha256(final).hexdigest() != mark["sha256"]:
         raise VerifyError(f"'{path}' is not what was written: a line was altered, added or lost")
     return final
+
+
+class Counter:
+    """A number in a file that only grows: each is on the disk before it is given out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def next(self) -> int:
+        """One more than ever before; VerifyError if the file is damaged."""
+        last = 0
+        if self.path.exists():
+            text = read_bytes(self.path, 64).decode(errors="replace").strip()
+            if not re.fullmatch(r"[0-9]{1,10}", text):
+                raise VerifyError(f"'{self.path}' is damaged: it holds no number")
+            last = int(text)
+        write_text(self.path, f"{last + 1}\n", synced=True, private=True)
+        return last + 1

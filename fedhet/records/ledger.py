@@ -19,6 +19,7 @@ log = logging.getLogger("fedhet")
 
 # Numbers of every reply, which stand in the record under names of their own, or not at all.
 COMMON = {"num-examples", "train_loss", "train_flops", "seconds", "epsilon_spent"}
+NOBODY = "the round"  # in a list of failures: no client's id
 HEADLINE = ("test_accuracy", "val_accuracy")
 
 
@@ -83,6 +84,11 @@ class Ledger:
         log.warning("round %d: client %s is left out: %s", self.round.number, client, reason)
         self.round.failures.append({"client": client, "reason": reason})
 
+    def skip(self, reason: str) -> None:
+        """Say why nothing came of the round, whoever is to blame."""
+        log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
+        self.round.failures.append({"client": NOBODY, "reason": one_line(reason)})
+
     def refuse(self, client: str, reason: str, arrays: Sequence[Array], message_bytes: int) -> None:
         """Leave out a reply that came: its bytes crossed the wire, its floats are nobody's."""
         self.fail(client, reason)
@@ -100,7 +106,7 @@ class Ledger:
         self.round.replied += 1
         self.round.uplink.add(payload, message_bytes)
         self.round.flops += metrics.get("train_flops", 0.0)
-        images = self.roster.infos[client].train_images
+        images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
         for name, value in metrics.items():
             if name not in COMMON and "accuracy" not in name:
                 self.round.own.setdefault(name, []).append((value, images))

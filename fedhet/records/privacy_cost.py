@@ -15,6 +15,12 @@ NOT_COVERED = (
     "accuracies, losses and other metrics",
     "which clients take part, and when",
 )
+NOT_COVERED_IN_SUMS = (
+    "sums of owners, of images per class and of weights",
+    "sums of accuracies, losses and images, or, with sum-metrics: false, every client's own",
+    "which clients take part, and when",
+    "what two members know together, who can take their own shares of the noise away",
+)
 
 
 def privacy_summary(
@@ -32,8 +38,16 @@ def privacy_summary(
     told = dict.fromkeys(clients, 0.0)
     for record in rounds:
         told |= record.get("epsilon_spent", {})
+    of_sum = {
+        "mechanism": "discrete Gaussian noise on the sum of clipped vectors, of which every client "
+        "adds a share",
+        "noise_of": "sum",
+    }
+    of_upload = {
+        "mechanism": "Gaussian noise on the clipped update of every upload, added by the client"
+    }
     return {
-        "mechanism": "Gaussian noise on the clipped update of every upload, added by the client",
+        **(of_sum if config.summed else of_upload),
         "dp_clip": config.dp_clip,
         "dp_epsilon": config.dp_epsilon,
         "dp_delta": config.dp_delta,
@@ -43,7 +57,7 @@ def privacy_summary(
         "amplification_by_sampling": "not counted",
         "epsilon_spent": {client: told[client] for client in sorted(told, key=client_order)},
         "epsilon_spent_max": max(told.values(), default=0.0),
-        "not_covered": list(NOT_COVERED),
+        "not_covered": list(NOT_COVERED_IN_SUMS if config.summed else NOT_COVERED),
     }
 
 

@@ -44,6 +44,7 @@ class RunFolder:
         self.partition = path / "partition.csv"
         self.log = path / "log.txt"
         self.checkpoint = path / "checkpoint" / "server.safetensors"
+        self.attempts = path / "checkpoint" / "attempts"  # at sums; see records.append_only
         self.identity = path / "checkpoint" / "run.json"
         self._rounds, self._clients = Lines(self.rounds), Lines(self.clients)
 

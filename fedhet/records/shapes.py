@@ -17,6 +17,7 @@ from pydantic import (
 
 from fedhet.data.inputs import load_inputs
 from fedhet.ids import is_id
+from fedhet.protocol.sums import SumKey
 
 
 def _id(name: str) -> str:
@@ -156,7 +157,15 @@ class RosterPart(_Strict):
     generations: dict[Id, Count]
     states: dict[Id, Digest]
     lost: dict[Id, Lost]
+    keys: dict[Id, list[str]] = Field(default_factory=dict)  # for sums, with proofs
     inputs: dict[str, Any] | None = None  # what examples are; absent in books older than that
+
+    @field_validator("keys")
+    @classmethod
+    def _are_keys(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        for key in value.values():
+            SumKey.load(key)
+        return value
 
     @field_validator("inputs")
     @classmethod
@@ -183,6 +192,8 @@ class Meta(_Strict):
     sha256: Digest
     steps: Steps = Steps()
     scores: dict[Id, Score]
+    told: list[Count] | None = None  # classes with owners enough (sum-owners)
+    means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
     rounds: Mark
     clients: Mark
     experiment: Id

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedhet.schema import RunConfig
 
+ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
 _RECENT = 10  # rounds that the time left is estimated from
 # How a client is left out whose numbers left the range in which there is anything to learn.
 DIVERGENCE = re.compile(
@@ -31,7 +32,8 @@ def summarise(
     def total(key: str) -> int:
         return int(sum(r[key] for r in rounds))
 
-    return {
+    summed = {"secure_sum": secure_sum_summary(config)} if config.summed else {}
+    return summed | {
         "method": config.method,
         "dataset": config.dataset,
         "clients": clients,
@@ -63,6 +65,20 @@ def summarise(
         "clients_lost": rounds[-1]["lost"] if rounds else [],
         "run_sha256": rounds[-1]["sha256"] if rounds else None,
     }
+
+
+def secure_sum_summary(config: RunConfig) -> dict[str, Any]:
+    """How the server learned what this summary says, and what it does not know."""
+    found: dict[str, Any] = {
+        "mode": config.secure_sum,
+        "sum_min": config.sum_min,
+        "sum_range": config.sum_range,
+    }
+    if config.sum_metrics:
+        why = "the server learned the sum over the clients of a round, and no client's own number"
+        found["absent"] = dict.fromkeys(ABSENT, why)
+        found["means_are_over"] = "the clients of the last evaluated round, unweighted"
+    return found
 
 
 def seconds_left(seconds: Sequence[float], rounds: int) -> float | None:

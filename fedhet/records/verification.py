@@ -25,6 +25,7 @@ from fedhet.records.append_only import final_part, present_bytes
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder, checked_lines, digest
 from fedhet.records.states import check_owner, states_of
+from fedhet.records.sum_ledger import EVALUATED
 from fedhet.records.summary import spread
 from fedhet.records.tables import Evaluation, parse_evaluations
 from fedhet.schema import RunConfig
@@ -180,7 +181,16 @@ def _lines(
 def _scores(
     folder: RunFolder, meta: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """The accuracies of every round, computed again from ``clients.csv``."""
+    """The accuracies of every round, computed again from ``clients.csv``.
+
+    A run that knows sums alone has no lines there: its means stand in the lines and the checkpoint.
+    """
+    if meta.get("means"):
+        last = records[int(meta["round"]) - 1]
+        for name, mean in meta["means"].items():
+            if last.get(name if name == EVALUATED else f"{name}_mean") != mean:
+                yield f"'{folder.rounds}': {name} of round {last['round']} is not the checkpoint's"
+        return
     final = final_part(folder.clients, meta["clients"])
     rows: dict[int, list[Evaluation]] = {}
     for row in parse_evaluations(folder.clients, final):

@@ -26,21 +26,22 @@ from fedhet.reports.statistics import (
     to_target,
     two_level_bootstrap,
 )
+from fedhet.reports.validity import means_alone
 
 BASELINE = "standalone"  # what others are compared with unless a method is named
 
 
 @dataclass(frozen=True)
 class Level:
-    """How good an arm is: means over its blocks, percent."""
+    """How good an arm is: means over its blocks, percent; None where only means are known."""
 
     accuracy: Interval
     best_validation: float | None
-    std: float  # this and the next two over clients ever sampled
-    p10: float
-    worst: float
+    std: float | None  # this and the next two over clients ever sampled
+    p10: float | None
+    worst: float | None
     sampled: float | None  # mean over clients ever sampled
-    never_sampled: float  # clients, mean over blocks
+    never_sampled: float | None  # clients, mean over blocks
 
 
 @dataclass
@@ -225,17 +226,18 @@ def _baseline(setting: Setting, method: str) -> Arm | None:
 def level(arm: Arm) -> Level:
     """How good an arm is."""
     runs = arm.ordered()
-    spreads = [spread(trained(run)) for run in runs]
+    told = [run for run in runs if not means_alone(run.summary)]
+    spreads = [spread(trained(run)) for run in told]
     best = [run.summary.get("best_validation_test_accuracy_mean") for run in runs]
-    never = [never_sampled(run) for run in runs]
+    never = [never_sampled(run) for run in told]
     return Level(
         t_interval([final(run) for run in runs]),
         _mean([value for value in best if value is not None]),
-        float(np.mean([one["std"] for one in spreads])),
-        float(np.mean([one["p10"] for one in spreads])),
-        float(np.mean([one["min"] for one in spreads])),
+        _mean([one["std"] for one in spreads]),
+        _mean([one["p10"] for one in spreads]),
+        _mean([one["min"] for one in spreads]),
         _mean([value for run in runs if (value := _sampled(run)) is not None]),
-        float(np.mean(never)),
+        _mean(never),
     )
 
 

@@ -81,34 +81,50 @@ def _curves(name: str, key: str, points: Points, colours: Colours, conditions: s
 
 
 def _series(points: Points, colours: Colours) -> list[Series]:
-    made = []
-    for name, own in points.items():
-        ordered = sorted(own)
-        means = [(x, float(np.mean(ends))) for x, ends in ordered]
-        spread = [(min(ends), max(ends)) for _, ends in ordered]
-        made.append(Series(name, colours[name], means, spread))
-    return made
+    return [_one_series(name, own, colours[name]) for name, own in points.items()]
+
+
+def _one_series(name: str, own: Sequence[tuple[float, list[float]]], look: int) -> Series:
+    ordered = sorted(own)
+    means = [(x, float(np.mean(ends))) for x, ends in ordered]
+    return Series(name, look, means, [(min(ends), max(ends)) for _, ends in ordered])
 
 
 def privacy(comparisons: Sequence[Comparison], colours: Colours) -> list[Picture]:
-    """Accuracy against the epsilon that a run spent, where there was noise on its uploads."""
-    points: dict[str, list[tuple[float, list[float]]]] = {}
+    """Accuracy against the epsilon that a run spent, where there was noise: two kinds of it."""
+    points: dict[tuple[str, bool], list[tuple[float, list[float]]]] = {}
     for one in comparisons:
         for arm in one.arms:
             spent = [(e, final(run)) for run in arm.ordered() if (e := _spent_epsilon(run))]
             if spent:
                 x = float(np.mean([e for e, _ in spent]))
-                points.setdefault(arm.name, []).append((x, [accuracy for _, accuracy in spent]))
+                of_sum = all(_noise_of(run) == "sum" for run in arm.ordered())
+                own = points.setdefault((arm.name, of_sum), [])
+                own.append((x, [accuracy for _, accuracy in spent]))
     if not points:
         return []
-    series = _series(points, colours)
+    series = [
+        _one_series(f"{name}, noise for the sum" if of_sum else name, own, colours[name])
+        for (name, of_sum), own in sorted(points.items(), key=lambda one: one[0][1])
+    ]
     labels = ("spent epsilon of the client that spent most", ACCURACY)
+    caption = _BARS
+    if any(of_sum for _, of_sum in points):
+        caption += (
+            " Noise is each upload's own or, where a line says so, the sum's, of which every "
+            "client adds a share (secure-sum)."
+        )
     return [
         drawn(
-            "privacy", "Accuracy against spent epsilon", _BARS, tall_enough(series),
+            "privacy", "Accuracy against spent epsilon", caption, tall_enough(series),
             lambda panel: draw_lines(panel, series, labels, log=True),
         )
     ]  # fmt: skip
+
+
+def _noise_of(run: Run) -> str:
+    """What the noise of a run is on: an ``upload`` or the ``sum``."""
+    return str((run.summary.get("privacy") or {}).get("noise_of", "upload"))
 
 
 def _spent_epsilon(run: Run) -> float | None:

@@ -52,7 +52,9 @@ def _clients(one: Comparison) -> Picture:
         if values:
             rows.append((arm.name, values))
     name, title = f"clients-{one.setting.slug}", "Distribution over clients"
-    never = max(level.never_sampled for level in one.levels)
+    if not rows:
+        return absent(name, title, "the server learned means alone (secure-sum)")
+    never = max(level.never_sampled or 0.0 for level in one.levels)
     left_out = "" if not never else " Clients that were never sampled are not among them."
     caption = (
         "Clients of all blocks after the last round. Box: quartiles and median; line: 10th to 90th "

@@ -12,6 +12,7 @@ from fedhet.reports.markup import Cell, Column, Table, interval, number, p_value
 from fedhet.reports.papers import conditions
 from fedhet.reports.settings import Arm
 from fedhet.reports.statistics import ENOUGH, LEVEL, Interval
+from fedhet.reports.validity import means_alone
 
 METHOD = Column("method", "the method, with its own keys where they are not the default", False)
 PERCENT = f"{100 * LEVEL:g} %"
@@ -62,11 +63,18 @@ def _accuracy(one: Comparison) -> Table:
         for arm in failed
     ]
     note = f"Test accuracy in percent; Student's t, {PERCENT}, {one.setting.variability()}."
+    if any(means_alone(run.summary) for arm in one.arms for run in arm.ordered()):
+        note += (
+            " Of a run with secure-sum the server knows the mean over the last round's clients "
+            "alone: neither spread nor percentiles."
+        )
     return _table("accuracy", "Accuracy", note, columns, rows, one)
 
 
-def _never(clients: float, of: int) -> Cell:
-    """How many never took part: clients, not percent."""
+def _never(clients: float | None, of: int) -> Cell:
+    """How many never took part: clients, not percent; None where nobody knows."""
+    if clients is None:
+        return number(None)
     return Cell(f"{clients:g} of {of}" if clients else "none", clients)
 
 

@@ -1,5 +1,8 @@
 """Certificates and keys of a deployment: one CA, one server certificate, one key pair per client.
 
+Each client's key has a certificate under the client's name, too, by which clients know each other
+(``secure-sum``); the server has no part in it, and the CA's key must not be on the server.
+
 The server certificate carries ``localhost`` and ``127.0.0.1`` beside the names it is asked for:
 the SuperLink starts a process of its own that reaches it there, and refuses a certificate
 without them. A client's identity in Flower is its key: an elliptic curve key in OpenSSH's format.
@@ -55,11 +58,11 @@ class Credentials:
 
     @property
     def ca_key(self) -> Path:
-        """Private key of the CA: for nobody; whoever has it can pretend to be the server."""
+        """Private key of the CA: for nobody; whoever has it can pretend to be anybody."""
         return self.folder / "ca.key"
 
     def client(self, name: str) -> Path:
-        """Private key of a client: for that client only."""
+        """Private key of a client: for that client only; its certificate is beside it."""
         return self.folder / "clients" / name
 
 
@@ -68,7 +71,7 @@ def make(out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 
 
     ``servers`` are the names and addresses by which clients reach the server. Without any, only
     key pairs are made, for clients that join later. Private keys have mode 600 from the moment
-    they exist.
+    they exist. Clients that join later get certificates while ``ca.key`` is in the folder.
 
     Raises:
         UserError: a name that is not allowed, a file that is there already (nothing is
@@ -77,9 +80,11 @@ def make(out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 
     """
     names = _names(servers) if servers else None
     places = Credentials(out)
-    files = _client_files(places, clients)
+    authority = _Authority.new(days) if names is not None else _Authority.read(places, days)
+    files = _client_files(places, clients, authority)
     if names is not None:
-        files = {**_server_files(places, names, days), **files}
+        assert authority is not None
+        files = {**_server_files(places, names, authority), **files}
     for path in files:
         if path.exists() or path.is_symlink():
             raise UserError(
@@ -101,8 +106,8 @@ def advice(places: Credentials, servers: Sequence[str]) -> str:
     if servers:
         lines += [
             f"on the server:   {places.ca}, {places.certificate}, {places.key}",
-            f"on every client: {places.ca} and its own key, over a channel that you trust",
-            f"put away:        {places.ca_key} (whoever has it can pretend to be the server)",
+            f"on every client: {places.ca}, its own key and .crt, over a channel that you trust",
+            f"put away:        {places.ca_key} (whoever has it can pretend to be anybody)",
         ]
     elif not places.ca.exists():
         return f"keys only: '{places.folder}' has no CA, which --server HOST makes"
@@ -130,11 +135,81 @@ def _names(servers: Sequence[str]) -> list[x509.GeneralName]:
     return list(names.values())
 
 
-def _client_files(places: Credentials, clients: Sequence[str]) -> Mapping[Path, tuple[bytes, int]]:
-    """Private and public key of every client, in the format of ``ssh-keygen -t ecdsa -b 384``."""
+@dataclass(frozen=True)
+class _Authority:
+    """A CA that can sign."""
+
+    certificate: x509.Certificate
+    key: EllipticCurvePrivateKey
+    days: int
+
+    @classmethod
+    def new(cls, days: int) -> "_Authority":
+        """A fresh one, which signed itself."""
+        key, name = generate_private_key(SECP384R1()), _subject("fedhet CA")
+        certificate = (
+            _unsigned(name, name, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(sign=True), critical=True)
+            .sign(key, hashes.SHA384())
+        )
+        return cls(certificate, key, days)
+
+    @classmethod
+    def read(cls, places: Credentials, days: int) -> "_Authority | None":
+        """The one in the folder; None if its key is not there. UserError for other files."""
+        if not places.ca_key.exists() or not places.ca.exists():
+            return None
+        try:
+            certificate = x509.load_pem_x509_certificate(places.ca.read_bytes())
+            key = serialization.load_pem_private_key(places.ca_key.read_bytes(), password=None)
+        except (OSError, ValueError) as error:
+            raise UserError(f"'{places.ca_key}': cannot be used: {error}") from error
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise UserError(f"'{places.ca_key}' is no elliptic curve key")
+        if key.public_key() != certificate.public_key():
+            raise UserError(f"'{places.ca_key}' is not the key of '{places.ca}'")
+        return cls(certificate, key, days)
+
+    def client(self, name: str, public: EllipticCurvePublicKey) -> bytes:
+        """That this key is that client's, as PEM."""
+        certificate = (
+            self._issued(name, public)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            .sign(self.key, hashes.SHA384())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+    def server(self, names: Sequence[x509.GeneralName], public: EllipticCurvePublicKey) -> bytes:
+        """That this key is the server's under these names, as PEM."""
+        certificate = (
+            self._issued("fedhet server", public)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self.key, hashes.SHA384())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+    def _issued(self, name: str, public: EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        return (
+            _unsigned(_subject(name), self.certificate.subject, public, self.days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(sign=False), critical=True)
+            .add_extension(own, critical=False)
+        )
+
+
+def _client_files(
+    places: Credentials, clients: Sequence[str], authority: _Authority | None
+) -> Mapping[Path, tuple[bytes, int]]:
+    """Private and public key of every client, in the format of ``ssh-keygen -t ecdsa -b 384``.
+
+    With an authority there is the certificate of the key beside them.
+    """
     files: dict[Path, tuple[bytes, int]] = {}
     for client in clients:
-        if not is_id(client) or client.endswith(".pub"):
+        if not is_id(client) or client.endswith((".pub", ".crt")):
             raise UserError(f"--client: '{client}' is not allowed: up to 64 of A-Z a-z 0-9 . _ -")
         if clients.count(client) > 1:
             raise UserError(f"--client: '{client}' is given twice")
@@ -145,37 +220,21 @@ def _client_files(places: Credentials, clients: Sequence[str]) -> Mapping[Path, 
         path = places.client(client)
         files[path] = (_private(key, serialization.PrivateFormat.OpenSSH), 0o600)
         files[path.with_name(f"{client}.pub")] = (public + f" {client}\n".encode(), 0o644)
+        if authority is not None:
+            certificate = authority.client(client, key.public_key())
+            files[path.with_name(f"{client}.crt")] = (certificate, 0o644)
     return files
 
 
 def _server_files(
-    places: Credentials, names: Sequence[x509.GeneralName], days: int
+    places: Credentials, names: Sequence[x509.GeneralName], authority: _Authority
 ) -> Mapping[Path, tuple[bytes, int]]:
-    authority, key = generate_private_key(SECP384R1()), generate_private_key(SECP384R1())
-    issuer = _subject("fedhet CA")
-    ca = (
-        _unsigned(issuer, issuer, authority.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(sign=True), critical=True)
-        .sign(authority, hashes.SHA384())
-    )
-    server = (
-        _unsigned(_subject("fedhet server"), issuer, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(sign=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
-            critical=False,
-        )
-        .sign(authority, hashes.SHA384())
-    )
-    form = serialization.PrivateFormat.PKCS8
+    key, form = generate_private_key(SECP384R1()), serialization.PrivateFormat.PKCS8
+    ca = authority.certificate.public_bytes(serialization.Encoding.PEM)
     return {
-        places.ca: (ca.public_bytes(serialization.Encoding.PEM), 0o644),
-        places.ca_key: (_private(authority, form), 0o600),
-        places.certificate: (server.public_bytes(serialization.Encoding.PEM), 0o644),
+        places.ca: (ca, 0o644),
+        places.ca_key: (_private(authority.key, form), 0o600),
+        places.certificate: (authority.server(names, key.public_key()), 0o644),
         places.key: (_private(key, form), 0o600),
     }
 

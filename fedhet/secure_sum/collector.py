@@ -123,3 +123,15 @@ class Collector:
             return combine({place: shares[place] for place in chosen}, known[chosen])
         except ValueError as error:
             raise NoSumError(f"the self mask of '{owner}' cannot be put together") from error
+
+
+class PlainCollector(Collector):
+    """The same rules for words without masks: nobody's help is needed."""
+
+    def missing(self) -> list[str]:
+        """See :class:`Collector`."""
+        return []
+
+    def total(self) -> Words:
+        """See :class:`Collector`."""
+        return self._total.copy()

@@ -25,7 +25,6 @@ VARIANTS = [
     ),
     ("fedmrl", {"matryoshka": False}),
     ("fedkd", {"compress_down": True}),
-    ("fedssa", {"hide_classes": True}),
     ("fml", {"models": ["cnn-5", "cnn-4"]}),
     ("standalone", {"models": ["shufflenet_v2_x1_0"]}),  # BatchNorm's statistics travel as well
     ("standalone", {"precision": "bf16"}),

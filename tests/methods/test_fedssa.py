@@ -10,7 +10,7 @@ from fedhet.clients.fedssa import stabilisation
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.payload import HeaderRows, MaskedHeader
+from fedhet.protocol.payload import HeaderRows
 from fedhet.strategies.averaging import class_means
 from fedhet.strategies.fedssa import FedSSAParams
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
@@ -133,16 +133,6 @@ def test_the_method_changes_what_clients_learn(tmp_path):
     assert alone.read_rounds()[-1]["train_loss"] != together.read_rounds()[-1]["train_loss"]
 
 
-def test_hidden_classes_are_not_declared_and_give_the_same_models(tmp_path):
-    open_, _ = simulate(small(tmp_path))
-    hidden, grid = simulate(small(tmp_path, hide_classes=True))
-    a, b = open_.read_rounds()[-1], hidden.read_rounds()[-1]
-    assert b["uplink_floats"] == 3 * 4 * 501
-    assert a["train_loss"] == b["train_loss"] and a["header_norm"] == b["header_norm"]
-    header, *lines = (hidden.path / "partition.csv").read_text().split()
-    assert all(line.endswith(",0,0,0,0") for line in lines)
-
-
 def test_undeclared_or_repeated_classes_are_rejected(tmp_path):
     strategy = make_strategy(small(tmp_path), [[0, 1]], [100], 4)
     info = strategy.roster.infos["0"]
@@ -150,18 +140,6 @@ def test_undeclared_or_repeated_classes_are_rejected(tmp_path):
     for wrong in ([0, 2], [0, 0], [1, 0], [0, 99], [-1, 1]):
         with pytest.raises(Rejected):
             strategy.check(info, rows(wrong, 1.0))
-
-
-def test_a_mask_must_fit_its_rows(tmp_path):
-    strategy = make_strategy(small(tmp_path, hide_classes=True), [[0, 1]], [100], 2)
-    info = strategy.roster.infos["0"]
-    weight, bias = np.ones((2, 500), np.float32), np.ones(2, np.float32)
-    with pytest.raises(Rejected):
-        strategy.check(info, MaskedHeader(np.array([1, 0], np.int8), weight, bias))
-    with pytest.raises(Rejected):
-        strategy.check(info, MaskedHeader(np.zeros(2, np.int8), weight * 0, bias * 0))
-    with pytest.raises(Rejected):
-        strategy.check(info, MaskedHeader(np.array([1, 2], np.int8), weight, bias))
 
 
 def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path):
@@ -180,8 +158,3 @@ def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path)
 def test_parameters_out_of_range(key, value):
     with pytest.raises(UserError, match=f"^{key}: '{value}'"):
         build_config({"method": "fedssa", key: value})
-
-
-def test_hiding_classes_excludes_the_ablations():
-    with pytest.raises(UserError, match="^hide-classes"):
-        build_config({"hide-classes": True, "upload-rows": "whole"})

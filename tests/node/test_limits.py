@@ -49,6 +49,13 @@ def limited(tmp_path, text, **changes):
         ("min-noise: 0.5", {}, "min-noise: this site allows no less than 0.5, and the run has 0"),
         ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
         ("class-counts: false", {}, "class-counts: .* method fedssa tells them"),
+        ("secure-sum: required", {}, "secure-sum: this site allows masked sums alone, and"),
+        (
+            "secure-sum: required",
+            {"secure_sum": "unmasked", "sum_min": 2},
+            "secure-sum: .* unmasked",
+        ),
+        ("min-sum: 4", {"secure_sum": "masked", "sum_min": 2}, "min-sum: .* a round has 3 clients"),
     ],
 )
 def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path, text, changes, reason):
@@ -64,8 +71,10 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path, text, c
     [
         ("max-rounds: 9", {}),
         ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
-         "min-noise: 0.05\nmax-upload-bytes: 100000\nclass-counts: false",
-         NOISE | {"hide_classes": True}),
+         "min-noise: 0.05\nmax-upload-bytes: 100000",
+         NOISE),
+        ("max-epochs: 1\nclass-counts: false\nmin-sum: 3\nsecure-sum: required",
+         {"secure_sum": "masked"}),
     ],
 )  # fmt: skip
 def test_a_run_within_the_limits_goes_on(tmp_path, text, changes):

@@ -117,16 +117,18 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch, name):
 
         monkeypatch.setattr(FedSSAClient, "receive", receive)
     config = small(
-        tmp_path, clients=2, hide_classes=True, classes=list(CLASSES), start_timeout=1.0,
-        local_epochs=2,
+        tmp_path, clients=3, secure_sum="masked", sum_min=2, classes=list(CLASSES),
+        start_timeout=1.0, local_epochs=2,
     )  # fmt: skip
     folder, _ = simulate(config, before=prepare, tamper=listen, simulated=False)
     log = capfd.readouterr().err
     failed = [r.content.config_records["info"] for r in sent if "error" in r.content["info"]]
     assert failed and {str(info["error"]) for info in failed} == {fault.word}
     for reply in sent:
-        up = repr({key: dict(record.items()) for key, record in reply.content.items()
-                   if key != "arrays"})  # fmt: skip
+        up = repr({
+            key: {name: value for name, value in record.items() if not isinstance(value, bytes)}
+            for key, record in reply.content.items() if key != "arrays"
+        })  # fmt: skip
         for word in (SECRET, str(tmp_path), "/", "Error", ".py", "hospital"):
             assert word not in up, (word, up)
     for info in failed:

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from fedhet.protocol.payload import ClassVectors, Empty, HeaderRows, MaskedHeader, ModelArrays
+from fedhet.protocol.payload import ClassVectors, Empty, HeaderRows, ModelArrays
 
 PAYLOADS = [
     Empty(),
     HeaderRows(np.array([1, 4]), np.ones((2, 5), np.float32), np.zeros(2, np.float32)),
     HeaderRows(np.zeros(0, np.int64), np.zeros((0, 5), np.float32), np.zeros(0, np.float32)),
-    MaskedHeader(np.ones(3, np.int8), np.ones((3, 5), np.float32), np.zeros(0, np.float32)),
     ModelArrays((np.ones((2, 3), np.float32), np.array(2.5, np.float32))),
     ModelArrays(()),
     ClassVectors(np.array([0]), np.array([7]), np.ones((1, 4), np.float32)),

@@ -174,10 +174,11 @@ def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_p
 
 def test_hidden_classes_need_a_list(tmp_path):
     with pytest.raises(RunFailedError, match="classes: .* the run must name them"):
-        private(tmp_path, (("a", "b"), ("b", "c")), hide_classes=True)
+        private(tmp_path, (("a", "b"), ("b", "c")), secure_sum="masked", sum_min=2)
     _, summary, _ = private(
-        tmp_path / "2", (("a", "b"), ("b", "c")), hide_classes=True, classes=["a", "b", "c"]
-    )
+        tmp_path / "2", (("a", "b"), ("b", "c")), secure_sum="masked", sum_min=2,
+        classes=["a", "b", "c"],
+    )  # fmt: skip
     assert summary["failures"] == []
 
 

@@ -7,7 +7,7 @@ from fedhet.config import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.checks import check_arrays
 from fedhet.protocol.low_rank import compress, dense
-from fedhet.protocol.payload import Empty, HeaderRows, MaskedHeader
+from fedhet.protocol.payload import Empty, HeaderRows
 from fedhet.protocol.steps import REMEMBERED, SPREAD, Steps, size
 from fedhet.strategies.fedkd import FedKDStrategy
 from fedhet.testing import make_strategy, small
@@ -129,13 +129,6 @@ def test_the_length_is_the_root_mean_square_of_the_difference():
     assert check_arrays(came, unusable, 1e4) == check_arrays(came, None, 1e4)
     assert size(came.flat) == check_arrays(came, None, 1e4)
     assert size([np.array([1, 2])]) == 0.0 == check_arrays(Empty(), Empty(), 1e4)
-
-
-def test_of_a_masked_header_only_its_own_rows_count():
-    mask = np.array([0, 1, 0, 1], np.int8)
-    sent = MaskedHeader(np.ones(4, np.int8), np.ones((4, 2), np.float32), np.ones(4, np.float32))
-    came = MaskedHeader(mask, 3 * sent.weight, 3 * sent.bias).sealed()
-    assert check_arrays(came, sent, 1e4) == pytest.approx(2.0)
 
 
 def test_fedkds_step_is_the_product_of_its_factors(tmp_path):

@@ -49,7 +49,7 @@ def test_a_node_is_told_once_why_a_run_does_without_it(grid, capsys):
 
 def test_a_node_that_knows_its_own_fault_is_not_told_it_again(grid, monkeypatch):
     monkeypatch.setattr(
-        "fedhet.client_app.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))
+        "fedhet.request.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))
     )
     roster = Roster()
     Handshake(grid, "x", roster).query(patience=60)

@@ -36,6 +36,25 @@ def test_accuracy_stands_against_what_was_spent_on_privacy(tmp_path):
     assert not any(name.startswith("curve-") for name in figures)
 
 
+def test_noise_of_each_upload_and_of_the_sum_are_two_curves(tmp_path):
+    noise = {"dp_clip": 1, "dp_delta": 1e-5, "sum_min": 2}
+    for mode in ("off", "masked"):
+        for epsilon in (1.0, 10.0):
+            path = make_run(
+                tmp_path, "fedssa", 0, [[epsilon] * 4], dp_epsilon=epsilon, secure_sum=mode,
+                name=f"{mode}{epsilon}", **noise,
+            )  # fmt: skip
+            summary = json.loads((path / "summary.json").read_text())
+            own = {} if mode == "off" else {"noise_of": "sum"}
+            summary["privacy"] = {"epsilon_spent_max": epsilon, **own}
+            (path / "summary.json").write_text(json.dumps(summary))
+    figures = {figure.name: figure for figure in build([tmp_path], models=False).figures()}
+    drawn = figures["privacy"].svg
+    assert drawn.count('<g class="series">') == 2
+    assert "<title>FedSSA</title>" in drawn
+    assert "<title>FedSSA, noise for the sum</title>" in drawn
+
+
 def test_odd_runs_are_drawn(tmp_path):
     """A norm that only some have, a name that could be a formula, no FLOPs."""
     for seed in range(2):

@@ -124,3 +124,27 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 def test_the_advice_names_every_client(tmp_path):
     places = make(tmp_path, ["x"], ["a", "b"])
     assert f"fedhet server {places.folder}" in advice(places, ["x"])
+
+
+def test_a_client_has_a_certificate_of_its_key_under_its_name(tmp_path):
+    places = make(tmp_path, ["fl.example.org"], ["a"])
+    make(tmp_path, [], ["later"])  # ca.key is still there
+    ca = x509.load_pem_x509_certificate(places.ca.read_bytes())
+    for name in ("a", "later"):
+        found = x509.load_pem_x509_certificate((tmp_path / "clients" / f"{name}.crt").read_bytes())
+        found.verify_directly_issued_by(ca)
+        assert found.subject.rfc4514_string() == f"CN={name}"
+        key = load_ssh_private_key(places.client(name).read_bytes(), password=None)
+        assert found.public_key() == key.public_key()
+    places.ca_key.unlink()  # put away, as it should be
+    make(tmp_path, [], ["last"])
+    assert not (tmp_path / "clients" / "last.crt").exists()
+
+
+def test_a_strange_ca_key_signs_nothing(tmp_path):
+    places = make(tmp_path, ["fl.example.org"], [])
+    other = make(tmp_path / "other", ["fl.example.org"], [])
+    places.ca_key.write_bytes(other.ca_key.read_bytes())
+    with pytest.raises(UserError, match=r"ca\.key' is not the key of"):
+        make(tmp_path, [], ["a"])
+    assert not places.client("a").exists()

@@ -159,13 +159,13 @@ def test_a_key_that_is_also_a_common_key_is_refused(own):
 
 
 def test_a_configuration_seen_before_sets_the_process_again(tmp_path):
-    from fedhet import client_app
+    from fedhet import request
 
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 1):
             text = json.dumps({"config": small(tmp_path, threads=count).flat(), "run": {}})
-            client_app._set_process(client_app._parsed(text))
+            request.set_process(request.parsed(text))
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)

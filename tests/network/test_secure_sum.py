@@ -1,0 +1,99 @@
+"""Three hospitals with `fedhet server` and `fedhet node` whose server learns sums alone."""
+
+import contextlib
+import json
+import signal
+
+import psutil
+import pytest
+from network.deployment import Deployment
+from network.federation import PRESET, simulated_hash
+from network.pace import round_timeout
+from network.programs import Process, wait_for
+
+from fedhet.runtime.superlink import free_ports
+
+pytestmark = pytest.mark.network
+OWN = {"method": "lg_fedavg", "rounds": 3, "sum-min": 2, "max-images": 200}
+
+
+@pytest.fixture
+def commands(tmp_path):
+    made = Deployment(tmp_path)
+    yield made
+    made.stop()
+
+
+def sent_training(node: Process, times: int) -> bool:
+    """Whether that many uploads of this node have arrived at the SuperLink, by Flower's own log."""
+    name = node.log.stem.removeprefix("node-")
+    log = node.log.parent / ".fedhet" / name / "node.log"
+    parts = log.read_text(errors="replace").split("Sending: train message")
+    return len(parts) == times + 1 and "Sent successfully" in parts[-1]
+
+
+def kill_all(node: Process) -> None:
+    children = node.children()
+    node.kill()
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+
+
+def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(commands, tmp_path):
+    """Node 2 dies while node 1 still trains, and is gone in the round after.
+
+    The twin of the run is simulated, not masked, and loses node 2's reply in round 3 alone.
+    """
+    (port,) = free_ports(1)
+    names = ("0", "1", "2")
+    words = [word for name in names for word in ("--client", name)]
+    assert commands.do("certs", "--out", "tls", "--server", "127.0.0.1", *words).returncode == 0
+    commands.start("server", "server", "tls", "--host", "127.0.0.1", "--port", str(port))
+    where = ("--server", f"127.0.0.1:{port}")
+    nodes = [
+        commands.start(f"node-{k}", "node", f"tls/clients/{k}", *where, "--partition", f"{k}/3")
+        for k in names
+    ]
+    for node in nodes:
+        wait_for(lambda node=node: node.said("admitted by"), "a node is admitted")
+    values = PRESET | OWN | {"secure-sum": "masked", "round-timeout": round_timeout()}
+    lines = [f"{key}: {value}\n" for key, value in values.items()]
+    (tmp_path / "c.yaml").write_text("".join(lines))
+    run = commands.start("run", "run", "c.yaml", "name=r", "--superlink", "tls")
+    folder = tmp_path / "runs" / "r"
+
+    def rounds() -> list[dict]:
+        with contextlib.suppress(OSError):
+            return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        return []
+
+    wait_for(lambda: len(rounds()) == 1 or not run.running(), "round 1 is over", pause=0.02)
+    assert run.running(), run.log.read_text()
+    held = []
+
+    def hold() -> bool:
+        held[:] = [nodes[1].trains()]
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if held[0]:
+                psutil.Process(held[0]).suspend()
+        return bool(held[0])
+
+    wait_for(hold, "node 1 trains", pause=0.02)
+    assert len(rounds()) == 1
+    wait_for(lambda: sent_training(nodes[2], 2), "node 2 has uploaded")
+    kill_all(nodes[2])
+    psutil.Process(held[0]).send_signal(signal.SIGCONT)
+    wait_for(lambda: not run.running(), "the run is over")
+    assert run.popen is not None and run.popen.returncode == 0, run.log.read_text()
+
+    first, second, third = rounds()
+    assert [first["replied"], second["replied"], third["replied"]] == [3, 3, 2]
+    assert second["failures"] == [] and [f["client"] for f in third["failures"]] == ["2"]
+    (notes,) = tmp_path.glob(".fedhet/2/*/2/sum-last.json")
+    last = json.loads(notes.read_text())
+    assert (last["round"], last["answered"]) == (2, [])  # so it died between the two
+    twin = OWN | {"secure-sum": "unmasked"}
+    assert third["sha256"] == simulated_hash(tmp_path, {(3, "2")}, **twin)
+    told = (folder / "rounds.jsonl").read_text() + (folder / "summary.json").read_text()
+    assert '"clients.csv": "the server learned' in told and "train-images" not in told

@@ -1,0 +1,74 @@
+"""Metrics at the end of a vector, and what is read back of their sum."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhet.protocol.flop_claims import Work
+from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.payload import Empty
+from fedhet.protocol.sum_metrics import Summed, SumMetrics
+
+SUMMED = SumMetrics(64.0, {"shift": (-128.0, 2.0), "alpha": (0.0, 1.0)})
+
+
+def test_a_vector_by_hand():
+    numbers = {"test_accuracy": 50.0, "train_loss": 99.0, "shift": -64.0, "alpha": math.nan}
+    vector = SUMMED.vector({**numbers, "seconds": 3.0, "train_flops": 1e9, "train_images": 2**20})
+    assert list(SUMMED.scales) == [
+        "test_accuracy", "val_accuracy", "test_accuracy_before", "val_accuracy_before",
+        "train_loss", "alpha", "shift",
+    ]  # fmt: skip
+    assert vector[:10].tolist() == [0.5, 1, 0, 0, 0, 0, 0, 0, 64, 1]
+    assert vector[10:].tolist() == [0, 0, -32, 1, 2.0**-10, 0]
+    assert len(SUMMED) == len(vector) == 16  # nothing of FLOPs
+
+
+def test_means_are_over_those_who_have_the_number():
+    total = SUMMED.vector({"test_accuracy": 80.0, "val_accuracy": 70.0, "train_images": 100})
+    total += SUMMED.vector({"test_accuracy": 60.0, "train_images": 300})
+    found = SUMMED.means(total, 2)
+    assert found == {
+        "test_accuracy": Summed(pytest.approx(70.0), 2),
+        "val_accuracy": Summed(pytest.approx(70.0), 1),
+        "train_images": Summed(pytest.approx(200.0), 2),
+    }
+    assert set(SUMMED.means(total, 2, 2)) == {"test_accuracy", "train_images"}  # one's is nobody's
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.just(math.nan), st.floats(0, 100)),
+            st.floats(-1e6, 1e6),
+            st.integers(1, 10**9),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_there_and_back(clients):
+    names = ("test_accuracy", "train_loss", "train_images")
+    vectors = [SUMMED.vector(dict(zip(names, numbers, strict=True))) for numbers in clients]
+    assert max(np.abs(vector).max() for vector in vectors) <= 64.0  # no more than sum-range
+    found = SUMMED.means(np.sum(vectors, axis=0), len(clients))
+    scores = [a for a, _, _ in clients if not math.isnan(a)]
+    losses = [min(max(b, -64.0), 64.0) for _, b, _ in clients]
+    assert found["train_loss"].mean == pytest.approx(np.mean(losses), abs=1e-9)
+    assert found["train_images"].mean == pytest.approx(np.mean([n for *_, n in clients]))
+    assert ("test_accuracy" in found) == bool(scores)
+    if scores:
+        assert found["test_accuracy"].mean == pytest.approx(np.mean(scores), abs=1e-9)
+        assert found["test_accuracy"].clients == len(scores)
+
+
+def test_flops_are_the_servers_own_count_for_the_mean_of_images():
+    costs = {"cnn-1": (10.0, 5.0), "cnn-2": (30.0, 0.0)}
+    infos = [ClientInfo(m, (), (), (), 0, m, "cpu") for m in ("cnn-1", "cnn-2", "own:model")]
+    work = Work(lambda info, payload: costs[info.model])
+    assert work.estimate(infos[:2], 20.0, Empty, 1) == 205.0 + 600.0
+    assert work.estimate(infos, 20.0, Empty, 1) == 805.0 / 2 * 3  # the third as the others
+    assert Work().estimate(infos, 20.0, Empty, 1) == 0.0

@@ -9,6 +9,7 @@ the imports of its actors.
 """
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -51,10 +52,13 @@ class EarlyRay:
         threading.Thread(target=self._start, daemon=True).start()
 
     def wait(self) -> None:
-        """Return when Ray has started; raises what its start raised."""
+        """Return when Ray has started, to the main thread; raises what its start raised."""
         self._ready.wait()
         if self._error is not None:
             raise self._error
+        # What Ray does where the main thread starts it. With Flower's own handler the server goes
+        # on for some rounds without clients, since actors end at once.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
 
     def _start(self) -> None:
         environment = {

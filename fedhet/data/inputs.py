@@ -46,7 +46,7 @@ class Inputs:
 
     @staticmethod
     def image(size: int | tuple[int, int], *, grey: bool = False) -> "Inputs":
-        """RGB or grey images, square of that side or of that height and width."""
+        """RGB or grey images, square of side ``size`` or of that height and width."""
         high, wide = (size, size) if isinstance(size, int) else size
         return Inputs(IMAGE, (1 if grey else 3, high, wide))
 

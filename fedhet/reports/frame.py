@@ -209,8 +209,9 @@ class Runs:
 def load_sweep(*places: str | os.PathLike[str], baseline: str = "", trust: bool = False) -> Runs:
     """Finished runs of sweeps, run folders or packed records, compared.
 
-    ``baseline`` is the method that others are compared with, Standalone where it was run. UserError
-    if nothing finished is there.
+    ``places`` are their folders or files, ``baseline`` the method that others are compared with,
+    Standalone where it was run; ``trust`` imports the code that they name, whoever made it.
+    UserError if nothing finished is there.
     """
     plugins.look_here()
     return Runs([Path(place) for place in places], baseline, trust=trust)

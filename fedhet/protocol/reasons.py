@@ -100,6 +100,7 @@ MEANING = {
     Word.MAX_DOWNLOAD_NORM: "its site takes payloads of a smaller norm only",
     Word.MIN_SUM: "its site wants sums of more clients",
     Word.SECURE_SUM: "its site wants secure-sum=masked",
+    Word.MIN_SUM_NOISE: "its site wants more noise in every sum (dp-clip, dp-epsilon)",
     Word.RANGE: "its vector has an entry that is not finite, or beyond sum-range",
     Word.PROOF: "its certificate does not prove that its key for the sums is its own",
     Word.SMALL: "the cohort is smaller than sum-min, or than its site's min-sum",

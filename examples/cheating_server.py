@@ -24,7 +24,7 @@ from fedhet.secure_sum.member import Terms
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "elm"), ("ash", "birch")
 LIMITS = Limits.model_validate({"secure-sum": "required", "min-sum": 3})  # a site's own file
-PATIENTS = {name: np.array([k, 10 + k, 0], np.uint32) for k, name in enumerate(NAMES)}
+COUNTS = {name: np.array([k, 10 + k, 0], np.uint32) for k, name in enumerate(NAMES)}
 
 
 def refused(who: str, what: Callable[..., object], *given: object) -> None:
@@ -40,17 +40,10 @@ def main(folder: Path) -> None:
     certs, own, site = make(folder / "tls", ["127.0.0.1"], NAMES), {}, {}
     for name in NAMES:
         files = {"key": certs.client(name), "certificate": f"{certs.client(name)}.crt"}
-        own[name] = Credentials.of({**files, "ca": certs.ca})
+        if (found := Credentials.of({**files, "ca": certs.ca})) is not None:  # it names files
+            own[name] = found
         site[name] = SumNotes(FileStore(folder / name, sync=False), "run-1", name, Terms(least=3))
     keys = {name: site[name].key(own[name]) for name in NAMES}
-
-    def uploads(attempt: int, sent: dict[str, bytes]) -> Collector:
-        server, cohort = Collector(NAMES, 3, Terms(least=3)), Cohort(NAMES, attempt, len(NAMES))
-        for name in NAMES:
-            rest = Reply({"client": name}, {}, [])
-            server.take(name, *site[name].mask(1, cohort, sent[name], PATIENTS[name], rest).arrays)
-        server.close()
-        return server
 
     def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
         for name in survivors:
@@ -58,21 +51,28 @@ def main(folder: Path) -> None:
             opened = site[name].unmask(1, Survivors(survivors, attempt, boxes))
             server.answer(name, opened.shares, opened.seeds, opened.closed)
 
+    def ask_all(attempt: int, elms: bytes) -> Collector:
+        server, cohort = Collector(NAMES, 3, Terms(least=3)), Cohort(NAMES, attempt, len(NAMES))
+        for name in NAMES:  # each masks for what it was sent, of which this is the digest
+            sent = elms if name == "elm" else bytes(32)
+            masked = site[name].mask(1, cohort, sent, COUNTS[name], Reply({}, {}, []))
+            server.take(name, *masked.arrays)
+        server.close()
+        ask(server, attempt, NAMES)
+        return server
+
     for name in INSISTING:  # 1. It asks for single uploads.
         refused(name, check_run, LIMITS, load_config(None), Asked(False, True))
     forged = keys | {"elm": SumKey(bytes(range(32)))}  # 2. It gives itself out for elm.
     print("ash does not accept the key of", *site["ash"].introduce(forged, own["ash"].ca))
     for name in NAMES:
         site[name].introduce(keys, own[name].ca)
-    same = dict.fromkeys(NAMES, bytes(32))  # the digest of what each was sent
-    honest = uploads(1, same)
-    ask(honest, 1, NAMES)
+    honest = ask_all(1, bytes(32))
     print("the sum:", honest.total().tolist())
     # 3. It asks again, as if elm had dropped out: the difference would be elm's patients.
     refused("ash", ask, honest, 1, NAMES[:3])
-    marked = uploads(2, same | {"elm": bytes(31) + b"1"})
-    ask(marked, 2, NAMES)  # 4. It has sent elm another payload, to find elm's part in the sum.
-    refused("no sum", marked.total)
+    # 4. It sends elm another payload, to find elm's part in the sum.
+    refused("no sum", ask_all(2, elms=bytes(31) + b"1").total)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
     insists = "limit secure-sum: this site allows masked sums alone, and secure-sum is off"
     assert (ash, birch) == (f"ash: {insists}", f"birch: {insists}")
     assert forged == "ash does not accept the key of elm"
-    total_of = sum(example["PATIENTS"].values())
+    total_of = sum(example["COUNTS"].values())
     assert total == f"the sum: {total_of.tolist()}"
     assert again.startswith("ash: other-survivors-than-answered: ")
     assert marked == "no sum: the boxes of 'elm' did not open for 3 members"

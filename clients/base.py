@@ -156,7 +156,7 @@ class MethodClient(NumPyClient, Generic[P]):
     def added(self, vector: Vector) -> None:
         """With ``secure-sum``: see what of the upload goes into the sum, clipped, without noise.
 
-        ``vector`` is (L,) float64.
+        ``vector`` (L,) float64 is what the method's strategy makes of it (``contribution``).
         """
 
     def infer(self, inputs: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def account(client):
 def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
     config = summed(tmp_path, clients=members)
     terms = Terms(config.sum_min, config.sum_threshold)
-    least = max(terms.needed(members), terms.least)
+    least = terms.fewest(members)
     steps = share_steps(config, LENGTH, BITS, least)
     nothing = np.zeros(LENGTH)
     shares = [

@@ -69,7 +69,7 @@ class Terms:
         opens n - m of them at most. With m >= n + least - t no s below ``least`` is enough.
         """
         needed = self.needed(members)
-        return min(members, max(needed, self.least, members + self.least - needed))
+        return max(needed, self.least, min(members, members + self.least - needed))
 
     def fewest(self, members: int) -> int:
         """Of how few members the sum can be had, also by a server that lies to each of them."""

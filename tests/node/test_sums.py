@@ -84,7 +84,9 @@ def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     first = site.unmask("a", collector)
     again = site.unmask("a", collector)
     assert np.array_equal(first.shares, again.shares) and first.closed == again.closed
-    refused("other-survivors-than-answered", site.unmask, "a", collector, ("a", "b", "c"))
+    fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3])
+    refused("other-survivors-than-answered", site.notes("a", Terms(2)).unmask, 1, fewer)
+    refused("too-few-survivors", site.notes("a").unmask, 1, fewer)
 
 
 @pytest.mark.parametrize(

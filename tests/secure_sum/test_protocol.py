@@ -229,25 +229,45 @@ def test_masked_words_look_uniform_and_no_two_attempts_share_any() -> None:
     assert (first == second).sum() < 3
 
 
-@pytest.mark.parametrize("size", [4, 5, 6, 7, 9, 10])
-def test_survivors_told_differently_to_each_member_isolate_nobody(size) -> None:
-    """The server tells everybody other survivors, so that between them they give one vector away.
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 9, 10, 20])
+@pytest.mark.parametrize("least", [2, 3])
+def test_survivors_told_differently_to_each_member_isolate_nobody(size, least) -> None:
+    """The server tells everybody other survivors, so that between them they give few away.
 
-    The victim opens its pair seeds with some, the others theirs with it, and just enough of them
-    shares of its self mask.
+    Those few open their pair seeds with some members, the other members theirs with them, and just
+    enough members their shares of the few's self masks. Where nobody refused, the server had the
+    sum of those few.
     """
-    cohort = Cohort(size)
+    cohort = Cohort(size, Terms(least))
     collector = cohort.upload(cohort.names)
     collector.close()
     needed = cohort.terms.needed(size)
-    for isolated in range(1, cohort.terms.least):
-        inside, outside = cohort.names[:isolated], cohort.names[isolated:]
-        helpers = outside[: needed - isolated]  # who open shares of those inside
+    for few in range(1, least):
+        inside, outside = cohort.names[:few], cohort.names[few:]
+        helpers = outside[: needed - few]  # who open shares of those inside
         told = {name: cohort.names if name in helpers else outside for name in outside}
         told |= {name: [c for c in cohort.names if c not in helpers] for name in inside}
-        with pytest.raises(RefusedError, match="too-few-survivors"):
-            for name, survivors in told.items():
-                boxes = collector.boxes_for(name)[[cohort.names.index(c) for c in survivors]]
+        refused_by = []
+        for name, survivors in told.items():
+            boxes = collector.boxes_for(name)[[cohort.names.index(c) for c in survivors]]
+            try:
                 cohort.members[name].unmask(1, 1, survivors, boxes)
+            except RefusedError as error:
+                refused_by += [(name, error.word)]
+        assert {word for _, word in refused_by} == {"too-few-survivors"}
         for member in cohort.members.values():  # as before the question
             member.kept = replace(member.kept, answered=())
+
+
+@pytest.mark.parametrize(
+    ("size", "terms", "survivors", "fewest"),
+    [
+        (3, Terms(), 3, 3), (5, Terms(), 5, 5), (5, Terms(3, 4), 4, 3), (10, Terms(), 7, 3),
+        (10, Terms(3, 9), 9, 8), (100, Terms(), 52, 3), (100, Terms(3, 90), 90, 80),
+        (100, Terms(20), 69, 20), (2, Terms(), 3, 3),
+    ],
+)  # fmt: skip
+def test_how_few_may_be_summed(size, terms, survivors, fewest) -> None:
+    assert terms.survivors(size) == survivors
+    if size >= terms.least:
+        assert terms.fewest(size) == fewest

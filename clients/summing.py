@@ -117,7 +117,10 @@ class Part:
             fewest = terms.fewest(len(self.cohort.members))
             sigma = share_steps(config, len(vector), bits, fewest)
             simulated = client.setup.simulated
-            steps = steps + budget.share(vector, sigma, client.round, simulated=simulated)
+            attempt = self.cohort.attempt
+            steps = steps + budget.share(
+                vector, sigma, client.round, attempt=attempt, simulated=simulated
+            )
         self._steps.append(steps)
 
     def _own(self) -> Own:

@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import envelope, find_method, from_run_config
+from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.node.context_state import ContextStore
 from fedhet.node.limits import Asked, Limits, check_run, read_limits
@@ -129,9 +130,18 @@ class Request:
         return self.method.client(setup)
 
     def sum_notes(self, client: str = "") -> "SumNotes":
-        """What this client keeps for the sums of the run, without its examples."""
+        """What this client keeps for the sums of the run, without its examples.
+
+        UserError where a reply may leave before its notes are kept: Flower keeps a node's context
+        after the reply, in memory, or loses it.
+        """
         from fedhet.node.sums import SumNotes, terms_of  # noqa: PLC0415  (for runs that mask)
 
+        if self.config.state_backend == "context" and not self.simulated:
+            raise UserError(
+                "state-backend: 'context' is not allowed with secure-sum=masked on a network: a "
+                "mask could meet two vectors; use 'file'"
+            )
         client = client or client_name(self.config, self.node, simulated=self.simulated)
         terms = terms_of(self.config, self.limits)
         return SumNotes(self.store(client), self.what.experiment, client, terms)

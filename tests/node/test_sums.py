@@ -7,17 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Context, RecordDict
 
+from fedhet.config import envelope
 from fedhet.errors import UserError
 from fedhet.node.state import FileStore, StateError
 from fedhet.node.sums import Credentials, SumNotes
-from fedhet.protocol.messages import Reply
+from fedhet.protocol.flower import be_one_process
+from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.protocol.reasons import Refused
 from fedhet.protocol.sums import Cohort, SumKey, Survivors
+from fedhet.request import Request
 from fedhet.runtime.certs import make
 from fedhet.secure_sum.collector import Collector
 from fedhet.secure_sum.masks import public_bytes
 from fedhet.secure_sum.member import Terms
+from fedhet.testing import small
 
 NAMES = ("a", "b", "c", "d")
 WORDS = np.arange(6, dtype=np.uint32)
@@ -282,3 +287,20 @@ def test_damaged_notes_are_named(site, note) -> None:
     os.unlink(site.folder / "run" / "a" / "sum-key.json")
     with pytest.raises(StateError, match="has lost its key"):
         site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
+
+
+def test_a_node_keeps_its_notes_in_files_alone(tmp_path) -> None:
+    """Flower stores a context after the reply, so that what was promised could be forgotten."""
+    be_one_process()
+    for backend in ("file", "context"):
+        config = small(tmp_path, secure_sum="masked", state_backend=backend)
+        given = {"config": envelope(config, {})}
+        node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
+        context = Context(1, 1, node, RecordDict(), given, 0)
+        asked = Request(request("query", 1, Instruction("run"), 1.0), context)
+        assert not asked.simulated
+        if backend == "file":
+            assert asked.sum_notes("a").client == "a"
+        else:
+            with pytest.raises(UserError, match="state-backend: 'context' is not allowed"):
+                asked.sum_notes("a")

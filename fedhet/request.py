@@ -23,11 +23,11 @@ from fedhet.node.site import (
     client_name,
     load_local,
 )
-from fedhet.node.state import FileStore, StateStore
+from fedhet.node.state import SUM_KEY, FileStore, StateStore
 from fedhet.protocol.downloads import read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import message_bytes
-from fedhet.protocol.reasons import Word, telling
+from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.registry import Method
 from fedhet.schema import RunConfig
 
@@ -104,7 +104,16 @@ class Request:
             return assigned_model(self.config, self.node, data, simulated=self.simulated)
 
     def store(self, client: str) -> StateStore:
-        """Where its private state is; the server names a place in a simulation only."""
+        """Where its private state is; the server names a place in a simulation only.
+
+        Refused for a run that began with masked sums and has none now.
+        """
+        found = self._store(client)
+        if self.config.secure_sum != "masked" and found.read_note(SUM_KEY) is not None:
+            raise Refused("this run began with secure-sum=masked and is without now")
+        return found
+
+    def _store(self, client: str) -> StateStore:
         if self.config.state_backend == "context":
             return ContextStore(self.context.state, client)
         for name in (self.what.experiment, client):

@@ -289,18 +289,32 @@ def test_damaged_notes_are_named(site, note) -> None:
         site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
 
 
+def asked_of_a_node(tmp_path, **changes) -> Request:
+    """A message of a run at a deployed node."""
+    be_one_process()
+    given = {"config": envelope(small(tmp_path, **changes), {})}
+    node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
+    asked = Request(
+        request("query", 1, Instruction("run"), 1.0),
+        Context(1, 1, node, RecordDict(), given, 0),
+    )
+    assert not asked.simulated
+    return asked
+
+
 def test_a_node_keeps_its_notes_in_files_alone(tmp_path) -> None:
     """Flower stores a context after the reply, so that what was promised could be forgotten."""
-    be_one_process()
-    for backend in ("file", "context"):
-        config = small(tmp_path, secure_sum="masked", state_backend=backend)
-        given = {"config": envelope(config, {})}
-        node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
-        context = Context(1, 1, node, RecordDict(), given, 0)
-        asked = Request(request("query", 1, Instruction("run"), 1.0), context)
-        assert not asked.simulated
-        if backend == "file":
-            assert asked.sum_notes("a").client == "a"
-        else:
-            with pytest.raises(UserError, match="state-backend: 'context' is not allowed"):
-                asked.sum_notes("a")
+    assert asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").client == "a"
+    asked = asked_of_a_node(tmp_path, secure_sum="masked", state_backend="context")
+    with pytest.raises(UserError, match="state-backend: 'context' is not allowed"):
+        asked.sum_notes("a")
+
+
+@pytest.mark.parametrize("mode", ["off", "unmasked"])
+def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path, mode) -> None:
+    """The configuration is the server's word, in every message."""
+    later = asked_of_a_node(tmp_path, secure_sum=mode)
+    later.store("a")  # a run of its own
+    asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").key(None)
+    with pytest.raises(Refused, match="began with secure-sum=masked"):
+        later.store("a")

@@ -6,7 +6,7 @@ import signal
 
 import psutil
 import pytest
-from network.deployment import Deployment
+from network.deployment import Commands
 from network.federation import PRESET, simulated_hash
 from network.pace import round_timeout
 from network.programs import Process, wait_for
@@ -21,7 +21,7 @@ SKIPPED = "there is no sum: 2 of 3 uploads came, 3 are needed"
 
 @pytest.fixture
 def commands(tmp_path):
-    made = Deployment(tmp_path)
+    made = Commands(tmp_path)
     yield made
     made.stop()
 

@@ -22,8 +22,9 @@ N = 5
 
 
 def config(tmp_path, mode="masked", **changes):
-    """Five clients that share headers; three of them are a sum."""
+    """Five clients that share headers; four of them are a sum."""
     values = {"method": "lg_fedavg", "clients": N, "max_images": 100, "secure_sum": mode}
+    values |= {"sum_threshold": 0 if "fraction" in changes else 4}
     return small(tmp_path, **(values | changes))
 
 
@@ -132,7 +133,7 @@ def test_too_few_uploads_are_no_sum(tmp_path):
 
     folder, grid = simulate(config(tmp_path), tamper=leave)
     reasons = {f["client"]: f["reason"] for f in failures(folder, 1)}
-    assert reasons["the round"] == "there is no sum: 2 of 5 uploads came, 3 are needed"
+    assert reasons["the round"] == "there is no sum: 2 of 5 uploads came, 4 are needed"
     assert not [m for m in grid.sent if asked(m)[:2] == (UNMASK, 1)]
 
 
@@ -147,7 +148,7 @@ def test_too_few_who_are_there_are_not_even_asked(tmp_path):
 
         grid.push_messages = push
 
-    with pytest.raises(RunFailedError, match="there is no sum: 0 of 2 uploads came, 3 are needed"):
+    with pytest.raises(RunFailedError, match="there is no sum: 0 of 2 uploads came, 4 are needed"):
         simulate(config(tmp_path, max_skipped_rounds=0), before=away)
 
 

@@ -166,7 +166,7 @@ def test_an_example_says_where_it_is_and_how_it_is_run(capsys, here, monkeypatch
 def test_what_an_example_is_run_with_is_in_it(name, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     preset, *words = examples.KEYS[name].split()
-    assert preset == "quickstart" or (EXAMPLES / preset).is_file()
+    assert session.find_preset(preset).is_file()
     (word,) = [word for word in words if f"={name}:" in word]
     key, _, values = word.partition("=")
     for value in values.split(","):
@@ -194,6 +194,9 @@ def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):
     assert execute(["keys", "Dirichlet"]) == 0
     found = [line.partition("=")[0] for line in capsys.readouterr().out.splitlines()]
     assert found == ["partition", "alpha"]
+    assert execute(["keys", "noise"]) == 0
+    found = {line.partition("=")[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"dp-clip", "dp-epsilon", "dp-delta"} <= found
     assert execute(["keys", "server-epochs", "--json"]) == 0
     owners = {row["method"] for row in json.loads(capsys.readouterr().out)}
     assert owners == {"fedgh", "fedtgp", "fedgen"}

@@ -57,7 +57,10 @@ def test_a_sweep_says_what_changes(tmp_path, capsys):
     assert execute(["watch", "--plain", str(tmp_path / "s")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "s: 2 runs"
-    assert lines[1] == "cell a, state finished, round 4, of 4, accuracy 40.00 %"
+    assert lines[1] == "cell a: finished, round 4 of 4, accuracy 40.00 %"
+    assert plain._cell(["c", "fd", "failed", 0, None, None, "away"]) == (
+        "cell c (fd): failed, round 0: away"
+    )
     assert lines[-1] == "not running: finished: 1, pending: 1, rounds: 4 of 8"
 
 

@@ -85,7 +85,9 @@ def report(  # noqa: PLR0913
 
 def _check_apart(out: Path, places: Sequence[Path]) -> None:
     """UserError if the report would lie among what it reads, or in another run's folder."""
-    holds_runs = any((out / "sweeps").glob("*/sweep.json")) or (out / "config.yaml").is_file()
+    holds_runs = any(
+        any(out.glob(name)) for name in ("config.yaml", "*/config.yaml", "sweeps/*/sweep.json")
+    )
     if holds_runs or plain_path(out).resolve() in {plain_path(one).resolve() for one in places}:
         raise UserError(f"--out: '{out}' is a folder of runs: give the report a folder of its own")
 

@@ -73,7 +73,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert "has no server yet" in refused(capsys, "watch", "--superlink", str(tmp_path))
     run = str(begin(tmp_path / "r"))
     assert "--plain" in refused(capsys, "watch", run, "--plain", "--port", "1")
-    assert "range" in refused(capsys, "watch", run, "--port", "70000")
+    assert "at most 65535" in refused(capsys, "watch", run, "--port", "70000")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,6 +1,6 @@
 """MLPs of one's own for tables: `models=own_rows:deep,own_rows:wide`, beside ours or alone.
 
-fedhet run table.yaml data-path=FILE.csv models=own_rows:deep,own_rows:wide
+fedhet run kinds/table data-path=FILE.csv models=own_rows:deep,own_rows:wide
 """
 
 from torch import Tensor, nn

@@ -1,6 +1,6 @@
 """A transformer of one's own for texts: `models=own_words:make`, beside ours or alone.
 
-fedhet run texts.yaml data-path=FILE.csv models=own_words:make
+fedhet run kinds/texts data-path=FILE.csv models=own_words:make
 """
 
 import torch

@@ -55,4 +55,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    """What is for users, and what every module has: not what this file imports."""
+    own = [name for name in globals() if name.startswith("__")]
+    return sorted([*own, *__all__])

@@ -109,7 +109,11 @@ def load_noted(
 def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
     """The configuration that a run was started with, changed where resuming may change it."""
     changes = read_overrides(overrides)
+    method = str(started.get("method", "fedssa"))
+    own = method_keys(find_method(method))
     for key in changes:
+        if key not in COMMON | own:
+            raise UserError(unknown_key(key, method, own))
         if key not in RESUMABLE:
             raise UserError(
                 f"{key}: a resumed run keeps its own, or its rounds would not be comparable; "
@@ -155,8 +159,8 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     group = DEFAULT_GROUP[kind or IMAGE]
     models = config.models if "models" in values else (group,)
     config = config.model_copy(update={"params": params, "models": expand(models)})
-    _check_combinations(config)
     _check_data_keys(config, values)
+    _check_combinations(config)
     if method.strategy.shares_small_model:
         small_name(config, kind or IMAGE, method.strategy.own_small(params))
     elif config.small_model:

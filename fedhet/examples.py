@@ -7,8 +7,8 @@ from fedhet import layout
 
 KEYS = {  # what runs it, in its own folder
     "fedrep": "quickstart method=fedrep:METHOD models=cnn-5",
-    "own_rows": "table.yaml data-path=FILE.csv models=own_rows:deep,own_rows:wide",
-    "own_words": "texts.yaml data-path=FILE.csv models=own_words:make",
+    "own_rows": "kinds/table data-path=FILE.csv models=own_rows:deep,own_rows:wide",
+    "own_words": "kinds/texts data-path=FILE.csv models=own_words:make",
     "shapes": "quickstart dataset=shapes:load",
     "tiny_net": "quickstart models=tiny_net:make",
 }

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,29 @@ def private_files() -> Iterator[None]:
             before = _inside.pop()
             if not _inside:
                 os.umask(before)
+
+
+def plain_path(path: str | Path) -> Path:
+    """The path from the root, ``~`` and ``..`` resolved; links stay where there is no ``..``."""
+    found = Path(path).expanduser().absolute()
+    return found.resolve() if ".." in found.parts else found
+
+
+@contextmanager
+def tried_folder(path: Path) -> Iterator[None]:
+    """A folder that can be written to while the body runs; what was not there goes again.
+
+    Raises OSError if it cannot.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # somebody has put something there
+            for folder in missing:
+                folder.rmdir()
 
 
 def finite(value: Any) -> Any:

@@ -277,10 +277,12 @@ class RunConfig(Schema):
         0.0, ge=0, description="largest L2 norm of a client's update before noise; 0: no noise"
     )
     dp_epsilon: float = Field(
-        0.0, ge=0, description="epsilon of all that one client uploads in the run: its budget"
+        0.0,
+        ge=0,
+        description="epsilon of all that one client uploads in the run, after noise: its budget",
     )
     dp_delta: float = Field(
-        0.0, ge=0, lt=1, description="delta of all that one client uploads in the run"
+        0.0, ge=0, lt=1, description="delta of all that one client uploads in the run, after noise"
     )
 
     secure_sum: Literal["off", "masked", "unmasked"] = Field(

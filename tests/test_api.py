@@ -83,6 +83,10 @@ def test_an_interruption_is_pythons_own(tmp_path, monkeypatch, number, raised):
         fedhet.run("quickstart", out=tmp_path, **SMALL)
 
 
+def test_what_it_lists_is_for_users():
+    assert {name for name in dir(fedhet) if not name.startswith("__")} == set(fedhet.__all__)
+
+
 def test_importing_it_costs_nothing_and_the_example_runs(tmp_path):
     program = "import sys, fedhet; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

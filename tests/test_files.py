@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.files import appearing, replacing
+from fedhet.files import appearing, plain_path, replacing
 
 
 class Stop(BaseException):
     """Not an Exception: as Ctrl-C."""
+
+
+def test_a_path_has_no_detours_and_means_what_it_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    assert plain_path("x/../c") == tmp_path.resolve() / "c"
+    assert plain_path("link/../c") == tmp_path.resolve() / "a" / "c"
+    assert plain_path("link") == tmp_path / "link"
 
 
 def names(folder):

@@ -94,6 +94,14 @@ def _call(arguments: list[str]) -> int:
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
     """What is wrong with the words; keys of a configuration are no options."""
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
+        kind = error.param.type
+        if isinstance(kind, click.IntRange):
+            value = error.message.partition(" is not ")[0].strip("'")
+            least = f" of at least {kind.min}" if kind.min is not None else ""
+            most = f" and at most {kind.max}" if kind.max is not None else ""
+            name = error.param.opts[0]
+            return f"{name}: '{value}' is not allowed: a whole number{least}{most} is needed"
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()
     word = next((w for w in arguments if w.partition("=")[0] == error.option_name), "")

@@ -13,6 +13,7 @@ import typer
 
 from fedhet.cli.options import Json, Register
 from fedhet.errors import UserError, one_line
+from fedhet.files import plain_path
 from fedhet.ids import check_id
 from fedhet.runtime.processes import look_away
 from fedhet.runtime.signals import Interrupted, interruptible
@@ -101,7 +102,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     from fedhet.runtime.node import Node, NodePlan
 
     own = check_id(key.name if name is None else name, "--name")
-    home = (state or Path.home() / ".fedhet" / own).expanduser().absolute()
+    home = plain_path(state or Path.home() / ".fedhet" / own)
     config = _images(data, partition, own)
     if split is not None and data is None:
         raise UserError("--split: only used with --data")
@@ -166,14 +167,14 @@ def _model(name: str | None) -> str | None:
 
 
 def _there(path: Path, what: str) -> Path:
-    found = path.expanduser().absolute()
+    found = plain_path(path)
     if not found.exists():
         raise UserError(f"{what}: '{found}' is not there")
     return found
 
 
 def _file(path: Path, what: str) -> Path:
-    found = path.expanduser().absolute()
+    found = plain_path(path)
     if not found.is_file():
         raise UserError(f"{what}: '{found}' is not there")
     return found
@@ -226,7 +227,7 @@ def status(
     ] = Path("tls"),
     as_json: Json = False,
 ) -> None:
-    """Nodes with their models, images, last rounds and failures, and the runs."""
+    """Nodes with their models, examples, last rounds and failures, and the runs."""
     from fedhet.cli.display import show_table
     from fedhet.runtime.control_api import Control
     from fedhet.runtime.server_folder import ServerFolder
@@ -239,6 +240,7 @@ def status(
             f"--superlink: '{superlink}' is no folder of `fedhet certs` (no ca.crt is there); "
             "status asks the server that was started from one"
         )
+    folder.check_running()
     control = Control(folder.control(), folder.credentials.ca)
     try:
         found = collect(control)
@@ -249,7 +251,7 @@ def status(
         return
     keys = ("name", "status", "model", "images", "last_round", "failures")
     rows = [[node.get(key, "-") for key in keys] for node in found["nodes"]]
-    show_table("nodes", ("name", "status", "model", "images", "last round", "failures"), rows)
+    show_table("nodes", ("name", "status", "model", "examples", "last round", "failures"), rows)
     rows = [
         [
             Path(run["folder"]).name or run["run"], run["method"] or "-", run["status"],

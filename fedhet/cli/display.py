@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedhet.errors import one_line
+from fedhet.files import plain_path
 from fedhet.records.summary import seconds_left
 from fedhet.words import duration, percent
 
@@ -110,7 +111,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
 
 def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
     """What a report holds; the page is the last line, or a key of the JSON."""
-    page = str(out if out.suffix == ".md" else out / "report.html")
+    page = str(plain_path(out if out.suffix == ".md" else out / "report.html"))
     missing = {figure.name: figure.absent for figure in made.figures() if figure.absent}
     if as_json:
         drawn = [figure.name for figure in made.figures() if figure.panels]

@@ -23,6 +23,7 @@ from rich.text import Text
 from fedhet.cli import execute
 from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
+from fedhet.files import plain_path
 from fedhet.idle_keys import check_cells, small_cohort
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
@@ -193,7 +194,7 @@ def print_commands(preset: str, overrides: Sequence[str], options: Options) -> N
 def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Path, Sweep]:
     """The preset's file and its cells as they stand; UserError for a mistake in any of them."""
     path = find_preset(preset)
-    out = options.out.expanduser().absolute()
+    out = plain_path(options.out)
     blocked = next((one for one in (out, *out.parents) if one.exists() and not one.is_dir()), None)
     if blocked is not None:
         raise UserError(f"--out: '{blocked}' is not a folder; give another one")

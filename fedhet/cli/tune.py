@@ -9,7 +9,7 @@ from pathlib import Path
 from fedhet.cli import display, execute
 from fedhet.cli.sweep import index_name, placed, run_all
 from fedhet.errors import RunFailedError
-from fedhet.files import write_text
+from fedhet.files import plain_path, write_text
 from fedhet.runtime.session import find_preset
 from fedhet.sweeps.job import FAILED
 from fedhet.sweeps.place import Work
@@ -37,7 +37,7 @@ def tune(
     path = find_preset(preset)
     search = Search.read(path, words)
     trials = search.trials(options.trials, options.search_seed)
-    runs = options.runs.expanduser().absolute()
+    runs = plain_path(options.runs)
     cells = {cell.name: placed(cell, runs) for trial in trials for cell in trial.cells}
     found = Sweep.open(f"tune-{index_name(preset, path)}", runs, list(cells.values()), work)
     run_all(found, options.workers, options.ray, quiet=as_json, blind=True)
@@ -67,7 +67,7 @@ def tune(
         ],
     )  # fmt: skip
     for one in written:
-        print(one)
+        print(plain_path(one))
 
 
 def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)

@@ -121,6 +121,8 @@ def _arguments(
             given[key] = parse_yaml(text)
         except ReadError as error:
             raise UserError(f"partition: {key}={text}: {error.what}") from error
+        if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
+            raise UserError(f"partition: {key}={text}: true or false is needed")
     needed = [
         key for key, one in parameters.items() if one.default is one.empty and key not in given
     ]

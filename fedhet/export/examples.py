@@ -34,6 +34,11 @@ def batches(places: Sequence[Path], inputs: Inputs) -> Iterator[Batch]:
     """
     for place in places:
         path = place.expanduser()
+        if path.is_dir():
+            files = {SIGNAL: "NPZ", TABLE: "CSV or Parquet"}.get(
+                inputs.kind, "CSV, Parquet or text"
+            )
+            raise UserError(f"'{place}' is a folder: this model takes {files} files, name those")
         if not path.is_file():
             raise UserError(f"'{place}': no such file")
         read = {SIGNAL: _signals, TABLE: _rows}.get(inputs.kind, _texts)

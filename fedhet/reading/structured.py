@@ -5,6 +5,7 @@ No aliases and no tags in YAML, no key twice, no number that is not finite; boun
 """
 
 import io
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ LINES = 1_000_000  # as many as a run can have rounds
 MOST_YAML = MEBI  # what a person writes
 MOST_VALUES = 4_000_000  # of a document: a few bytes of each become a hundred
 DIGITS = 100  # characters of a number in YAML
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT, _FLOAT, _BOOL = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool"))
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
@@ -141,6 +142,16 @@ class _Loader(yaml.SafeLoader):
 
 for _tag in (_INT, _FLOAT):
     _Loader.add_constructor(_tag, _Loader.short_number)
+
+
+# As in YAML 1.2: `no`, `on` and their like are texts, such as a category's; where a key wants true
+# or false, those texts mean it.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != _BOOL]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_TRUTH = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
+_Loader.add_implicit_resolver(_BOOL, _TRUTH, list("tTfF"))
 
 
 class _Refused(Exception):

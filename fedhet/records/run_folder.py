@@ -14,7 +14,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedhet.errors import UserError, VerifyError, one_line
-from fedhet.files import csv_text, finite, private_files, write_json, write_text
+from fedhet.files import csv_text, finite, plain_path, private_files, write_json, write_text
 from fedhet.reading.bounds import decoded, read_bytes
 from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yaml, shaped
 from fedhet.records import register
@@ -52,7 +52,7 @@ class RunFolder:
     def create(cls, config: RunConfig, default_name: str) -> "RunFolder":
         """Make the folder of a new run; UserError if it exists or cannot be made."""
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        base = Path(config.out).expanduser().absolute()
+        base = plain_path(config.out)
         path = base / (config.name or f"{default_name}-{stamp}")
         made_by = environment(config)  # before there is a folder: one killed meanwhile leaves none
         for number in range(2, 1000):

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from fedhet import plugins
 from fedhet.errors import UserError
-from fedhet.files import write_text
+from fedhet.files import plain_path, write_text
 from fedhet.reports import documents, frame
 from fedhet.reports.markup import escaped, to_csv, to_latex, to_markdown
 from fedhet.reports.page import to_page
@@ -55,6 +55,8 @@ def report(  # noqa: PLR0913
     unknown = sorted(set(formats) - set(FORMATS))
     if unknown:
         raise UserError(f"--format: '{unknown[0]}' is not allowed: {', '.join(FORMATS)}")
+    if out is not None:
+        _check_apart(out, places)
     before, after = documents.around(into, BEGIN, END) if into is not None else ("", "")
     with plugins.guarded(lambda name: trust or name in own_names(places)) as guard:
         made = build(places, baseline=baseline, title=title, models=models)
@@ -79,6 +81,15 @@ def report(  # noqa: PLR0913
         with _writing(docs):
             documents.place(pages, docs)
     return made
+
+
+def _check_apart(out: Path, places: Sequence[Path]) -> None:
+    """UserError if the report would lie among what it reads, or in another run's folder."""
+    holds_runs = any(
+        any(out.glob(name)) for name in ("config.yaml", "*/config.yaml", "sweeps/*/sweep.json")
+    )
+    if holds_runs or plain_path(out).resolve() in {plain_path(one).resolve() for one in places}:
+        raise UserError(f"--out: '{out}' is a folder of runs: give the report a folder of its own")
 
 
 def _content(made: Report, formats: Collection[str]) -> dict[str, str | bytes]:

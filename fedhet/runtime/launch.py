@@ -20,7 +20,7 @@ from fedhet.records.locks import OWNER
 from fedhet.records.privacy_cost import partition_clients
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.processes import Herd
-from fedhet.runtime.server_folder import connect
+from fedhet.runtime.server_folder import CONNECTION, connect
 from fedhet.runtime.signals import Interrupted, undisturbed
 from fedhet.runtime.superlink import (
     SLOW_START,
@@ -222,11 +222,15 @@ def submit_remote(
                 flwr(["stop", run_id, connection], env)
             conclude(launch, ("stopped", str(interrupt)))
         raise
+    # Only with a server's own FLWR_HOME does `flwr log` know the connection of its folder.
+    where = f"log: flwr log {run_id} {connection}"
+    if connection == CONNECTION:
+        where = f"run folder: {launch.folder.path}"
     if status != "finished:completed":
         conclude(launch, ("stopped" if status == "finished:stopped" else "failed", details))
-        raise RunFailedError(f"run {status}: {details} (log: flwr log {run_id} {connection})")
+        raise RunFailedError(f"run {status}: {details} ({where})")
     if launch.status()[0]:
-        raise_unless_completed(launch, f"log: flwr log {run_id} {connection}")
+        raise_unless_completed(launch, where)
 
 
 def _submit_remote(launch: Launch, connection: str, env: Mapping[str, str]) -> str:

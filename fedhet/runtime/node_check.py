@@ -4,7 +4,6 @@ import http.client
 import shutil
 import socket
 import ssl
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,8 +18,9 @@ from fedhet.data.partition_file import read_partition_file
 from fedhet.data.row_files import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
 from fedhet.data.signals import check_windows
 from fedhet.errors import UserError, one_line
+from fedhet.files import tried_folder
 from fedhet.models import MODELS, build_model
-from fedhet.models.names import is_built_in, is_known, with_weights
+from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
 from fedhet.node.limits import LimitError, read_limits
 from fedhet.reading.npz import NpzFile
 from fedhet.reading.tensors import read_tensors
@@ -50,7 +50,7 @@ class Finding:
 def check(plan: NodePlan) -> Iterator[Finding]:
     """Every finding, as soon as it is there."""
     for what, test in (
-        ("key", _key), ("limits", _limits), ("images", _images), ("model", _model),
+        ("key", _key), ("limits", _limits), ("examples", _own_examples), ("model", _model),
         ("connection", _connection), ("admission", _admission), ("disk", _disk),
         ("device", _device),
     ):  # fmt: skip
@@ -91,7 +91,7 @@ def _limits(plan: NodePlan) -> str:
     return str(path or "none: any run may train here")
 
 
-def _images(plan: NodePlan) -> str:
+def _own_examples(plan: NodePlan) -> str:
     if not plan.config.get("data-dir"):
         return "a share of a public data set"
     path = Path(str(plan.config["data-dir"]))
@@ -119,6 +119,7 @@ def _model(plan: NodePlan) -> str:
     name = str(plan.config.get("model", ""))
     if not name:
         return "what the run assigns"
+    validate_model_name(name)
     name, weights = with_weights(name)
     if weights:  # whether they fit is known when a run says what its classes are
         read_tensors(Path(weights).expanduser(), "pt")
@@ -171,10 +172,8 @@ def _admission(plan: NodePlan) -> str:
 
 def _disk(plan: NodePlan) -> str:
     path = Path(str(plan.config["state-dir"]))
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryFile(dir=path):
-        pass
-    free = shutil.disk_usage(path).free
+    with tried_folder(path):
+        free = shutil.disk_usage(path).free
     if free < ENOUGH:
         raise UserError(f"'{path}' has {free >> 20} MiB left, less than {ENOUGH >> 20}")
     return f"'{path}' can be written, {free >> 30} GiB free"
@@ -193,4 +192,4 @@ def _device(plan: NodePlan) -> str:
     return name or (f"CUDA: {', '.join(found)}" if found else "no GPU: the run trains on the CPU")
 
 
-OPTIONS = {"limits": _limits, "model": _model, "device": _device, "split-file": _images}
+OPTIONS = {"limits": _limits, "model": _model, "device": _device, "split-file": _own_examples}

@@ -1,7 +1,5 @@
 """Everything that can be wrong with a run, found before any process is started."""
 
-import contextlib
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from fedhet.data.flower_partition import says_clients
 from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
 from fedhet.data.partition import Partition
 from fedhet.errors import UserError
+from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model
 from fedhet.models.small import small_name
 from fedhet.node.site import DEFAULT_CLIENTS, choose_device, load_partition
@@ -29,7 +28,7 @@ PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
 def absolute_paths(config: RunConfig) -> RunConfig:
     """The configuration with paths that mean the same in every process and after a ``cd``."""
     paths = {
-        key: str(Path(value).expanduser().absolute())
+        key: str(plain_path(value))
         for key in (path.replace("-", "_") for path in PATHS)
         if (value := str(getattr(config, key)))
     }
@@ -59,17 +58,11 @@ def check_state_dir(config: RunConfig) -> None:
     if not config.state_dir:
         return
     path = Path(config.state_dir).resolve()
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tried_folder(path):
             pass
     except OSError as error:
         raise UserError(f"state-dir: '{path}' cannot be written: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):  # somebody has put something there
-            for folder in missing:
-                folder.rmdir()
 
 
 def python_path(config: RunConfig) -> list[str]:
@@ -87,6 +80,16 @@ def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
     with torch.random.fork_rng(devices=[]):
         for name in dict.fromkeys(names):
             build_model(name, classes=classes, d=config.representation, inputs=inputs)
+
+
+def check_declared(config: RunConfig) -> None:
+    """UserError for what every node of a network would refuse to learn from its own files."""
+    for name, values in config.categories:
+        if not values:
+            raise UserError(
+                f"categories: '{name}' needs its values on a network, such as "
+                f"categories={{{name}: [a, b]}}: nodes must not learn them from each other"
+            )
 
 
 def check_kind(config: RunConfig, inputs: Inputs) -> None:

@@ -18,6 +18,7 @@ from fedhet.reading.structured import read_json, read_toml
 from fedhet.runtime.certs import Credentials
 
 CONNECTION = "fedhet-server"
+ANSWER = 10.0  # seconds within which a server on this machine takes a connection
 DEFAULTS = ("supergrid", "local")  # connections of a configuration that Flower makes
 
 
@@ -93,6 +94,17 @@ class ServerFolder:
         except (UserError, OSError):
             return 0
         return port
+
+    def check_running(self) -> None:
+        """UserError, with the command that starts it, if nothing listens at that address."""
+        host, _, port = self.control().rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER).close()
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"--superlink: the server of '{self.tls}' is not running: start it with "
+                f"`fedhet server {self.tls}`"
+            ) from error
 
     def control(self) -> str:
         """Address of the Control API, ``host:port``; UserError if no server was started here."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from fedhet import examples, idle_keys, layout
 from fedhet.config import build_config, method_name, read_overrides, resumed_config
 from fedhet.errors import UserError, VerifyError, nearest
+from fedhet.files import plain_path
 from fedhet.node.site import check_no_weights
 from fedhet.records import register, verification
 from fedhet.records.opening import check_downloads, opened
@@ -21,7 +22,7 @@ from fedhet.records.summary import DIVERGENCE, nobody_replied
 from fedhet.records.verification import Verification
 from fedhet.runtime import preflight
 from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over
-from fedhet.runtime.server_folder import connect
+from fedhet.runtime.server_folder import ServerFolder, connect, tls_of
 from fedhet.runtime.signals import Interrupted, interruptible
 from fedhet.schema import RunConfig
 
@@ -168,7 +169,7 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
 
 def _existing(path: Path) -> RunFolder:
     """A run folder in which nothing leads elsewhere."""
-    folder = RunFolder(path.expanduser().absolute())
+    folder = RunFolder(plain_path(path))
     if folder.path.is_dir():
         verification.check_entries(folder.path)
     return folder
@@ -203,6 +204,9 @@ def check(config: RunConfig, console: Console, connection: str | None) -> tuple[
     preflight.check_installation(inline=inline)
     if connection is not None:  # the nodes bring their own data, models and devices
         check_no_weights(config)
+        preflight.check_declared(config)
+        if tls := tls_of(connection):
+            ServerFolder(Path(tls)).check_running()
         connect(connection)
         return ()
     announce(config, console)

@@ -72,7 +72,13 @@ class Search:
     @classmethod
     def read(cls, path: Path, words: Sequence[str]) -> "Search":
         """``KEY=VALUE`` fixes a key, ``KEY=V1,V2`` and ``KEY=LOW..HIGH`` search it."""
-        base = {key: v for key, v in read_yaml(path).items() if key not in SWEEP_KEYS}
+        preset = read_yaml(path)
+        if "grid" in preset:
+            raise UserError(
+                f"config '{path}': tune wants a preset of one run, and this has `grid`; what is "
+                "searched is given as KEY=V1,V2 or KEY=LOW..HIGH"
+            )
+        base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         axes: dict[str, Sequence[Any] | Range] = {}
         for word in words:
             key, equals, text = word.partition("=")

@@ -119,7 +119,7 @@ class _Runs:
             name, _, now, *_ = map(str, row)
             if self.before.get(name) != now:
                 self.before[name] = now
-                yield said(table, row)
+                yield _cell(row)
         rounds = dict(state.facts)["rounds"]
         if rounds != self.rounds and not state.over:
             self.rounds = rounds
@@ -128,6 +128,18 @@ class _Runs:
     def end(self, state: State) -> Iterator[str]:
         """How they stand."""
         yield f"{state.status}: " + ", ".join(f"{name}: {text}" for name, text in state.facts)
+
+
+def _cell(row: Sequence[Value]) -> str:
+    """A cell's row as a sentence."""
+    name, what, state, done, wanted, accuracy, why = row
+    rounds = f", round {done} of {wanted}" if wanted else f", round {done}"
+    known = _real(accuracy)
+    return (
+        f"cell {name}{f' ({what})' if what else ''}: {state}{rounds}"
+        + (f", accuracy {percent(known)}" if known is not None else "")
+        + (f": {why}" if why else "")
+    )
 
 
 def lines(table: Table) -> Iterator[str]:

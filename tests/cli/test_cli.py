@@ -90,7 +90,10 @@ def test_a_wrong_run_is_one_line_and_leaves_nothing(capsys, here, words, parts):
         (["methods", "FedSAA"], ["did you mean 'fedssa'"]),
         (["keys", "roundz"], ["no key speaks of 'roundz'", "did you mean 'rounds'"]),
         (["partition", "quickstart", "--plot", "x.gif"], ["--plot", "'x.gif'", ".png"]),
-        (["models", "--classes", "0"], ["--classes", "0"]),
+        (["models", "--classes", "0"], ["--classes: '0'", "at least 1"]),
+        (["sweep", "compare/digits", "--workers", "no"], ["--workers: 'no'", "a whole number"]),
+        (["report", ".", "--out", "."], ["--out: '.' is a folder of runs"]),
+        (["tune", "compare/digits", "lr=0.1,0.2"], ["tune wants a preset of one run", "grid"]),
         (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
     ],
 )

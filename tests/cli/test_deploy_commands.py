@@ -22,6 +22,7 @@ from fedhet.runtime.node import Node as Keeper
 from fedhet.runtime.server_folder import CONNECTION, ServerFolder, connect
 from fedhet.runtime.signals import Interrupted
 from fedhet.runtime.status import collect
+from fedhet.runtime.superlink import free_ports
 
 SHARE = ("--partition", "0/1")
 NODE = ("node", "tls/clients/a", "--server", "h", *SHARE)
@@ -81,6 +82,21 @@ def test_a_unit_runs_the_command_it_is_for(capsys, what):
     assert execute(["unit", what]) == 0
     text = capsys.readouterr().out
     assert f"fedhet {what} " in text and "[Install]" in text and "Restart=always" in text
+
+
+@pytest.mark.parametrize("words", [["status"], ["run", "quickstart"]])
+def test_a_server_that_does_not_run_is_to_be_started(tls, capsys, words):
+    (port,) = free_ports(1)
+    ServerFolder(tls).prepare(port)
+    assert execute([*words, "--superlink", str(tls)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"is not running: start it with `fedhet server {tls}`" in line
+
+
+def test_categories_that_every_node_would_refuse_are_refused_here(tls, capsys):
+    words = ["run", "kinds/table", "categories=smoker", "--superlink", str(tls)]
+    assert execute(words) == 2
+    assert "categories: 'smoker' needs its values on a network" in capsys.readouterr().err
 
 
 def test_a_folder_of_certificates_stands_for_its_server(tls, monkeypatch):

@@ -49,6 +49,7 @@ def test_resume_needs_states_in_files(capsys, here, pretend):
         (["lr=0.1"], ["lr", "a resumed run keeps its own", "engine, rounds"]),
         (["rounds=0"], ["rounds", "'0'", "greater than or equal to 1"]),
         (["engine=rey"], ["engine", "'rey'"]),
+        (["round=3"], ["round: unknown key", "did you mean 'rounds'"]),
     ],
 )
 def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words, parts):

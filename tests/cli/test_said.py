@@ -14,7 +14,7 @@ from fedhet.config import load_noted
 from fedhet.errors import RunFailedError
 from fedhet.idle_keys import idle
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime import launch, session
+from fedhet.runtime import launch, server_folder, session
 from fedhet.schema import RunConfig, kebab
 from fedhet.testing import simulate, small
 
@@ -166,7 +166,7 @@ def test_an_example_says_where_it_is_and_how_it_is_run(capsys, here, monkeypatch
 def test_what_an_example_is_run_with_is_in_it(name, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     preset, *words = examples.KEYS[name].split()
-    assert preset == "quickstart" or (EXAMPLES / preset).is_file()
+    assert session.find_preset(preset).is_file()
     (word,) = [word for word in words if f"={name}:" in word]
     key, _, values = word.partition("=")
     for value in values.split(","):
@@ -194,6 +194,9 @@ def test_keys_are_searched_by_a_word_in_names_and_meanings(capsys):
     assert execute(["keys", "Dirichlet"]) == 0
     found = [line.partition("=")[0] for line in capsys.readouterr().out.splitlines()]
     assert found == ["partition", "alpha"]
+    assert execute(["keys", "noise"]) == 0
+    found = {line.partition("=")[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"dp-clip", "dp-epsilon", "dp-delta"} <= found
     assert execute(["keys", "server-epochs", "--json"]) == 0
     owners = {row["method"] for row in json.loads(capsys.readouterr().out)}
     assert owners == {"fedgh", "fedtgp", "fedgen"}
@@ -262,6 +265,17 @@ def test_a_superlink_that_is_away_is_waited_for_aloud(monkeypatch, here):
     launch.submit_remote(launch.Launch(small(here), folder), "local", lambda _: None, said.append)
     (line,) = said
     assert line.startswith("waiting for 'local', which has not answered since ")
+
+
+def test_a_failed_run_of_a_servers_folder_names_its_own_folder(monkeypatch, here):
+    monkeypatch.setattr(launch, "REMOTE_POLL", 0.0)
+    monkeypatch.setattr(launch, "POLL", 0.0)
+    monkeypatch.setattr(launch, "connect", lambda _: server_folder.CONNECTION)
+    monkeypatch.setattr(launch, "_submit_remote", lambda *_: "1")
+    monkeypatch.setattr(launch, "run_status", lambda *_: ("finished:failed", "nobody is there"))
+    folder = RunFolder.create(small(here), "r")
+    with pytest.raises(RunFailedError, match=f"nobody is there .run folder: {folder.path}"):
+        launch.submit_remote(launch.Launch(small(here), folder), "tls", lambda _: None, print)
 
 
 def test_what_the_server_waits_for_is_shown_where_the_run_was_asked_for(here):

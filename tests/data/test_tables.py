@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedhet.config import build_config
+from fedhet.config import build_config, load_config
 from fedhet.data import reading
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs
@@ -211,6 +211,7 @@ def test_by_chance_and_by_size(tmp_path):
         ({"models": ["@table-9"]}, "models: group '@table-9' is unknown; did you mean"),
         ({"dataset": "table", "target": "y", "models": ["cnn-1"]}, "model 'cnn-1' is for images"),
         ({"models": ["mlp-1"]}, "model 'mlp-1' is for rows of a table"),
+        ({"dataset": "texts", "text": "txt", "models": ["cnn-1"]}, "target: '' is not allowed"),
     ],
 )
 def test_keys_that_make_no_sense(values, message):
@@ -227,6 +228,15 @@ def test_keys_of_a_command_line_are_those_of_a_file():
     assert typed == written == build_config(written.flat())
     assert typed.flat()["labels"] == {"ill": ["1", "2"], "well": ["0"]}
     assert typed.models[0] == "mlp-1"
+
+
+def test_yes_and_no_of_a_file_are_texts_and_switches_take_them(tmp_path):
+    text = "dataset: table\ntarget: y\ncategories: {smoker: [yes, no, off, true]}\n"
+    (tmp_path / "c.yaml").write_text(text + "keep-state: no\nevaluate-all: True\n")
+    config = load_config(tmp_path / "c.yaml", ["labels={ill: on, well: off}"])
+    assert config.categories == (("smoker", ("yes", "no", "off", "True")),)
+    assert config.labels == (("ill", ("on",)), ("well", ("off",)))
+    assert (config.keep_state, config.evaluate_all) == (False, True)
 
 
 def test_images_keep_their_configuration():

@@ -114,6 +114,8 @@ def test_what_does_not_fit_is_one_line(made, tmp_path):
         predict(model, [wrong], tmp_path / "p.csv")
     with pytest.raises(UserError, match="no such file"):
         predict(model, [tmp_path / "absent.csv"], tmp_path / "p.csv")
+    with pytest.raises(UserError, match="is a folder: this model takes .* files"):
+        predict(model, [tmp_path], tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()
 
 

@@ -120,6 +120,9 @@ def test_formats_are_those_asked_for(sweep, tmp_path):
     assert kinds == {".html", ".csv"}
     with pytest.raises(UserError, match="--format: 'xls' is not allowed: md, csv"):
         report([sweep], tmp_path / "out", formats=["xls"])
+    for taken in (sweep, next(sweep.glob("*/config.yaml")).parent):
+        with pytest.raises(UserError, match="is a folder of runs"):
+            report([sweep], taken)
     with pytest.raises(UserError, match="--out: give the folder"):
         report([sweep])
 

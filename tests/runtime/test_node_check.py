@@ -83,6 +83,17 @@ def test_a_node_that_can_join_is_told_so(site, capsys):
     code, wrong, said = check(site, capsys)
     assert (code, wrong) == (0, {})
     assert "4 images of 2 classes: a, b" in said and "knows this key" in said
+    assert not (site.folder / ".fedhet").exists()  # nothing is left of it
+
+
+def test_a_model_that_is_nobodys_is_refused_for_rows_too(site, capsys):
+    (site.folder / "own.csv").write_text("a,b\n1,2\n")
+    code, wrong, _ = check(site, capsys, data="own.csv", more=("--model", "mlp-9"))
+    assert code == 2 and list(wrong) == ["model"]
+    assert "did you mean 'mlp-" in wrong["model"]
+    code, _, said = check(site, capsys, data="own.csv", more=("--model", "mine:make"))
+    assert code == 0 and "mine:make, of which nothing can be said" in said
+    assert "examples: 2 columns" in said
 
 
 def test_a_key_that_the_server_does_not_know(site, capsys):
@@ -118,7 +129,7 @@ def test_a_clock_that_is_wrong(site, capsys, ahead):
 
 def test_a_folder_that_is_empty_or_missing(site, capsys):
     code, wrong, _ = check(site, capsys, data="empty")
-    assert code == 2 and list(wrong) == ["images"] and "empty" in wrong["images"]
+    assert code == 2 and list(wrong) == ["examples"] and "empty" in wrong["examples"]
     code, wrong, said = check(site, capsys, data="nowhere")
     assert code == 2 and "nowhere' is not there" in said
 

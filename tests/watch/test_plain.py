@@ -57,7 +57,10 @@ def test_a_sweep_says_what_changes(tmp_path, capsys):
     assert execute(["watch", "--plain", str(tmp_path / "s")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "s: 2 runs"
-    assert lines[1] == "cell a, state finished, round 4, of 4, accuracy 40.00 %"
+    assert lines[1] == "cell a: finished, round 4 of 4, accuracy 40.00 %"
+    assert plain._cell(["c", "fd", "failed", 0, None, None, "away"]) == (
+        "cell c (fd): failed, round 0: away"
+    )
     assert lines[-1] == "not running: finished: 1, pending: 1, rounds: 4 of 8"
 
 
@@ -70,7 +73,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert "has no server yet" in refused(capsys, "watch", "--superlink", str(tmp_path))
     run = str(begin(tmp_path / "r"))
     assert "--plain" in refused(capsys, "watch", run, "--plain", "--port", "1")
-    assert "range" in refused(capsys, "watch", run, "--port", "70000")
+    assert "at most 65535" in refused(capsys, "watch", run, "--port", "70000")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -22,6 +22,7 @@ from fedhet.reports import papers
 from fedhet.reports.names import exact, known_method, method_name, model_range, plain
 from fedhet.reports.runs import LeftOut, Run
 from fedhet.schema import RunConfig, kebab
+from fedhet.sweeps.grid import GONE
 
 Block = tuple[int, int]  # partition seed, seed
 
@@ -252,7 +253,8 @@ def _arm(settings: dict[str, Setting], config: Mapping[str, Any], *, make: bool)
 def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """A flat configuration as the setting's keys, the method, and its own keys off default.
 
-    Keys of other versions of fedhet are taken as they come: what is missing has its default.
+    Keys of other versions of fedhet are taken as they come: what is missing has its default, and
+    a method's key that is gone is none at the value that everybody has now.
     """
     shared = {
         key: config.get(key, at_default(key))
@@ -262,7 +264,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     for key in ("data-path", "partition-file", "public-path"):
         shared[key] = Path(str(shared[key])).name
     method = known_as(str(config.get("method", "fedssa")))
-    defaults = own_defaults(method)
+    defaults = GONE.get(method, {}) | own_defaults(method)
     own = {
         key: value
         for key, value in config.items()

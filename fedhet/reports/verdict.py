@@ -183,10 +183,8 @@ def unsaid(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
         has = "has" if len(single) == 1 else "have"
         made.append(f"{_some(single, 'and')} {has} one block and so no interval")
     if len(few) > len(single):
-        have = "has" if len(few) == 1 else "have"
         made.append(
-            f"{_count_of(few, comparisons)} {have} fewer than {ENOUGH} blocks, too few for a rank "
-            "test"
+            f"{_having(few, comparisons)} fewer than {ENOUGH} blocks, too few for a rank test"
         )
     if mixed:
         made.append(
@@ -257,5 +255,9 @@ def _many(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
-def _count_of(some: Sequence[object], of: Sequence[object]) -> str:
-    return "all settings" if len(some) == len(of) else f"{len(some)} of {len(of)} settings"
+def _having(some: Sequence[object], of: Sequence[object]) -> str:
+    if len(of) == 1:
+        return "there are"
+    if len(some) == len(of):
+        return "all settings have"
+    return f"{len(some)} of {len(of)} settings {'has' if len(some) == 1 else 'have'}"

@@ -119,6 +119,10 @@ def test_a_setting_of_one_block_is_in_no_count_and_the_short_form_says_so(tmp_pa
     comparisons, _, _ = compared([tmp_path])
     assert [found.points for found in gains(comparisons)] == [pytest.approx(2.1)]
     assert "nobody" not in " ".join(sentences(comparisons, 8))
+    alone = [one for one in comparisons if one.setting.keys["lr"] == 0.01]
+    assert (
+        unsaid(alone, 1, BASE) == "Limits: there are fewer than 5 blocks, too few for a rank test."
+    )
     lines, note = brief(comparisons)
     assert lines == ["Above Standalone: FD +2.1."]
     assert "one block (partition and seed) has no interval: CIFAR-100, N = 4, C = 50 %, lr" in note

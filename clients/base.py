@@ -154,7 +154,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return Empty()
 
     def added(self, vector: Vector) -> None:
-        """With ``secure-sum``: see what of the upload goes into the sum, clipped, without noise."""
+        """With ``secure-sum``: see what of the upload goes into the sum, clipped, without noise.
+
+        ``vector`` (L,) float64 is what the method's strategy makes of it (``contribution``).
+        """
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Logits (B, C) float32 of ``inputs`` (B, ...), by :meth:`inference_needs` alone."""

@@ -114,10 +114,13 @@ class Part:
             raise Refused(str(error), Word.RANGE) from error
         if budget is not None and len(vector):
             terms = Terms(config.sum_min, config.sum_threshold)
-            least = max(terms.needed(len(self.cohort.members)), terms.least)
-            sigma = share_steps(config, len(vector), bits, least)
+            fewest = terms.fewest(len(self.cohort.members))
+            sigma = share_steps(config, len(vector), bits, fewest)
             simulated = client.setup.simulated
-            steps = steps + budget.share(vector, sigma, client.round, simulated=simulated)
+            attempt = self.cohort.attempt
+            steps = steps + budget.share(
+                vector, sigma, client.round, attempt=attempt, simulated=simulated
+            )
         self._steps.append(steps)
 
     def _own(self) -> Own:

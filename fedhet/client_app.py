@@ -158,6 +158,7 @@ def _told(asked: Request, data: LocalData) -> dict[str, Any]:
     """Which classes a client has, and how many images of each; with sums its key instead."""
     if asked.config.summed:
         return dict(_sums().own_key(asked, data.client))
+    asked.store(data.client)  # refused where the run began with masked sums
     counts = data.class_counts()
     images = list(counts.values())
     return {"seen": list(counts), "images": images, "train-images": sum(images)}

@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import envelope, find_method, from_run_config
+from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.node.context_state import ContextStore
 from fedhet.node.limits import Asked, Limits, check_run, read_limits
@@ -22,11 +23,11 @@ from fedhet.node.site import (
     client_name,
     load_local,
 )
-from fedhet.node.state import FileStore, StateStore
+from fedhet.node.state import SUM_KEY, FileStore, StateStore
 from fedhet.protocol.downloads import read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import message_bytes
-from fedhet.protocol.reasons import Word, telling
+from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.registry import Method
 from fedhet.schema import RunConfig
 
@@ -103,7 +104,16 @@ class Request:
             return assigned_model(self.config, self.node, data, simulated=self.simulated)
 
     def store(self, client: str) -> StateStore:
-        """Where its private state is; the server names a place in a simulation only."""
+        """Where its private state is; the server names a place in a simulation only.
+
+        Refused for a run that began with masked sums and has none now.
+        """
+        found = self._store(client)
+        if self.config.secure_sum != "masked" and found.read_note(SUM_KEY) is not None:
+            raise Refused("this run began with secure-sum=masked and is without now")
+        return found
+
+    def _store(self, client: str) -> StateStore:
         if self.config.state_backend == "context":
             return ContextStore(self.context.state, client)
         for name in (self.what.experiment, client):
@@ -129,9 +139,18 @@ class Request:
         return self.method.client(setup)
 
     def sum_notes(self, client: str = "") -> "SumNotes":
-        """What this client keeps for the sums of the run, without its examples."""
+        """What this client keeps for the sums of the run, without its examples.
+
+        UserError where a reply may leave before its notes are kept: Flower keeps a node's context
+        after the reply, in memory, or loses it.
+        """
         from fedhet.node.sums import SumNotes, terms_of  # noqa: PLC0415  (for runs that mask)
 
+        if self.config.state_backend == "context" and not self.simulated:
+            raise UserError(
+                "state-backend: 'context' is not allowed with secure-sum=masked on a network: a "
+                "mask could meet two vectors; use 'file'"
+            )
         client = client or client_name(self.config, self.node, simulated=self.simulated)
         terms = terms_of(self.config, self.limits)
         return SumNotes(self.store(client), self.what.experiment, client, terms)

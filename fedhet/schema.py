@@ -299,7 +299,7 @@ class RunConfig(Schema):
         3, ge=1, description="least clients that must have a class for its rows to be summed"
     )
     sum_metrics: bool = Field(
-        True, description="accuracies, losses and FLOPs are summed, too; false: each client's told"
+        True, description="accuracies and losses are summed, too; false: each client tells them"
     )
 
     state_dir: str = Field(

@@ -22,6 +22,7 @@ from fedhet.request import Request
 def own_key(asked: Request, client: str) -> dict[str, Any]:
     """What the handshake tells instead of classes and counts: the key for this run's sums."""
     if asked.config.secure_sum != "masked":
+        asked.store(client)  # refused where the run began with masked sums
         return {}
     with telling(Word.PROOF):
         return key_info(asked.sum_notes(client).key(Credentials.of(asked.node)))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedhet.models.base import exchanged
-from fedhet.protocol.contribution import Own, Vector
+from fedhet.protocol.contribution import Own, Vector, too_few
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
@@ -117,7 +117,7 @@ class ClassSums:
 
     def short(self, least: int) -> int:
         """How many classes somebody has, and fewer than ``least``."""
-        return int(((self.owners > 0) & (self.owners < least)).sum())
+        return too_few(self.owners, least)
 
     def means(self, before: Array, least: int = 1) -> Array:
         """Means (C, w) float32 of classes with ``least`` owners; others keep theirs of before."""

@@ -168,26 +168,36 @@ class MethodStrategy(Strategy, Generic[P]):
     def contribution(cls, upload: Payload, own: Own) -> Vector:
         """What one client adds to the sum, (L,) float64; called in the client's process.
 
-        It is linear in what the upload shares, and as long for every client of a run.
+        It is linear in what ``upload`` shares, and as long for every client of a run; ``own`` is
+        what the client knows of itself. Raises NotImplementedError where there is no sum.
         """
         raise NotImplementedError(cls.not_summed)
 
     @classmethod
     def counts_at_end(cls, own: Own) -> int:
-        """How many entries at the end of a contribution are counts, which no noise covers."""
+        """How many entries at the end of a contribution are counts, which no noise covers.
+
+        ``own`` is as in :meth:`contribution`.
+        """
         return 0
 
     def vector_length(self) -> int:
-        """L, entries of a contribution."""
+        """L, entries of a contribution; NotImplementedError where there is no sum."""
         raise NotImplementedError(self.not_summed)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Set the global arrays from the sum (L,) of contributions; numbers worth recording."""
+        """Set the global arrays from ``total`` (L,) float64, the sum of contributions of a round.
+
+        Returns numbers worth recording. Raises NotImplementedError where there is no sum.
+        """
         raise NotImplementedError(self.not_summed)
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: P) -> bool:
-        """Whether a contribution has rows of the client's classes, which ``sum-owners`` guards."""
+        """Whether a contribution has rows of the client's classes, which ``sum-owners`` guards.
+
+        ``config`` is the run's, ``params`` the method's own part of it.
+        """
         return False
 
     def arrays(self) -> dict[str, Array]:
@@ -212,7 +222,10 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: P) -> bool:
-        """Whether a contribution is weighed by images, in units of ``max-images``."""
+        """Whether a contribution is weighed by images, in units of ``max-images``.
+
+        ``config`` and ``params`` are as in :meth:`sums_classes`.
+        """
         return config.weighting == "samples" and "weighting" not in cls.ignores(config, params)
 
     @property

@@ -5,16 +5,18 @@ round whose sum cannot be had is skipped, named, and changes nothing; the next a
 a higher number, also after a crash.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, MetricRecord
 
 from fedhet.errors import HookError
 from fedhet.ids import client_order
 from fedhet.protocol.checks import Rejected, check_epsilon, check_metrics, check_origin
-from fedhet.protocol.contribution import Vector, enough
+from fedhet.protocol.contribution import Vector, about_few, enough, too_few
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.messages import (
@@ -33,11 +35,14 @@ from fedhet.records.append_only import Counter
 from fedhet.records.checkpoint import Checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.sum_ledger import SumLedger
+from fedhet.records.summary import UNSUMMED
 from fedhet.secure_sum.collector import NoSumError
 from fedhet.strategies.base import MethodStrategy
 from fedhet.strategies.introductions import PATIENCE, Introductions
 from fedhet.strategies.rounds import Rounds
 from fedhet.strategies.sum_attempt import Attempt, terms_of
+
+log = logging.getLogger("fedhet")
 
 SHORT = 0.25  # of a round's time that each of the small exchanges may take
 
@@ -64,6 +69,7 @@ class SumRounds(Rounds):
             config, strategy.params
         )
         self.told: list[int] | None = None if kept is None else kept.meta.get("told")
+        self.few = 0 if kept is None else kept.meta.get("few", 0)  # classes whose rows may not
         self._numbers = Counter(folder.attempts)
         self._attempt: Attempt | None = None
 
@@ -81,6 +87,7 @@ class SumRounds(Rounds):
             except NoSumError as error:
                 self.ledger.skip(f"owners cannot be counted: {error}")
                 return []
+            self.ledger.round.numbers[UNSUMMED] = float(self.few)
         length = self.strategy.vector_length() + len(self.metrics) * self.config.sum_metrics
         self._attempt = attempt = self._new(round_, members, length)
         if len(members) < attempt.collector.least:
@@ -132,8 +139,16 @@ class SumRounds(Rounds):
             self._ask_owners(attempt)
         total = attempt.total(self.deadline)
         self._book_unmasking(attempt)
-        self.told = sorted(enough(total, self.config.sum_owners))
+        self._set_told(total)
         return sorted(attempt.collector.survivors, key=client_order)
+
+    def _set_told(self, owners: Vector) -> None:
+        """Which classes have owners (C,) enough, and a line if others have some."""
+        least, before = self.config.sum_owners, self.few
+        self.told, self.few = sorted(enough(owners, least)), too_few(owners, least)
+        owned = int((np.rint(owners) > 0).sum())
+        if self.few != before and (line := about_few(self.few, owned, least)):
+            log.warning("round %d: %s", self.ledger.round.number, line)
 
     def _ask_owners(self, attempt: Attempt) -> None:
         cohort, traffic = attempt.record(), self.ledger.round
@@ -226,4 +241,4 @@ class SumRounds(Rounds):
 
     def own_marks(self) -> dict[str, Any]:
         """See :class:`Rounds`: whose rows may be summed."""
-        return {} if self.told is None else {"told": self.told}
+        return {} if self.told is None else {"told": self.told, "few": self.few}

@@ -17,6 +17,7 @@ from fedhet.data.source import Indices
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import UNSUMMED
 from fedhet.records.verification import SHOWN
 from fedhet.runtime import preflight, session
 from fedhet.runtime.server_folder import tls_of
@@ -85,6 +86,12 @@ def _print_result(folder: RunFolder, *, as_json: bool) -> None:
             f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"
         )
+        summed = summary.get("secure_sum", {})
+        if few := summed.get(UNSUMMED):
+            print(
+                f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners: their "
+                "rows are in no sum (docs/privacy.md)"
+            )
         for lost in summary["clients_lost"]:
             about = f"is lost since round {lost['round']}: {lost['reason']}"
             print(one_line(f"client {lost['client']} {about}", None))

@@ -89,14 +89,19 @@ class Budget:
         return privatise(upload, received, self.config, rng)
 
     def share(
-        self, update: Vector, steps: int, round_: int, *, simulated: bool
+        self, update: Vector, steps: int, round_: int, *, attempt: int, simulated: bool
     ) -> NDArray[np.int64]:
         """This client's share of a sum's noise on ``update`` (L,), booked before.
 
         Steps (L,) int64 of a discrete Gaussian with a standard deviation of ``steps``, drawn as in
         :meth:`noised`. BudgetError if the budget is spent.
+
+        On a network every attempt has noise of its own, and is an upload of its own: with the same
+        noise in two sums of the same vectors, of which one lacks a client, their difference would
+        be that client's vector under its own share of the noise alone.
         """
-        digest = self._booked(round_, [update, np.array([steps])])
+        own = [np.array([steps])] if simulated else [np.array([steps, attempt])]
+        digest = self._booked(round_, [update, *own])
         seed = (
             generator(self.config.seed, "dp", self.client, round_).bytes(32)
             if simulated

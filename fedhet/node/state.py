@@ -43,6 +43,9 @@ LOCK = ".lock"
 DESCRIPTION = "client.json"  # the note that says what the generations belong to
 
 
+SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.node.sums
+
+
 class StateError(Exception):
     """A state that cannot be written; names the client's folder and the generation."""
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedhet.errors import UserError
 from fedhet.node.limits import Limits
-from fedhet.node.state import StateError, StateStore
+from fedhet.node.state import SUM_KEY, StateError, StateStore
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.reasons import MEANING, Refused, Word
 from fedhet.protocol.sums import Cohort, Opened, SumKey, Survivors
@@ -37,7 +37,7 @@ from fedhet.secure_sum.member import Commitment, Member, RefusedError, Terms
 from fedhet.secure_sum.proofs import Proof, ProofError, check, prove
 from fedhet.secure_sum.words import Words
 
-KEY, KEYS, LAST, REPLY = "sum-key", "sum-keys", "sum-last", "sum-reply"
+KEY, KEYS, LAST, REPLY = SUM_KEY, "sum-keys", "sum-last", "sum-reply"
 
 
 @dataclass(frozen=True)

@@ -62,3 +62,25 @@ def ownership(own: Own) -> Vector:
 def enough(total: Vector, least: int) -> frozenset[int]:
     """Classes with at least ``least`` owners by the sum (C,) of :func:`ownership`."""
     return frozenset(np.flatnonzero(np.rint(total) >= least).tolist())
+
+
+def too_few(owners: Vector, least: int) -> int:
+    """How many classes somebody has, and fewer than ``least`` by a sum (C,) of owners."""
+    rounded = np.rint(owners)
+    return int(((rounded > 0) & (rounded < least)).sum())
+
+
+def about_few(few: int, classes: int, least: int) -> str:
+    """A line about :func:`too_few` of so many classes that somebody has; empty if it is none."""
+    if not few:
+        return ""
+    line = (
+        f"{few} of {classes} classes have fewer than sum-owners={least} owners, and their rows are "
+        "in no sum and stay as they are"
+    )
+    if few < classes:
+        return line
+    return (
+        f"{line}: nothing is shared. Give a class more owners (classes-per-client, more clients), "
+        "or take a smaller sum-owners, with which a sum tells more of each (docs/privacy.md)"
+    )

@@ -111,7 +111,7 @@ MEANING = {
     Word.THRESHOLD: "the threshold would allow two answers for one attempt",
     Word.UNASKED: "it has uploaded nothing for what is to be unmasked",
     Word.OTHER: "it has handed over shares for other survivors already",
-    Word.FEW: "fewer are left than the threshold, sum-min or its site's min-sum",
+    Word.FEW: "fewer are left than sum-threshold, sum-min or its site's min-sum allow",
     Word.LEFT_OUT: "it is not among the survivors",
     Word.OUTSIDE: "somebody among the survivors was not in the cohort",
     Word.BOXES: "the boxes are not of their size, or not as many as the survivors",

@@ -193,6 +193,7 @@ class Meta(_Strict):
     steps: Steps = Steps()
     scores: dict[Id, Score]
     told: list[Count] | None = None  # classes with owners enough (sum-owners)
+    few: Count = 0  # how many have some, and too few
     means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
     rounds: Mark
     clients: Mark

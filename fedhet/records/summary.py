@@ -10,6 +10,7 @@ import numpy as np
 from fedhet.schema import RunConfig
 
 ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
+UNSUMMED = "unsummed_classes"  # of a round: those that too few clients have (sum-owners)
 _RECENT = 10  # rounds that the time left is estimated from
 # How a client is left out whose numbers left the range in which there is anything to learn.
 DIVERGENCE = re.compile(
@@ -32,7 +33,7 @@ def summarise(
     def total(key: str) -> int:
         return int(sum(r[key] for r in rounds))
 
-    summed = {"secure_sum": secure_sum_summary(config)} if config.summed else {}
+    summed = {"secure_sum": secure_sum_summary(config, rounds)} if config.summed else {}
     return summed | {
         "method": config.method,
         "dataset": config.dataset,
@@ -67,13 +68,16 @@ def summarise(
     }
 
 
-def secure_sum_summary(config: RunConfig) -> dict[str, Any]:
+def secure_sum_summary(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How the server learned what this summary says, and what it does not know."""
     found: dict[str, Any] = {
         "mode": config.secure_sum,
         "sum_min": config.sum_min,
         "sum_range": config.sum_range,
     }
+    counted = [line[UNSUMMED] for line in rounds if UNSUMMED in line]
+    if counted:
+        found |= {"sum_owners": config.sum_owners, UNSUMMED: int(counted[-1])}
     if config.sum_metrics:
         why = "the server learned the sum over the clients of a round, and no client's own number"
         found["absent"] = dict.fromkeys(ABSENT, why)

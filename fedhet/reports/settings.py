@@ -22,7 +22,7 @@ from fedhet.reports import papers
 from fedhet.reports.names import exact, known_method, method_name, model_range, plain
 from fedhet.reports.runs import LeftOut, Run
 from fedhet.schema import RunConfig, kebab
-from fedhet.sweeps.grid import GONE
+from fedhet.sum_keys import GONE
 
 Block = tuple[int, int]  # partition seed, seed
 
@@ -253,8 +253,7 @@ def _arm(settings: dict[str, Setting], config: Mapping[str, Any], *, make: bool)
 def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """A flat configuration as the setting's keys, the method, and its own keys off default.
 
-    Keys of other versions of fedhet are taken as they come: what is missing has its default, and
-    a method's key that is gone is none at the value that everybody has now.
+    Keys of other versions of fedhet are taken as they come: what is missing has its default.
     """
     shared = {
         key: config.get(key, at_default(key))
@@ -264,7 +263,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     for key in ("data-path", "partition-file", "public-path"):
         shared[key] = Path(str(shared[key])).name
     method = known_as(str(config.get("method", "fedssa")))
-    defaults = GONE.get(method, {}) | own_defaults(method)
+    defaults = own_defaults(method)
     own = {
         key: value
         for key, value in config.items()
@@ -278,7 +277,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
 def own_defaults(method: str) -> dict[str, Any]:
     """A method's own keys with their defaults; none of a method that cannot be imported."""
     known = known_method(method)
-    return {} if known is None else _defaults_of(known)
+    return {} if known is None else {**_defaults_of(known), **GONE.get(method, {})}
 
 
 @lru_cache

@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fedhet.config import check_replies, find_method
@@ -15,6 +16,7 @@ from fedhet.errors import UserError
 from fedhet.models import build_model
 from fedhet.models.small import small_name
 from fedhet.node.site import DEFAULT_CLIENTS, choose_device, load_partition
+from fedhet.protocol.contribution import about_few, too_few
 from fedhet.records.tracker import tracker_package
 from fedhet.runtime import bundle
 from fedhet.runtime.superlink import script
@@ -101,6 +103,17 @@ def check_kind(config: RunConfig, inputs: Inputs) -> None:
             f"augment: '{config.augment}' is not allowed with dataset={config.dataset}, which is "
             f"of {inputs.kind}: it is for {own}s"
         )
+
+
+def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> list[str]:
+    """A line if no class has owners enough for its rows to be summed: nothing would be shared."""
+    strategy = find_method(config.method).strategy
+    if not config.summed or not strategy.sums_classes(config, config.params):
+        return []
+    seen = [partition.seen(k, dataset.labels) for k in range(len(partition.clients))]
+    owners = np.bincount(np.concatenate(seen), minlength=len(dataset.classes)).astype(np.float64)
+    few, owned = too_few(owners, config.sum_owners), int((owners > 0).sum())
+    return [about_few(few, owned, config.sum_owners)] if few and few == owned else []
 
 
 def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:

@@ -89,6 +89,7 @@ def start(
         config = preflight.resolve_clients(config)
         dataset, partition = preflight.check_simulation(config)
         warnings = [*dataset.warnings, *partition.warnings]
+        warnings += preflight.few_owners(config, dataset, partition)
     with interruptible():
         folder = RunFolder.create(config, default_name)
         for line in (*notes, *idle_keys.small_cohort(config)):

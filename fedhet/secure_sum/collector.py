@@ -24,7 +24,7 @@ class Collector:
         self.cohort = sorted(cohort)
         self.length = length
         self.needed = terms.needed(len(self.cohort))
-        self.least = max(self.needed, terms.least)
+        self.least = terms.survivors(len(self.cohort))
         self.survivors: list[str] = []
         self._total = np.zeros(length, np.uint32)
         self._boxes: dict[str, Bytes] = {}

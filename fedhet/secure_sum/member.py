@@ -60,6 +60,22 @@ class Terms:
         """How many members must hand over shares: t of n."""
         return self.threshold or members // 2 + 1
 
+    def survivors(self, members: int) -> int:
+        """How few of ``members`` may be summed: m.
+
+        A server can tell every member other survivors, and nobody sees what the others were told.
+        To learn the sum of s members alone it needs t - s shares of their self masks from others,
+        and the pair seeds of those others, who gave shares instead, from the s themselves: each
+        opens n - m of them at most. With m >= n + least - t no s below ``least`` is enough.
+        """
+        needed = self.needed(members)
+        return max(needed, self.least, min(members, members + self.least - needed))
+
+    def fewest(self, members: int) -> int:
+        """Of how few members the sum can be had, also by a server that lies to each of them."""
+        alive = self.survivors(members)
+        return members if alive == members else self.needed(members) + alive - members
+
 
 @dataclass(frozen=True)
 class Commitment:
@@ -156,7 +172,7 @@ class Member:
             raise RefusedError(Refusal.OUTSIDE)
         if self.client not in alive:
             raise RefusedError(Refusal.LEFT_OUT)
-        if len(alive) < max(self.terms.needed(len(members)), self.terms.least):
+        if len(alive) < self.terms.survivors(len(members)):
             raise RefusedError(Refusal.FEW)
         if kept.answered not in ((), alive):
             raise RefusedError(Refusal.OTHER)

@@ -46,7 +46,8 @@ def test_every_file_is_a_client_and_on_a_node_all_are_one(sites, make):
     sizes = [len(c.train) + len(c.val) + len(c.test) for c in partition.clients]
     assert sizes == [20, 21] and data.sites.tolist() == [0] * 20 + [1] * 21
     node = {"data-dir": str(sites), "name": "own"}
-    own = load_local(build_config(values), node, simulated=False)
+    named = build_config(values | {"classes": list(data.classes)})  # as a run over nodes must
+    own = load_local(named, node, simulated=False)
     assert own.client == "own" and len(own.dataset.labels) == 41
     assert sum(map(len, (own.split.train, own.split.val, own.split.test))) == 41
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def code_lines(name: str) -> int:
 
 def test_examples_are_short():
     assert code_lines("fedrep.py") <= 30 and code_lines("fedgh.py") <= 60
-    assert code_lines("fedmd.py") <= 80
+    assert code_lines("fedmd.py") <= 80 and code_lines("cheating_server.py") < 60
 
 
 def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
@@ -158,6 +159,19 @@ def test_what_a_factory_froze_stays_as_it_was(tmp_path):
     after = client.model.state_dict()
     assert torch.equal(after["fixed.weight"], before["fixed.weight"])
     assert not torch.equal(after["body.1.weight"], before["body.1.weight"])
+
+
+def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
+    example = runpy.run_path("cheating_server.py")
+    example["main"](tmp_path)
+    ash, birch, forged, total, again, marked = capsys.readouterr().out.splitlines()
+    insists = "limit secure-sum: this site allows masked sums alone, and secure-sum is off"
+    assert (ash, birch) == (f"ash: {insists}", f"birch: {insists}")
+    assert forged == "ash does not accept the key of elm"
+    total_of = sum(example["COUNTS"].values())
+    assert total == f"the sum: {total_of.tolist()}"
+    assert again.startswith("ash: other-survivors-than-answered: ")
+    assert marked == "no sum: the boxes of 'elm' did not open for 3 members"
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch, name):
 
         monkeypatch.setattr(FedSSAClient, "receive", receive)
     config = small(
-        tmp_path, clients=3, secure_sum="masked", sum_min=2, classes=list(CLASSES),
+        tmp_path, clients=4, secure_sum="masked", sum_min=2, classes=list(CLASSES),
         start_timeout=1.0, local_epochs=2,
     )  # fmt: skip
     folder, _ = simulate(config, before=prepare, tamper=listen, simulated=False)

@@ -49,12 +49,12 @@ def account(client):
 def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
     config = summed(tmp_path, clients=members)
     terms = Terms(config.sum_min, config.sum_threshold)
-    least = max(terms.needed(members), terms.least)
+    least = terms.fewest(members)
     steps = share_steps(config, LENGTH, BITS, least)
     nothing = np.zeros(LENGTH)
     shares = [
         Budget(FileStore(tmp_path / str(k), sync=False), config, str(k)).share(
-            nothing, steps, 1, simulated=True
+            nothing, steps, 1, attempt=1, simulated=True
         )
         for k in range(members)
     ]
@@ -120,10 +120,11 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
     config, store = summed(tmp_path), FileStore(tmp_path / "s", sync=False)
     update = np.ones(2000)
 
-    def share(steps, vector=update):
+    def share(steps, vector=update, attempt=1):
         budget = Budget(store, config, "0")
         budget.check(1, 0)
-        return budget.share(vector, steps, 1, simulated=False), Budget(store, config, "0").epsilon
+        found = budget.share(vector, steps, 1, attempt=attempt, simulated=False)
+        return found, Budget(store, config, "0").epsilon
 
     first, cost = share(1000)
     again, still = share(1000)
@@ -133,6 +134,9 @@ def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
     assert abs(np.corrcoef(first, smaller)[0, 1]) < 0.1
     other, most = share(900, update + 1e-3)
     assert most == epsilon_spent(config, 3) and abs(np.corrcoef(smaller, other)[0, 1]) < 0.1
+    # Once more, without somebody: the difference of the sums has fresh noise of all the others.
+    later, last = share(900, update + 1e-3, attempt=2)
+    assert last == epsilon_spent(config, 4) and abs(np.corrcoef(other, later)[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("change", ["secure_sum", "sum_min", "off", "on"])
@@ -147,7 +151,7 @@ def test_an_account_holds_for_the_sums_that_it_began_with(tmp_path, change):
     }[change]
     budget = Budget(store, began, "0")
     if began.summed:
-        budget.share(np.ones(5), 100, 1, simulated=False)
+        budget.share(np.ones(5), 100, 1, attempt=1, simulated=False)
     else:
         budget.noised([np.ones(5, np.float32)], [], 1, simulated=False)
     Budget(store, began, "0").check(2, 1)

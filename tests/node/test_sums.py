@@ -7,17 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Context, RecordDict
 
+from fedhet.config import envelope
 from fedhet.errors import UserError
 from fedhet.node.state import FileStore, StateError
 from fedhet.node.sums import Credentials, SumNotes
-from fedhet.protocol.messages import Reply
+from fedhet.protocol.flower import be_one_process
+from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.protocol.reasons import Refused
 from fedhet.protocol.sums import Cohort, SumKey, Survivors
+from fedhet.request import Request
 from fedhet.runtime.certs import make
 from fedhet.secure_sum.collector import Collector
 from fedhet.secure_sum.masks import public_bytes
 from fedhet.secure_sum.member import Terms
+from fedhet.testing import small
 
 NAMES = ("a", "b", "c", "d")
 WORDS = np.arange(6, dtype=np.uint32)
@@ -84,7 +89,9 @@ def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     first = site.unmask("a", collector)
     again = site.unmask("a", collector)
     assert np.array_equal(first.shares, again.shares) and first.closed == again.closed
-    refused("other-survivors-than-answered", site.unmask, "a", collector, ("a", "b", "c"))
+    fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3])
+    refused("other-survivors-than-answered", site.notes("a", Terms(2)).unmask, 1, fewer)
+    refused("too-few-survivors", site.notes("a").unmask, 1, fewer)
 
 
 @pytest.mark.parametrize(
@@ -280,3 +287,34 @@ def test_damaged_notes_are_named(site, note) -> None:
     os.unlink(site.folder / "run" / "a" / "sum-key.json")
     with pytest.raises(StateError, match="has lost its key"):
         site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
+
+
+def asked_of_a_node(tmp_path, **changes) -> Request:
+    """A message of a run at a deployed node."""
+    be_one_process()
+    given = {"config": envelope(small(tmp_path, **changes), {})}
+    node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
+    asked = Request(
+        request("query", 1, Instruction("run"), 1.0),
+        Context(1, 1, node, RecordDict(), given, 0),
+    )
+    assert not asked.simulated
+    return asked
+
+
+def test_a_node_keeps_its_notes_in_files_alone(tmp_path) -> None:
+    """Flower stores a context after the reply, so that what was promised could be forgotten."""
+    assert asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").client == "a"
+    asked = asked_of_a_node(tmp_path, secure_sum="masked", state_backend="context")
+    with pytest.raises(UserError, match="state-backend: 'context' is not allowed"):
+        asked.sum_notes("a")
+
+
+@pytest.mark.parametrize("mode", ["off", "unmasked"])
+def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path, mode) -> None:
+    """The configuration is the server's word, in every message."""
+    later = asked_of_a_node(tmp_path, secure_sum=mode)
+    later.store("a")  # a run of its own
+    asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").key(None)
+    with pytest.raises(Refused, match="began with secure-sum=masked"):
+        later.store("a")

@@ -1,6 +1,7 @@
 """One attempt from masks to sum: who may drop out, what members refuse, what liars reach."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,12 +54,12 @@ class Cohort:
 @given(data=st.data(), size=st.integers(3, 20))
 def test_any_permitted_dropout_gives_exactly_the_sum(data: st.DataObject, size: int) -> None:
     cohort = Cohort(size)
-    needed = max(size // 2 + 1, 3)
-    alive = data.draw(st.sets(st.sampled_from(cohort.names), min_size=needed))
+    least = cohort.terms.survivors(size)
+    alive = data.draw(st.sets(st.sampled_from(cohort.names), min_size=least))
     collector = cohort.upload(sorted(alive))
     survivors = collector.close()
     everybody = len(alive) == size
-    speaking = data.draw(st.sets(st.sampled_from(survivors), min_size=needed))
+    speaking = data.draw(st.sets(st.sampled_from(survivors), min_size=size // 2 + 1))
     cohort.answers(collector, sorted(speaking) if everybody else survivors)
     assert collector.total().tolist() == cohort.sum(survivors)
     whole = from_words(collector.total(), 20)
@@ -69,20 +70,20 @@ def test_any_permitted_dropout_gives_exactly_the_sum(data: st.DataObject, size: 
 @given(data=st.data(), size=st.integers(3, 20))
 def test_any_other_dropout_gives_no_sum_and_says_why(data: st.DataObject, size: int) -> None:
     cohort = Cohort(size)
-    few = max(size // 2 + 1, 3) - 1
+    few = Terms().survivors(size) - 1
     alive = data.draw(st.sets(st.sampled_from(cohort.names), max_size=few))
     with pytest.raises(NoSumError, match=f"{len(alive)} of {size} uploads came"):
         cohort.upload(sorted(alive)).close()
     again = Cohort(size)
     collector = again.upload(again.names)
     collector.close()
-    again.answers(collector, again.names[:few] if few < size // 2 + 1 else [])
+    again.answers(collector, again.names[: size // 2])
     with pytest.raises(NoSumError, match="no answer of"):
         collector.total()
 
 
 def test_somebody_gone_needs_an_answer_of_everybody_left() -> None:
-    cohort = Cohort(5)
+    cohort = Cohort(5, Terms(3, 4))
     collector = cohort.upload(cohort.names[:4])
     collector.close()
     cohort.answers(collector, ["c0", "c1", "c2"])
@@ -226,3 +227,47 @@ def test_masked_words_look_uniform_and_no_two_attempts_share_any() -> None:
     chi = float(((counts - expected) ** 2 / expected).sum())
     assert chi < 400  # 255 degrees of freedom: by chance one run in ten million
     assert (first == second).sum() < 3
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 9, 10, 20])
+@pytest.mark.parametrize("least", [2, 3])
+def test_survivors_told_differently_to_each_member_isolate_nobody(size, least) -> None:
+    """The server tells everybody other survivors, so that between them they give few away.
+
+    Those few open their pair seeds with some members, the other members theirs with them, and just
+    enough members their shares of the few's self masks. Where nobody refused, the server had the
+    sum of those few.
+    """
+    cohort = Cohort(size, Terms(least))
+    collector = cohort.upload(cohort.names)
+    collector.close()
+    needed = cohort.terms.needed(size)
+    for few in range(1, least):
+        inside, outside = cohort.names[:few], cohort.names[few:]
+        helpers = outside[: needed - few]  # who open shares of those inside
+        told = {name: cohort.names if name in helpers else outside for name in outside}
+        told |= {name: [c for c in cohort.names if c not in helpers] for name in inside}
+        refused_by = []
+        for name, survivors in told.items():
+            boxes = collector.boxes_for(name)[[cohort.names.index(c) for c in survivors]]
+            try:
+                cohort.members[name].unmask(1, 1, survivors, boxes)
+            except RefusedError as error:
+                refused_by += [(name, error.word)]
+        assert {word for _, word in refused_by} == {"too-few-survivors"}
+        for member in cohort.members.values():  # as before the question
+            member.kept = replace(member.kept, answered=())
+
+
+@pytest.mark.parametrize(
+    ("size", "terms", "survivors", "fewest"),
+    [
+        (3, Terms(), 3, 3), (5, Terms(), 5, 5), (5, Terms(3, 4), 4, 3), (10, Terms(), 7, 3),
+        (10, Terms(3, 9), 9, 8), (100, Terms(), 52, 3), (100, Terms(3, 90), 90, 80),
+        (100, Terms(20), 69, 20), (2, Terms(), 3, 3),
+    ],
+)  # fmt: skip
+def test_how_few_may_be_summed(size, terms, survivors, fewest) -> None:
+    assert terms.survivors(size) == survivors
+    if size >= terms.least:
+        assert terms.fewest(size) == fewest

@@ -10,18 +10,21 @@ from flwr.app import Error, Message
 
 from fedhet.errors import RunFailedError, UserError, VerifyError
 from fedhet.ids import client_order
+from fedhet.node.site import load_partition
 from fedhet.node.sums import SumNotes
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, arrays_of
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import verify
+from fedhet.runtime.preflight import few_owners
 from fedhet.testing import simulate, small
 
 N = 5
 
 
 def config(tmp_path, mode="masked", **changes):
-    """Five clients that share headers; three of them are a sum."""
+    """Five clients that share headers; four of them are a sum."""
     values = {"method": "lg_fedavg", "clients": N, "max_images": 100, "secure_sum": mode}
+    values |= {"sum_threshold": 0 if "fraction" in changes else 4}
     return small(tmp_path, **(values | changes))
 
 
@@ -130,7 +133,7 @@ def test_too_few_uploads_are_no_sum(tmp_path):
 
     folder, grid = simulate(config(tmp_path), tamper=leave)
     reasons = {f["client"]: f["reason"] for f in failures(folder, 1)}
-    assert reasons["the round"] == "there is no sum: 2 of 5 uploads came, 3 are needed"
+    assert reasons["the round"] == "there is no sum: 2 of 5 uploads came, 4 are needed"
     assert not [m for m in grid.sent if asked(m)[:2] == (UNMASK, 1)]
 
 
@@ -145,7 +148,7 @@ def test_too_few_who_are_there_are_not_even_asked(tmp_path):
 
         grid.push_messages = push
 
-    with pytest.raises(RunFailedError, match="there is no sum: 0 of 2 uploads came, 3 are needed"):
+    with pytest.raises(RunFailedError, match="there is no sum: 0 of 2 uploads came, 4 are needed"):
         simulate(config(tmp_path, max_skipped_rounds=0), before=away)
 
 
@@ -315,3 +318,30 @@ def test_what_does_not_go_with_sums_is_one_line(tmp_path, changes, line):
 
 def test_hide_classes_switched_off_is_what_older_runs_say(tmp_path):
     assert "hide-classes" not in config(tmp_path, hide_classes=False).flat()
+
+
+@pytest.mark.parametrize(
+    ("changes", "few", "said"),
+    [
+        ({"sum_owners": 5}, 3, "3 of 3 classes have fewer than sum-owners=5 owners"),
+        ({"sum_owners": 4}, 2, "2 of 3 classes have fewer than sum-owners=4 owners"),
+        ({"sum_owners": 3}, 0, ""),
+        ({"sum_owners": 1}, None, ""),  # nobody counts
+        ({"sum_owners": 5, "method": "lg_fedavg"}, None, ""),  # no rows of classes
+    ],
+)
+def test_a_run_says_how_many_classes_have_too_few_owners(tmp_path, caplog, changes, few, said):
+    """Five clients with two of three classes each: three or four owners."""
+    values = {"method": "fedssa", "dataset": "synthetic:90x3", "classes_per_client": 2} | changes
+    first = config(tmp_path, "unmasked", rounds=1, **values)
+    folder, _ = simulate(first)
+    simulate(config(tmp_path, "unmasked", rounds=2, **values), folder=folder)
+    lines = folder.read_rounds()
+    assert [line.get("unsummed_classes") for line in lines] == [few, few]
+    assert folder.read_summary()["secure_sum"].get("unsummed_classes") == few
+    heard = [r.getMessage() for r in caplog.records if "sum-owners" in r.getMessage()]
+    assert len(heard) == bool(said) and all(said in line for line in heard)
+    all_of_them = few == 3
+    assert all(("nothing is shared" in line) == all_of_them for line in heard)
+    before = few_owners(first, *load_partition(first, N))
+    assert len(before) == all_of_them and all("a smaller sum-owners" in line for line in before)

@@ -1,0 +1,80 @@
+"""A server that cheats in a secure sum, and four hospitals that notice.
+
+Run it with `python cheating_server.py`.
+Keys and certificates are those of `fedhet certs`; two sites insist on sums, by their limits. There
+is no network: messages are passed by hand, and a hospital's part is the code that a node runs.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fedhet.config import load_config
+from fedhet.node.limits import Asked, LimitError, Limits, check_run
+from fedhet.node.state import FileStore
+from fedhet.node.sums import Credentials, SumNotes
+from fedhet.protocol.messages import Reply
+from fedhet.protocol.reasons import Refused
+from fedhet.protocol.sums import Cohort, SumKey, Survivors
+from fedhet.runtime.certs import make
+from fedhet.secure_sum.collector import Collector, NoSumError
+from fedhet.secure_sum.member import Terms
+
+NAMES, INSISTING = ("ash", "birch", "cedar", "elm"), ("ash", "birch")
+LIMITS = Limits.model_validate({"secure-sum": "required", "min-sum": 3})  # a site's own file
+COUNTS = {name: np.array([k, 10 + k, 0], np.uint32) for k, name in enumerate(NAMES)}
+
+
+def refused(who: str, what: Callable[..., object], *given: object) -> None:
+    """Print why the server does not get what it asks for."""
+    try:
+        print("the server got", what(*given))
+    except (LimitError, Refused, NoSumError) as error:
+        print(f"{who}: {error}")
+
+
+def main(folder: Path) -> None:
+    """Keys, then the server's four tries."""
+    certs, own, site = make(folder / "tls", ["127.0.0.1"], NAMES), {}, {}
+    for name in NAMES:
+        files = {"key": certs.client(name), "certificate": f"{certs.client(name)}.crt"}
+        if (found := Credentials.of({**files, "ca": certs.ca})) is not None:  # it names files
+            own[name] = found
+        site[name] = SumNotes(FileStore(folder / name, sync=False), "run-1", name, Terms(least=3))
+    keys = {name: site[name].key(own[name]) for name in NAMES}
+
+    def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
+        for name in survivors:
+            boxes = server.boxes_for(name)[: len(survivors)]
+            opened = site[name].unmask(1, Survivors(survivors, attempt, boxes))
+            server.answer(name, opened.shares, opened.seeds, opened.closed)
+
+    def ask_all(attempt: int, elms: bytes) -> Collector:
+        server, cohort = Collector(NAMES, 3, Terms(least=3)), Cohort(NAMES, attempt, len(NAMES))
+        for name in NAMES:  # each masks for what it was sent, of which this is the digest
+            sent = elms if name == "elm" else bytes(32)
+            masked = site[name].mask(1, cohort, sent, COUNTS[name], Reply({}, {}, []))
+            server.take(name, *masked.arrays)
+        server.close()
+        ask(server, attempt, NAMES)
+        return server
+
+    for name in INSISTING:  # 1. It asks for single uploads.
+        refused(name, check_run, LIMITS, load_config(None), Asked(False, True))
+    forged = keys | {"elm": SumKey(bytes(range(32)))}  # 2. It gives itself out for elm.
+    print("ash does not accept the key of", *site["ash"].introduce(forged, own["ash"].ca))
+    for name in NAMES:
+        site[name].introduce(keys, own[name].ca)
+    honest = ask_all(1, bytes(32))
+    print("the sum:", honest.total().tolist())
+    # 3. It asks again, as if elm had dropped out: the difference would be elm's patients.
+    refused("ash", ask, honest, 1, NAMES[:3])
+    # 4. It sends elm another payload, to find elm's part in the sum.
+    refused("no sum", ask_all(2, elms=bytes(31) + b"1").total)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        main(Path(scratch))

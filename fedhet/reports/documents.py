@@ -1,8 +1,8 @@
 """Documents that a repository keeps beside its records: verdict, pictures, one table, details.
 
 ``results.md`` and ``results/SETTING.md`` are written anew between two marks each; what stands
-outside of them is somebody's own and stays. The README of the folder above gets the first picture
-and three sentences where it has the marks for them.
+outside of them is somebody's own and stays. The README of the folder above gets a picture and
+three lines where it has the marks for them.
 """
 
 import re
@@ -13,10 +13,11 @@ from fedhet.errors import UserError
 from fedhet.files import write_text
 from fedhet.reports.drawing import Picture
 from fedhet.reports.markup import escaped, markdown_rows, to_markdown
+from fedhet.reports.panels import differences, shortened
 from fedhet.reports.sections import Report, Section
+from fedhet.reports.verdict import brief
 
 BEGIN, END = "<!-- made by fedhet report -->", "<!-- end of what fedhet report made -->"
-_LINES = 3  # sentences of the verdict in a README
 
 
 def around(path: Path, begin: str, end: str) -> tuple[str, str]:
@@ -57,7 +58,10 @@ def written(made: Report, docs: Path) -> dict[Path, str]:
             content[path.with_suffix(".svg")] = curve.svg
     readme = docs.absolute().parent / "README.md"
     if readme.exists() and BEGIN in readme.read_text(encoding="utf-8"):
-        content[readme] = _within(readme, _short(made, docs.name), "")
+        glance = _glance(made)
+        content[readme] = _within(readme, _short(made, glance, docs.name), "")
+        if glance.panels:
+            content[docs / "results" / f"{glance.name}.svg"] = glance.svg
     return content
 
 
@@ -122,10 +126,17 @@ def _setting(section: Section, curve: Picture, name: str) -> str:
     return "\n".join([*lines, *(to_markdown(table, 2) for table in section.tables)])
 
 
-def _short(made: Report, docs: str) -> str:
-    first = made.whole.figures[0]
+def _glance(made: Report) -> Picture:
+    """The picture of differences; of the settings that say most where there are others."""
+    shown = shortened(made.comparisons)
+    whole = made.whole.figures[0]
+    return whole if len(shown) == len(made.comparisons) else differences(shown, "at-a-glance")
+
+
+def _short(made: Report, glance: Picture, docs: str) -> str:
     picture = (
-        [f"![{escaped(first.title)}]({docs}/results/{first.name}.svg)"] if first.panels else []
+        [f"![{escaped(glance.title)}]({docs}/results/{glance.name}.svg)"] if glance.panels else []
     )
-    said = [f"- {escaped(sentence)}" for sentence in made.verdict[:_LINES]]
-    return "\n".join([*picture, "", *said])
+    said, note = brief(made.comparisons)
+    lines = [f"- {escaped(line)}" for line in said or made.verdict[:1]]
+    return "\n".join([*picture, "", *lines, "", escaped(note)])

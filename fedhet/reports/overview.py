@@ -7,7 +7,7 @@ from fedhet.reports.markup import Cell, Column, Table, number, p_value, text
 from fedhet.reports.panels import in_order
 from fedhet.reports.settings import Arm, Setting
 from fedhet.reports.statistics import ENOUGH, Interval, chance, holm, signed_rank
-from fedhet.reports.tables import METHOD, PERCENT
+from fedhet.reports.tables import METHOD, PERCENT, WIDE, beyond, says_nothing
 
 _MARK = "†"  # beside what was run in another precision than its column
 
@@ -42,10 +42,16 @@ def overview(comparisons: Sequence[Comparison]) -> Table:
     marked = any(arm.precision for one in comparisons for arm in one.arms)
     if marked or any(not one.setting.exact for one in comparisons):
         rows.append([text("precision"), *precisions])
+    drawn = [
+        one.levels[place].accuracy for one in comparisons for place in one.shown.values()
+    ]  # fmt: skip
     note = (
         f"Mean test accuracy in percent ± half the {PERCENT} interval (Student's t over blocks). "
-        "Bold: the highest mean; underlined: not told from it by the paired difference over the "
-        "same blocks. With one block there is neither interval nor mark. Methods by mean rank."
+        "Bold: the highest mean; underlined: not told from it, since the interval of the paired "
+        "difference over the same blocks holds zero. That depends on how steady the difference is "
+        "from block to block: a lower mean may be underlined where a higher one is not. With one "
+        "block there is neither interval nor mark. Methods by mean rank."
+        + beyond(drawn)
         + (f" {_MARK}: run in another precision than its column." if marked else "")
     )
     return Table("overview", "Methods and settings", note, columns, rows)
@@ -65,7 +71,10 @@ def _cell(one: Comparison, name: str) -> Cell:
 def _with_half(found: Interval) -> Cell:
     mean = number(found.mean)
     half = found.half
-    return mean if half is None else Cell(f"{mean.text} ± {half:.2f}", mean.value)
+    if half is None:
+        return mean
+    mark = f" {WIDE}" if says_nothing(found) else ""
+    return Cell(f"{mean.text} ± {half:.2f}{mark}", mean.value)
 
 
 def across(comparisons: Sequence[Comparison]) -> dict[str, tuple[list[float], float | None]]:

@@ -13,6 +13,7 @@ COLUMNS = 3
 _WIDTH, _LEFT, _TOP, _ROW = 320.0, 92.0, 38.0, 14.0
 _TALL, _ZERO = 250.0, 46.0
 _FAR = 2.5  # a row is off the scale beyond that many times the others' reach
+_SURE = 3  # blocks of a setting in the picture for a first glance
 _NAME = 22  # letters of a panel's row, before it is cut
 
 
@@ -33,10 +34,15 @@ def in_order(comparisons: Sequence[Comparison]) -> list[str]:
     return sorted(ranks, key=lambda name: (float(np.mean(ranks[name])), name))
 
 
-def differences(comparisons: Sequence[Comparison]) -> Picture:
+def shortened(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """What a first glance shows: the longest of the settings with three blocks or more, or all."""
+    counted = longest(comparisons)
+    return [one for one in counted if len(one.setting.blocks()) >= _SURE] or list(comparisons)
+
+
+def differences(comparisons: Sequence[Comparison], name: str = "differences") -> Picture:
     """Paired differences to the baseline: interval, mean, blocks."""
     title = "Paired differences"
-    name = "differences"
     compared = [one for one in comparisons if one.baseline is not None and any(one.paired)]
     if not compared:
         return absent(name, title, "no setting has the baseline and another method in one block")
@@ -49,7 +55,8 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
         f"Points of test accuracy above {base}, client by client on the same blocks; methods in "
         "the order of their mean rank. Dot: mean; line: 95 % interval (Student's t over blocks), "
         "blue above and orange below zero, grey where it holds zero; pale dots: blocks. A hollow "
-        "dot is a single block, without an interval; an arrow points to a value off the scale."
+        "dot is a single block, without an interval; an arrow points to a value off the scale; a "
+        "method in grey was not run there."
     )
     panels = [_differences(one, rows) for one in compared]
     columns = min(COLUMNS, len(panels))

@@ -35,6 +35,12 @@ class Interval:
         """Half the width."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
+    def beyond(self, least: float, most: float) -> bool:
+        """Whether it reaches below ``least`` or above ``most``, where no value can be."""
+        return self.low is not None and self.high is not None and (
+            self.low < least or self.high > most
+        )  # fmt: skip
+
     def holds(self, value: float) -> bool | None:
         """Whether ``value`` lies in the interval; None where there is none."""
         if self.low is None or self.high is None:

@@ -144,6 +144,7 @@ class Drawing:
     height: float
     parts: list[str] = field(default_factory=list)
     title: str = ""
+    left: float = 0.0  # pixels left of x = 0 that a long number of an axis needs
 
     def add(self, part: str) -> None:
         """Append SVG text."""
@@ -197,6 +198,7 @@ class Drawing:
             y = scale(tick)
             self.line(left, y, right, y, "grid")
             self.text(left - 4, y + 3.5, plain(tick), "soft small", anchor="end")
+            self.left = max(self.left, math.ceil(wide(plain(tick), 10) + 4 - left))
         if label:
             self.text(2, scale.end - 8, label, "soft small")
 
@@ -206,17 +208,19 @@ class Drawing:
 
     def svg(self, title: str) -> str:
         """As part of a page, where :data:`STYLE` stands once."""
-        size = f'viewBox="0 0 {n(self.width)} {n(self.height)}"'
-        most = f'style="max-width:{_LARGER * self.width:.0f}px"'
+        whole = self.left + self.width
+        size = f'viewBox="{n(-self.left)} 0 {n(whole)} {n(self.height)}"'
+        most = f'style="max-width:{_LARGER * whole:.0f}px"'
         return f'<svg role="img" aria-label="{escape(title)}" {size} {most}>{self.inner()}</svg>'
 
     def file(self, title: str) -> str:
         """A file of its own: its style and ground are inside."""
-        wide, tall, edge = n(self.width + 2 * _EDGE), n(self.height + 2 * _EDGE), n(-_EDGE)
+        wide, tall = n(self.left + self.width + 2 * _EDGE), n(self.height + 2 * _EDGE)
+        start, edge = n(-self.left - _EDGE), n(-_EDGE)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{edge} {edge} {wide} {tall}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{start} {edge} {wide} {tall}" '
             f'width="{wide}" height="{tall}"><title>{escape(title)}</title>'
-            f'<style>{STYLE}</style><path class="page" d="M{edge} {edge}h{wide}v{tall}H{edge}z"/>'
+            f'<style>{STYLE}</style><path class="page" d="M{start} {edge}h{wide}v{tall}H{start}z"/>'
             f"{self.inner()}</svg>\n"
         )
 
@@ -224,12 +228,14 @@ class Drawing:
 def side_by_side(panels: Sequence[Drawing], columns: int, gap: float = 16) -> Drawing:
     """Panels as one picture, row by row."""
     rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
-    whole = Drawing(max(sum(p.width + gap for p in row) - gap for row in rows), 0)
+    left = max(panel.left for panel in panels)
+    whole = Drawing(max(sum(left + p.width + gap for p in row) - gap for row in rows), 0)
     for row in rows:
         x = 0.0
         for panel in row:
-            whole.add(f'<g transform="translate({n(x)} {n(whole.height)})">{panel.inner()}</g>')
-            x += panel.width + gap
+            place = f"{n(x + left)} {n(whole.height)}"
+            whole.add(f'<g transform="translate({place})">{panel.inner()}</g>')
+            x += left + panel.width + gap
         whole.height += max(panel.height for panel in row) + gap
     whole.height -= gap
     return whole

@@ -16,6 +16,7 @@ from fedhet.reports.validity import means_alone
 
 METHOD = Column("method", "the method, with its own keys where they are not the default", False)
 PERCENT = f"{100 * LEVEL:g} %"
+WIDE = "‡"  # beside an interval that says nothing
 
 
 def of_setting(one: Comparison) -> list[Table]:
@@ -51,7 +52,7 @@ def _accuracy(one: Comparison) -> Table:
     clients = one.setting.federation
     rows = [
         [
-            text(arm.name), _blocks(arm), interval(own.accuracy), number(own.best_validation),
+            text(arm.name), _blocks(arm), _marked(own.accuracy), number(own.best_validation),
             number(own.sampled), _never(own.never_sampled, clients), number(own.std),
             number(own.p10), number(own.worst),
         ]
@@ -63,12 +64,35 @@ def _accuracy(one: Comparison) -> Table:
         for arm in failed
     ]
     note = f"Test accuracy in percent; Student's t, {PERCENT}, {one.setting.variability()}."
+    note += beyond([own.accuracy for own in one.levels])
     if any(means_alone(run.summary) for arm in one.arms for run in arm.ordered()):
         note += (
             " Of a run with secure-sum the server knows the mean over the last round's clients "
             "alone: neither spread nor percentiles."
         )
     return _table("accuracy", "Accuracy", note, columns, rows, one)
+
+
+def _marked(found: Interval) -> Cell:
+    shown = interval(found)
+    return Cell(f"{shown.text} {WIDE}", shown.value) if says_nothing(found) else shown
+
+
+def says_nothing(found: Interval) -> bool:
+    """Whether the interval of an accuracy is wider than all that an accuracy can be."""
+    return found.half is not None and found.half > 50
+
+
+def beyond(found: Sequence[Interval]) -> str:
+    """A sentence on intervals of accuracies that reach where no accuracy is; else nothing."""
+    if any(says_nothing(one) for one in found):
+        return (
+            f" {WIDE}: an interval wider than 0 to 100 says nothing: two blocks are too few where "
+            "they differ this much."
+        )
+    if any(one.beyond(0.0, 100.0) for one in found):
+        return " Student's t is symmetric: an end may lie where no accuracy is, such as above 100."
+    return ""
 
 
 def _never(clients: float | None, of: int) -> Cell:

@@ -2,8 +2,8 @@
 
 Nothing is called better or worse unless the 95 % interval of its paired difference (Student's t
 over blocks) lies on one side of zero, and nothing is called best at all. Of settings that differ in
-rounds alone only the longest counts, since the shorter ones are its beginning. What cannot be said
-is the last sentence.
+rounds alone only the longest counts, since the shorter ones are its first rounds; a setting of one
+block has no interval and is in no count. What cannot be said is the last sentence.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from fedhet.reports.comparison import Comparison, longest
 from fedhet.reports.names import method_name
 from fedhet.reports.statistics import ENOUGH, LEVEL
 
-_NAMED = 3  # methods of which a sentence says by how much, and where most
+_NAMED = 3  # methods of which a sentence says where most; titles that it lists
 _AGAINST = "lg_fedavg"  # the traffic of one header each way, which costs are held against
 
 
@@ -33,18 +33,59 @@ def sentences(comparisons: Sequence[Comparison], runs: int) -> list[str]:
     """The verdict, at most five sentences; without a baseline fewer."""
     counted = longest(comparisons)
     found = gains(counted)
-    base = next((one.baseline.name for one in comparisons if one.baseline is not None), "")
+    base = _base(comparisons)
     counts = [len(arm.runs) for one in comparisons for arm in one.arms]
     methods = {arm.method for one in comparisons for arm in one.arms}
-    made = [extent(runs, len(methods), (len(comparisons), len(counted)), counts)]
+    shorter = [
+        int(str(one.setting.keys["rounds"])) for one in comparisons if one not in counted
+    ]  # fmt: skip
+    made = [extent(runs, len(methods), len(comparisons), counts, shorter)]
     if base:
         made += [winners(found, base), losers(found, base), traffic(found)]
     made.append(unsaid(counted, len(found), base))
     return [sentence for sentence in made if sentence]
 
 
+def brief(comparisons: Sequence[Comparison]) -> tuple[list[str], str]:
+    """At most three lines to be read in seconds, and how to read them; both may be empty."""
+    counted = longest(comparisons)
+    found = gains(counted)
+    base = _base(comparisons)
+    if not found:
+        return [], ""
+    above = [gain for gain in found if gain.sign > 0]
+    below = [gain for gain in found if gain.sign < 0]
+    sent = _traffics(found)
+    lines = [f"Above {base}: {_listed(above, found, where=False) or 'nobody'}."]
+    if below:
+        lines.append(f"Below {base}: {_listed(below, found, where=False)}.")
+    if sent:
+        lines.append(f"Traffic of those above, {method_name(_AGAINST)} = 1: {sent}.")
+    note = (
+        f"Points of test accuracy where the {_LEVEL} interval of the difference excludes zero"
+        f"{_MANY if _several(found) else ''}."
+    )
+    single = [one.setting.title for one in counted if _single(one)]
+    if single:
+        note += (
+            " Not counted, since one block (partition and seed) has no interval: "
+            f"{_some(single, 'and')}."
+        )
+    if sent and _several(found):
+        note += " Traffic: median over settings."
+    return lines, note
+
+
+def _base(comparisons: Sequence[Comparison]) -> str:
+    return next((one.baseline.name for one in comparisons if one.baseline is not None), "")
+
+
+def _single(one: Comparison) -> bool:
+    return len(one.setting.blocks()) < 2
+
+
 def gains(comparisons: Sequence[Comparison]) -> list[Gain]:
-    """Every method beside the baseline in every setting that has both."""
+    """Every method beside the baseline in every setting that has both in two blocks or more."""
     made = []
     for one in comparisons:
         floats = {
@@ -55,7 +96,7 @@ def gains(comparisons: Sequence[Comparison]) -> list[Gain]:
         against = floats.get(_AGAINST)
         for name, place in one.shown.items():
             pair, cost = one.paired[place], one.costs[place]
-            if pair is None:
+            if pair is None or pair.interval.half is None:
                 continue
             own = cost.floats_up + cost.floats_down
             times = own / against if against else None
@@ -63,22 +104,31 @@ def gains(comparisons: Sequence[Comparison]) -> list[Gain]:
     return made
 
 
-def extent(runs: int, methods: int, settings: tuple[int, int], blocks: Collection[int]) -> str:
-    """How much was run; of ``settings`` all, and those that count."""
+def extent(
+    runs: int, methods: int, settings: int, blocks: Collection[int], shorter: Sequence[int] = ()
+) -> str:
+    """How much was run; ``shorter`` are the rounds of settings that begin a longer one."""
     low, high = min(blocks), max(blocks)
     span = f"{low} to {_many(high, 'block')}" if low < high else _many(high, "block")
-    shorter = settings[0] - settings[1]
-    apart = (
-        f"; {shorter} of the settings begin as longer ones do and do not count" if shorter else ""
-    )
+    apart = ""
+    if shorter:
+        rounds = ", ".join(str(number) for number in sorted(set(shorter)))
+        are, of = (
+            ("is", "of a longer one and is") if len(shorter) == 1
+            else ("are", "of longer ones and are")
+        )  # fmt: skip
+        apart = (
+            f"; {_many(len(shorter), 'setting')} (T = {rounds}) {are} the first rounds {of} "
+            "not counted below"
+        )
     return (
-        f"{_many(runs, 'run')} of {_many(methods, 'method')} in {_many(settings[0], 'setting')}, "
+        f"{_many(runs, 'run')} of {_many(methods, 'method')} in {_many(settings, 'setting')}, "
         f"{span} (partition and seed) a method{apart}."
     )
 
 
 def winners(found: Sequence[Gain], base: str) -> str:
-    """Who is above the baseline, in how many settings, by how much and where most."""
+    """Who is above the baseline, by how much at most, where, and in how many settings."""
     if not found:
         return ""
     above = [gain for gain in found if gain.sign > 0]
@@ -88,10 +138,10 @@ def winners(found: Sequence[Gain], base: str) -> str:
         setting for setting in dict.fromkeys(gain.setting for gain in found)
         if all(gain.sign <= 0 for gain in found if gain.setting == setting)
     ]  # fmt: skip
-    nobody = f"; nobody in {_either(without)}" if without else ""
+    nobody = f"; nobody in {_some(without, 'or')}" if without else ""
     return (
-        f"Above {base}, with a {_LEVEL} interval that excludes zero: "
-        f"{_listed(above, found)}{nobody}."
+        f"Above {base}, with a {_LEVEL} interval that excludes zero"
+        f"{_reading(found)}: {_listed(above, found)}{nobody}."
     )
 
 
@@ -103,21 +153,24 @@ def losers(found: Sequence[Gain], base: str) -> str:
 
 def traffic(found: Sequence[Gain]) -> str:
     """What those above the baseline send, against LG-FedAvg's header; medians over settings."""
+    sent = _traffics(found)
+    over = " (median over settings)" if _several(found) else ""
+    return f"Traffic of those above, {method_name(_AGAINST)}'s = 1{over}: {sent}." if sent else ""
+
+
+def _traffics(found: Sequence[Gain]) -> str:
     above = {gain.method for gain in found if gain.sign > 0}
     of: dict[str, list[float]] = {}
     for gain in found:
         if gain.method in above and gain.traffic is not None:
             of.setdefault(gain.method, []).append(gain.traffic)
     costs = sorted((median(times), method) for method, times in of.items())
-    if not costs:
-        return ""
-    said = ", ".join(f"{method} {_times(times)}" for times, method in costs)
-    return f"Their traffic, {method_name(_AGAINST)}'s = 1: {said}."
+    return ", ".join(f"{method} {_times(times)}" for times, method in costs)
 
 
 def unsaid(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
     """What the records cannot say."""
-    single = [one for one in comparisons if len(one.setting.blocks()) < 2]
+    single = [one.setting.title for one in comparisons if _single(one)]
     few = [one for one in comparisons if len(one.setting.blocks()) < ENOUGH]
     mixed = [
         one.setting.title for one in comparisons
@@ -125,55 +178,69 @@ def unsaid(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
     ]  # fmt: skip
     made = []
     if not base:
-        made.append("who gains at all, since the baseline was not run")
+        made.append("who gains is not known, since the baseline was not run")
     if single:
-        made.append(f"anything sure of {_count_of(single, comparisons)}: one block has no interval")
+        has = "has" if len(single) == 1 else "have"
+        made.append(f"{_some(single, 'and')} {has} one block and so no interval")
     if len(few) > len(single):
         made.append(
-            f"a rank test's answer in {_count_of(few, comparisons)}: fewer than {ENOUGH} blocks"
+            f"{_having(few, comparisons)} fewer than {ENOUGH} blocks, too few for a rank test"
         )
     if mixed:
-        made.append(f"small differences in {' and '.join(mixed)}: methods differ in precision")
-    chance = round((1 - LEVEL) * compared)
-    if chance:
         made.append(
-            f"which are luck: of {compared} intervals one in twenty excludes zero by chance alone"
+            f"small differences in {_some(mixed, 'and')} may come from precision, which differs"
         )
-    return f"What cannot be said: {'; '.join(made)}." if made else ""
+    luck = round((1 - LEVEL) * compared)
+    if luck:
+        made.append(f"about {luck} of the {compared} intervals would exclude zero by chance alone")
+    return f"Limits: {'; '.join(made)}." if made else ""
 
 
+_MANY = ": the most, and in how many of the settings where the method was run"
 _LEVEL = f"{100 * LEVEL:g} %"
 
 
-def _listed(chosen: Sequence[Gain], found: Sequence[Gain]) -> str:
-    """``FD in 3 of 5 settings (up to +4.3 in ...)``: most settings first, then the largest."""
+def _listed(chosen: Sequence[Gain], found: Sequence[Gain], *, where: bool = True) -> str:
+    """``FD +4.3 (3 of 5 settings; CIFAR-100, 100 clients)``: the largest difference first."""
     of: dict[str, list[Gain]] = {}
     for gain in chosen:
         of.setdefault(gain.method, []).append(gain)
-    order = sorted(
-        of, key=lambda name: (-len(of[name]), -max(abs(g.points) for g in of[name]), name)
-    )
+    most = {
+        name: max(own, key=lambda gain: (abs(gain.points), gain.setting))
+        for name, own in of.items()
+    }
     said = []
-    for place, name in enumerate(order):
-        total = sum(gain.method == name for gain in found)
-        most = max(of[name], key=lambda gain: (abs(gain.points), gain.setting))
-        where = ""
-        if place < _NAMED:
-            up_to = "up to " if len(of[name]) > 1 else ""
-            where = f" ({up_to}{_points(most.points)} in {most.setting})"
-        settings = " settings" if place == 0 else ""
-        if len({gain.setting for gain in found}) == 1:
-            said.append(f"{name} {_points(most.points)}")
-        else:
-            said.append(f"{name} in {len(of[name])} of {total}{settings}{where}")
+    for place, name in enumerate(sorted(of, key=lambda name: (-abs(most[name].points), name))):
+        notes = []
+        if _several(found):
+            total = sum(gain.method == name for gain in found)
+            notes.append(f"{len(of[name])} of {total}" + ("" if place else " settings"))
+            if where and place < _NAMED:
+                notes.append(f"{'most ' if len(of[name]) > 1 else ''}in {most[name].setting}")
+        beside = f" ({'; '.join(notes)})" if notes else ""
+        said.append(f"{name} {_points(most[name].points)}{beside}")
     return ", ".join(said)
 
 
-def _either(names: Sequence[str]) -> str:
+def _reading(found: Sequence[Gain]) -> str:
+    """How ``FD +4.3 (3 of 5)`` is read, where there are several settings."""
+    if not _several(found):
+        return ""
+    return (
+        " (its largest difference in points, and in how many of the settings where it was run in "
+        "two blocks or more)"
+    )
+
+
+def _several(found: Sequence[Gain]) -> bool:
+    return len({gain.setting for gain in found}) > 1
+
+
+def _some(names: Sequence[str], word: str) -> str:
     """``A``, ``A or B``, ``A; B or C``: titles have commas."""
     if len(names) > _NAMED:
         return f"{len(names)} of the settings"
-    return " or ".join(filter(None, ["; ".join(names[:-1]), names[-1]]))
+    return f" {word} ".join(filter(None, ["; ".join(names[:-1]), names[-1]]))
 
 
 def _points(value: float) -> str:
@@ -188,5 +255,9 @@ def _many(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
-def _count_of(some: Sequence[object], of: Sequence[object]) -> str:
-    return "all settings" if len(some) == len(of) else f"{len(some)} of {len(of)} settings"
+def _having(some: Sequence[object], of: Sequence[object]) -> str:
+    if len(of) == 1:
+        return "there are"
+    if len(some) == len(of):
+        return "all settings have"
+    return f"{len(some)} of {len(of)} settings {'has' if len(some) == 1 else 'have'}"

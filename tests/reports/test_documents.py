@@ -57,13 +57,33 @@ def test_marked_parts_are_written_anew_and_the_rest_stays(sweep, tmp_path):
     assert page.startswith(f"# Ours\n\n{BEGIN}\n\n- 10 runs") and page.endswith(f"{END}\n\nwhy\n")
     assert "OLD" not in page and "(results/cifar-100-n-4-c-50.md)" in page
     readme = (tmp_path / "site" / "README.md").read_text()
-    assert "(docs/results/differences.svg)" in readme and readme.count("\n- ") == 2
+    assert (
+        "(docs/results/differences.svg)" in readme
+        and "\n- Above Standalone: FedSSA +3.0.\n" in readme
+    )
     assert readme.endswith(f"{END}\nmore\n")
     details = docs / "results" / "cifar-100-n-4-c-50.md"
     details.write_text(details.read_text() + "own words\n")
     report([sweep], docs=docs, models=False)
     assert details.read_text().endswith("own words\n")
     assert details.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_the_readme_shows_settings_of_three_blocks_and_more_and_the_page_all(sweep, tmp_path):
+    for method in ("standalone", "fd"):
+        make_run(sweep, method, 0, [[1.0] * 4], lr=0.2, name=f"{method}-one")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (tmp_path / "README.md").write_text(f"{BEGIN}{END}\n")
+    report([sweep], docs=docs, models=False)
+    readme = (tmp_path / "README.md").read_text()
+    assert "(docs/results/at-a-glance.svg)" in readme and "has no interval: CIFAR" in readme
+    assert "lr = 0.2" not in (docs / "results" / "at-a-glance.svg").read_text()
+    assert "lr = 0.2" in (docs / "results" / "differences.svg").read_text()
+    shutil.rmtree(sweep / "fd-one")
+    shutil.rmtree(sweep / "standalone-one")
+    report([sweep], docs=docs, models=False)
+    assert not (docs / "results" / "at-a-glance.svg").exists()
 
 
 def test_documents_of_settings_that_are_no_more_go_unless_somebody_wrote_in_them(sweep, tmp_path):

@@ -105,6 +105,19 @@ def test_the_best_is_bold_and_what_is_not_told_from_it_underlined(tmp_path):
     assert "| 20.00 ± 0.00 |" in text and "](#cifar100-n4-c50-" in text
 
 
+def test_an_interval_wider_than_an_accuracy_can_be_is_marked_and_explained(tmp_path):
+    for seed, (fd, fml) in enumerate(((30.0, 94.0), (45.0, 97.0))):
+        make_run(tmp_path, "fd", seed, [[fd] * CLIENTS])
+        make_run(tmp_path, "fml", seed, [[fml] * CLIENTS])
+    rows = {row[0]: row[1] for row in shown(tmp_path, "overview")}
+    assert rows["FD"] == "37.50 ± 95.30 ‡" and rows["FML"] == "95.50 ± 19.06"
+    made = {table.name: table for table in build([tmp_path], models=False).tables()}
+    assert "‡: an interval wider than 0 to 100 says nothing" in made["overview"].note
+    (detail,) = [table for name, table in made.items() if name.startswith("accuracy-")]
+    assert [row[2].text.endswith("‡") for row in detail.rows] == [True, False]
+    assert "‡" in detail.note
+
+
 def test_of_a_single_block_nothing_is_the_best(tmp_path):
     make_run(tmp_path, "fedssa", 0, [[9.0] * 4])
     make_run(tmp_path, "fd", 0, [[5.0] * 4])

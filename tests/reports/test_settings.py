@@ -4,7 +4,7 @@ from written_runs import make_run
 
 from fedhet.reports.names import method_name
 from fedhet.reports.reading import read_runs
-from fedhet.reports.settings import Arm, arrange
+from fedhet.reports.settings import Arm, arrange, split_config
 
 
 def test_settings_arms_and_blocks(tmp_path):
@@ -23,6 +23,11 @@ def test_settings_arms_and_blocks(tmp_path):
     }  # fmt: skip
     assert one.slug != two.slug
     assert "each with its own partition and its own seed" in one.variability()
+
+
+def test_a_key_that_a_method_lost_makes_no_arm_at_the_value_of_all():
+    assert split_config({"method": "fedssa", "hide-classes": False})[2] == {}
+    assert split_config({"method": "fedssa", "hide-classes": True})[2] == {"hide-classes": True}
 
 
 def test_methods_are_spelt_as_their_authors_do():

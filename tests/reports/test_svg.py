@@ -8,7 +8,18 @@ import pytest
 
 from fedhet.reports.panels import frontier
 from fedhet.reports.placing import beside_points
-from fedhet.reports.svg import HUES, Drawing, Scale, apart, hue, mark, padded, plain, power
+from fedhet.reports.svg import (
+    HUES,
+    Drawing,
+    Scale,
+    apart,
+    hue,
+    mark,
+    padded,
+    plain,
+    power,
+    side_by_side,
+)
 
 
 def test_ticks_are_round_and_within():
@@ -49,6 +60,20 @@ def test_labels_beside_points_lie_on_no_point_and_no_other_label():
         boxes.append((left, y - 8, left + 50, y + 1))
     for one, other in combinations(boxes[6:], 2):
         assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
+def test_a_long_number_of_an_axis_has_room_in_a_file_a_page_and_beside_others():
+    short, long = Drawing(100, 50), Drawing(100, 50)
+    short.y_axis(Scale(0, 9, 50, 0), 30, 100)
+    long.y_axis(Scale(38.2, 38.4, 50, 0), 30, 100)  # 38.25 among them
+    assert short.left == 0 and short.svg("x").count('viewBox="0 0 100 50"') == 1
+    assert long.left >= 5
+    for text in (long.svg("x"), long.file("x")):
+        view = re.search(r'viewBox="(-?[\d.]+) \S+ ([\d.]+)', text)
+        assert view is not None
+        assert float(view[1]) <= -long.left and float(view[1]) + float(view[2]) >= 100
+    both = side_by_side([short, long], 2)
+    assert both.width == 2 * (100 + long.left) + 16
 
 
 def test_the_frontier_is_what_nobody_beats_in_both():

@@ -9,6 +9,8 @@ from fedhet.secure_sum.member import Terms
 from fedhet.secure_sum.words import fraction_bits
 
 HIDE_CLASSES = "hide-classes"
+# Keys of a method that went: runs made before have them, and were like today's at this value.
+GONE: Mapping[str, Mapping[str, Any]] = {"fedssa": {HIDE_CLASSES: False}}
 # Keys by which a server looks at single uploads, and none reaches it.
 _OF_SINGLE = {
     "aggregation": "it needs every upload by itself",

@@ -22,6 +22,7 @@ from fedhet.reports import papers
 from fedhet.reports.names import exact, known_method, method_name, model_range, plain
 from fedhet.reports.runs import LeftOut, Run
 from fedhet.schema import RunConfig, kebab
+from fedhet.sum_keys import GONE
 
 Block = tuple[int, int]  # partition seed, seed
 
@@ -276,7 +277,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
 def own_defaults(method: str) -> dict[str, Any]:
     """A method's own keys with their defaults; none of a method that cannot be imported."""
     known = known_method(method)
-    return {} if known is None else _defaults_of(known)
+    return {} if known is None else {**_defaults_of(known), **GONE.get(method, {})}
 
 
 @lru_cache

@@ -18,13 +18,12 @@ from fedhet.config import build_config, find_method, method_keys, read_overrides
 from fedhet.errors import UserError
 from fedhet.reading.structured import read_yaml
 from fedhet.schema import RunConfig
+from fedhet.sum_keys import GONE
 
 # What changes neither a bit of the result nor what is recorded of it.
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
 # Keys that came when cells had names already: at these values no cell is called otherwise.
 LATER = {"max-update-ratio": 10.0, "public-dataset": "", "public-path": ""}
-# Keys that went when cells had names: these are called as if they still had this value.
-GONE = {"fedssa": {"hide-classes": False}}
 SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 
@@ -64,7 +63,8 @@ def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
     paths = ("data-path", "partition-file", *({"public-path"} & kept.keys()))
     for key in paths:  # the same files may lie elsewhere
         kept[key] = Path(str(kept.get(key, ""))).name
-    return kept | GONE.get(str(kept["method"]), {})
+    # Cells are called as if they still had the keys that went.
+    return {**kept, **GONE.get(str(kept["method"]), {})}
 
 
 def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> list[Cell]:

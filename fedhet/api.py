@@ -17,6 +17,7 @@ from fedhet.config import build_config, load_noted
 from fedhet.errors import one_line
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
+from fedhet.files import plain_path
 from fedhet.ids import check_id
 from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
@@ -33,7 +34,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """UserError if ``path`` is not a run folder."""
-        self.path = Path(path).expanduser().absolute()
+        self.path = plain_path(path)
         self._folder = RunFolder(self.path)
         self.config: dict[str, Any] = self._folder.started_config()
 

@@ -43,7 +43,7 @@ def private_files() -> Iterator[None]:
                 os.umask(before)
 
 
-def plain_path(path: str | Path) -> Path:
+def plain_path(path: str | os.PathLike[str]) -> Path:
     """The path from the root, ``~`` and ``..`` resolved; links stay where there is no ``..``."""
     found = Path(path).expanduser().absolute()
     return found.resolve() if ".." in found.parts else found

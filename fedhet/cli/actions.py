@@ -15,6 +15,7 @@ from fedhet.config import load_config, load_noted
 from fedhet.data.inputs import noun
 from fedhet.data.source import Indices
 from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.files import plain_path
 from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import UNSUMMED
@@ -134,7 +135,7 @@ def verify(path: Path, *, as_json: bool, trust: bool = False) -> None:
 
 def demo(out: str, *, as_json: bool) -> None:
     """``fedhet demo``: three methods on the digits side by side, then a table."""
-    base = Path(out).expanduser().absolute() / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    base = plain_path(out) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     cells = [
         Cell({"method": method}, load_config(None, [*DEMO, f"method={method}", f"name={method}"]))
         for method in DEMO_METHODS
@@ -178,7 +179,7 @@ def partition(
     config_name: str, overrides: Sequence[str], plot: Path | None, *, as_json: bool
 ) -> None:
     """``fedhet partition``: who holds what, as a table and, if asked for, as a bubble plot."""
-    picture = plot.expanduser().absolute() if plot else None
+    picture = plain_path(plot) if plot else None
     if picture and picture.suffix not in PICTURES:
         raise UserError(
             f"--plot: '{plot}' is not allowed: its name ends in {' or '.join(PICTURES)}"

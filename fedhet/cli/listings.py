@@ -14,6 +14,7 @@ from fedhet import plugins
 from fedhet.cli.display import show_table
 from fedhet.config import find_method, method_name
 from fedhet.errors import RunFailedError, UserError, nearest
+from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import DEEPEST
 from fedhet.registry import METHODS, Method
@@ -147,7 +148,7 @@ def _listed(name: str) -> dict[str, Any]:
 
 def runs(folder: Path, *, as_json: bool) -> None:
     """``fedhet runs``: every run folder below ``folder``, the oldest first."""
-    base = folder.expanduser().absolute()
+    base = plain_path(folder)
     if not base.is_dir():
         raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
     found = sorted(path for path in _below(base) if (path / "checkpoint" / "run.json").exists())

@@ -9,6 +9,7 @@ import typer
 
 from fedhet.cli.options import Register, Trust, loading
 from fedhet.errors import UserError, one_line
+from fedhet.files import plain_path
 
 
 def export(
@@ -49,7 +50,7 @@ def export(
         for client, reason in left_out.items():
             print(one_line(f"fedhet: left out: client {client}: {reason}", None), file=sys.stderr)
         print(f"{len(made)} of {len(made) + len(left_out)} clients")
-        print(out.expanduser().absolute())
+        print(plain_path(out))
         return
     print(write(state, out, generation=generation, images=wanted, trust=trust))
 

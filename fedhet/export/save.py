@@ -19,7 +19,7 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, model_key, rebuild, write_weights
-from fedhet.files import appearing
+from fedhet.files import appearing, plain_path
 from fedhet.ids import client_order, is_id
 from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
@@ -99,7 +99,7 @@ def export(
     """
     if images is not None:
         onnx_file.require()
-    out = out.expanduser().absolute()
+    out = plain_path(out)
     if out.exists():
         raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
     exported = open_state(state, generation, trust=trust)
@@ -125,10 +125,10 @@ def export_all(
     Returns the folders made, and the reason for every client that was left out. UserError if there
     is no state at all, or if anything is at ``out``.
     """
-    out = out.expanduser().absolute()
+    out = plain_path(out)
     if out.exists():
         raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
-    states = _states_of(run.expanduser().absolute(), trust=trust)
+    states = _states_of(plain_path(run), trust=trust)
     made, left_out = [], {}
     for state in states:
         try:
@@ -161,7 +161,7 @@ def open_state(state: Path, generation: int | None = None, *, trust: bool = Fals
 
     UserError where it names code of others, unless this user made the run or ``trust``.
     """
-    state = state.expanduser().absolute()
+    state = plain_path(state)
     description = _read_description(state)
     store = FileStore(state, sync=True)
     chosen = _choose(store, generation)

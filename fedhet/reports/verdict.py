@@ -61,10 +61,11 @@ def brief(comparisons: Sequence[Comparison]) -> tuple[list[str], str]:
         lines.append(f"Below {base}: {_listed(below, found, where=False)}.")
     if sent:
         lines.append(f"Traffic of those above, {method_name(_AGAINST)} = 1: {sent}.")
-    note = (
-        f"Points of test accuracy where the {_LEVEL} interval of the difference excludes zero"
-        f"{_MANY if _several(found) else ''}."
-    )
+    note = f"A number is the largest difference in points of test accuracy whose {_LEVEL} interval "
+    note += "excludes zero"
+    if _several(found):
+        note += "; in brackets: in how many of the settings where the method was run there is one"
+    note += "."
     single = [one.setting.title for one in counted if _single(one)]
     if single:
         note += (
@@ -196,7 +197,6 @@ def unsaid(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
     return f"Limits: {'; '.join(made)}." if made else ""
 
 
-_MANY = ": the most, and in how many of the settings where the method was run"
 _LEVEL = f"{100 * LEVEL:g} %"
 
 

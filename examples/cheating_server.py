@@ -1,4 +1,4 @@
-"""A server that cheats in a secure sum, and four hospitals that notice.
+"""A server that cheats in a secure sum, and five hospitals that notice.
 
 Run it with `python cheating_server.py`.
 Keys and certificates are those of `fedhet certs`; two sites insist on sums, by their limits. There
@@ -22,7 +22,8 @@ from fedhet.runtime.certs import make
 from fedhet.secure_sum.collector import Collector, NoSumError
 from fedhet.secure_sum.member import Terms
 
-NAMES, INSISTING = ("ash", "birch", "cedar", "elm"), ("ash", "birch")
+NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
+TERMS = Terms(least=3, threshold=4)  # one of five may drop out
 LIMITS = Limits.model_validate({"secure-sum": "required", "min-sum": 3})  # a site's own file
 COUNTS = {name: np.array([k, 10 + k, 0], np.uint32) for k, name in enumerate(NAMES)}
 
@@ -42,7 +43,7 @@ def main(folder: Path) -> None:
         files = {"key": certs.client(name), "certificate": f"{certs.client(name)}.crt"}
         if (found := Credentials.of({**files, "ca": certs.ca})) is not None:  # it names files
             own[name] = found
-        site[name] = SumNotes(FileStore(folder / name, sync=False), "run-1", name, Terms(least=3))
+        site[name] = SumNotes(FileStore(folder / name, sync=False), "run-1", name, TERMS)
     keys = {name: site[name].key(own[name]) for name in NAMES}
 
     def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
@@ -52,7 +53,7 @@ def main(folder: Path) -> None:
             server.answer(name, opened.shares, opened.seeds, opened.closed)
 
     def ask_all(attempt: int, elms: bytes) -> Collector:
-        server, cohort = Collector(NAMES, 3, Terms(least=3)), Cohort(NAMES, attempt, len(NAMES))
+        server, cohort = Collector(NAMES, 3, TERMS), Cohort(NAMES, attempt, len(NAMES))
         for name in NAMES:  # each masks for what it was sent, of which this is the digest
             sent = elms if name == "elm" else bytes(32)
             masked = site[name].mask(1, cohort, sent, COUNTS[name], Reply({}, {}, []))
@@ -70,7 +71,7 @@ def main(folder: Path) -> None:
     honest = ask_all(1, bytes(32))
     print("the sum:", honest.total().tolist())
     # 3. It asks again, as if elm had dropped out: the difference would be elm's patients.
-    refused("ash", ask, honest, 1, NAMES[:3])
+    refused("ash", ask, honest, 1, NAMES[:4])
     # 4. It sends elm another payload, to find elm's part in the sum.
     refused("no sum", ask_all(2, elms=bytes(31) + b"1").total)
 

@@ -47,7 +47,9 @@ def news(path):
 def test_a_preset_runs_as_it_is(tmp_path, name, write, file, clients):
     write(tmp_path / file)
     own = [f"data-path={tmp_path / file}", "rounds=1", f"out={tmp_path}", "engine=inline"]
-    config = preflight.resolve_clients(load_config(EXAMPLES / f"{name}.yaml", own))
+    config = preflight.resolve_clients(
+        load_config(EXAMPLES.parent / "configs" / "kinds" / f"{name}.yaml", own)
+    )
     assert config.clients == clients
     preflight.check_simulation(config)
     folder, _ = simulate(config)
@@ -71,7 +73,7 @@ def test_models_of_ones_own_as_a_user_runs_them(
     plugins.look_here()
     text = (EXAMPLES / f"{module}.py").read_text()
     assert len(text.splitlines()) <= 40
-    command = f"fedhet run {preset}.yaml data-path=FILE.csv models={','.join(factories)}"
+    command = f"fedhet run kinds/{preset} data-path=FILE.csv models={','.join(factories)}"
     assert command in text
     write(tmp_path / "d.csv")
     words = command.replace("FILE.csv", str(tmp_path / "d.csv")).split()[1:]

@@ -171,7 +171,7 @@ def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
     total_of = sum(example["COUNTS"].values())
     assert total == f"the sum: {total_of.tolist()}"
     assert again.startswith("ash: other-survivors-than-answered: ")
-    assert marked == "no sum: the boxes of 'elm' did not open for 3 members"
+    assert marked == "no sum: the boxes of 'elm' did not open for 4 members"
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ class FileStore(Generations):
         path = self.folder / f"{name}.json"
         try:
             note = read_json(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # nothing was ever written there
             return None
         except (OSError, ReadError) as error:
             raise StateError(f"state '{path}': cannot be read: {error}") from error

@@ -244,7 +244,7 @@ def test_generations_that_a_client_goes_back_to(tmp_path):
 
 
 def test_a_lost_round_of_everybody_names_words_once(tmp_path):
-    """The line that ends a run is no list of numbers; who cannot keep a state does not join."""
+    """The line that ends a run is no list of numbers."""
     config = small(tmp_path, rounds=1, max_skipped_rounds=0, name="all")
 
     def wall(grid):
@@ -252,5 +252,5 @@ def test_a_lost_round_of_everybody_names_words_once(tmp_path):
         for context in grid.contexts.values():
             context.node_config["state-dir"] = str(tmp_path / "wall" / "x")
 
-    with pytest.raises(RunFailedError, match=r"take part in this run: state: [^;]*$"):
+    with pytest.raises(RunFailedError, match=r"valid replies: state: [^;]*$"):
         simulate(config, before=wall, simulated=False)

@@ -261,9 +261,11 @@ class FileStore(Generations):
     def read_note(self, name: str) -> dict[str, Any] | None:
         """See :class:`StateStore`."""
         path = self.folder / f"{name}.json"
+        if not self.folder.exists():  # nor can it be made, perhaps: that is for who writes
+            return None
         try:
             note = read_json(path)
-        except (FileNotFoundError, NotADirectoryError):  # nothing was ever written there
+        except FileNotFoundError:
             return None
         except (OSError, ReadError) as error:
             raise StateError(f"state '{path}': cannot be read: {error}") from error

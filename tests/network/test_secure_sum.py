@@ -14,7 +14,7 @@ from network.programs import Process, wait_for
 from fedhet.runtime.superlink import free_ports
 
 pytestmark = pytest.mark.network
-OWN = {"method": "lg_fedavg", "rounds": 2, "sum-min": 2, "max-images": 200}
+OWN = {"method": "lg_fedavg", "rounds": 2, "local-epochs": 10, "sum-min": 2, "max-images": 200}
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(com
                 psutil.Process(held[0]).suspend()
         return bool(held[0])
 
-    wait_for(hold, "node 1 trains", pause=0.02)
+    wait_for(lambda: hold() or not run.running(), "node 1 trains", pause=0.02)
     assert len(rounds()) == 1
     wait_for(lambda: sent_training(nodes[2], 2), "node 2 has uploaded")
     kill_all(nodes[2])

@@ -43,7 +43,7 @@ def code_lines(name: str) -> int:
 
 def test_examples_are_short():
     assert code_lines("fedrep.py") <= 30 and code_lines("fedgh.py") <= 60
-    assert code_lines("fedmd.py") <= 80 and code_lines("cheating_server.py") < 60
+    assert code_lines("fedmd.py") <= 80 and code_lines("cheating_server.py") <= 60
 
 
 def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):

@@ -1,6 +1,7 @@
 """Programs that a test starts, watches, kills and supervises; each is ended by its pid."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import threading
@@ -76,6 +77,27 @@ class Process:
             with contextlib.suppress(psutil.Error):
                 if any("examples.npy" in found.path for found in psutil.Process(pid).memory_maps()):
                     return pid
+        return 0
+
+    def caught(self, run: Path, saved: Callable[[int], bool]) -> int:
+        """Process id of its message, stopped before it has saved that round's state; 0 if none.
+
+        It is stopped first and looked at then: no training need be long for that. ``saved`` says
+        whether there is a state of this round, ``run`` is the run folder.
+        """
+        pid = self.trains()
+        if not pid:
+            return 0
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            # The last round may be on its way out.
+            rounds = run / "rounds.jsonl"
+            of_this_round = psutil.Process(pid).create_time() > rounds.stat().st_mtime
+        except (ProcessLookupError, psutil.NoSuchProcess):  # it ended while it was looked at
+            return 0
+        if of_this_round and not saved(rounds.read_text().count("\n") + 1):
+            return pid
+        os.kill(pid, signal.SIGCONT)
         return 0
 
     def stale(self) -> bool:

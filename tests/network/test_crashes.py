@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from network.federation import Federation, Run, simulated_hash
 from network.pace import round_timeout
@@ -32,9 +31,12 @@ def test_supernodes_killed_in_training_come_back(federation, tmp_path):
     memory = federation.memory()
     pids = []
 
+    def saved(number: int) -> bool:
+        return state(federation, run, 1, number).exists()
+
     def stopped() -> int:
         assert run.process.running(), run.process.log.read_text()  # else nobody trains ever again
-        pids.append(caught(federation, run, 1))
+        pids.append(federation.nodes[1].caught(run.folder, saved))
         return pids[-1]
 
     wait_for(stopped, "1 trains", pause=0.02)
@@ -42,7 +44,7 @@ def test_supernodes_killed_in_training_come_back(federation, tmp_path):
     for k in (1, 2):
         federation.nodes[k].kill()
     os.kill(pids[-1], signal.SIGKILL)
-    assert not state(federation, run, 1, killed).exists()
+    assert not saved(killed)
     supervisors = [federation.supervise(k) for k in (1, 2)]
     run.wait_for_round(lambda record: record["round"] > killed and record["replied"] == 3)
     grown = federation.memory()
@@ -67,27 +69,6 @@ def state(federation: Federation, run: Run, k: int, generation: int) -> Path:
     """Where node k saves that generation."""
     folder = federation.state_dir(k) / RunFolder(run.folder).experiment / str(k)
     return folder / f"{generation:08}.safetensors"
-
-
-def caught(federation: Federation, run: Run, k: int) -> int:
-    """Process id of node k's message, stopped before it has saved its state; 0 if there is none.
-
-    It is stopped first and looked at then: no training need be long for that.
-    """
-    pid = federation.nodes[k].trains()
-    if not pid:
-        return 0
-    try:
-        os.kill(pid, signal.SIGSTOP)
-        # The last round may be on its way out.
-        begun = (run.folder / "rounds.jsonl").stat().st_mtime
-        of_this_round = psutil.Process(pid).create_time() > begun
-    except (ProcessLookupError, psutil.NoSuchProcess):  # it ended while it was looked at
-        return 0
-    if of_this_round and not state(federation, run, k, len(run.rounds()) + 1).exists():
-        return pid
-    os.kill(pid, signal.SIGCONT)
-    return 0
 
 
 def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):

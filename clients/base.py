@@ -18,7 +18,7 @@ from fedhet.models.names import plain_names, with_weights
 from fedhet.node.budget import Budget
 from fedhet.node.limits import Limits
 from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
-from fedhet.node.public import PublicSet, open_public
+from fedhet.node.public_set import PublicSet, open_public
 from fedhet.node.site import LocalData, examples_of
 from fedhet.node.state import StateError, StateStore
 from fedhet.protocol.contribution import Vector

@@ -22,8 +22,8 @@ from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.reasons import Refused, Word
 from fedhet.protocol.sum_metrics import SPENT, SumMetrics
 from fedhet.protocol.sums import Cohort
+from fedhet.secure_sum.fixed_point import RangeError, fraction_bits, grid, to_words
 from fedhet.secure_sum.member import Terms
-from fedhet.secure_sum.words import RangeError, fraction_bits, grid, to_words
 
 
 @dataclass

@@ -21,9 +21,9 @@ from fedhet.files import plain_path
 from fedhet.ids import check_id
 from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
-from fedhet.records.opening import opened, own_states
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tables import OTHER, read_evaluations
+from fedhet.records.trusted import opened, own_states
 from fedhet.runtime import session
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import kebab

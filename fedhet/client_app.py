@@ -25,7 +25,7 @@ from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.node.budget import BudgetError
 from fedhet.node.limits import LimitError, check_upload
-from fedhet.node.public import own_copy, public_digest
+from fedhet.node.public_set import own_copy, public_digest
 from fedhet.node.site import LocalData
 from fedhet.node.state import StateError, StateLostError
 from fedhet.protocol.downloads import read_arrays

@@ -15,7 +15,7 @@ from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.node.context_state import ContextStore
 from fedhet.node.limits import Asked, Limits, check_run, read_limits
-from fedhet.node.public import own_copy
+from fedhet.node.public_set import own_copy
 from fedhet.node.site import (
     LocalData,
     assigned_model,

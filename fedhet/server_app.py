@@ -19,7 +19,7 @@ from fedhet.config import find_method, from_run_config
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.flop_count import counter
-from fedhet.node.public import public_digest
+from fedhet.node.public_set import public_digest
 from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake

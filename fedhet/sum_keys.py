@@ -5,8 +5,8 @@ from typing import Any
 
 from fedhet.errors import UserError
 from fedhet.schema import RunConfig, kebab
+from fedhet.secure_sum.fixed_point import fraction_bits
 from fedhet.secure_sum.member import Terms
-from fedhet.secure_sum.words import fraction_bits
 
 HIDE_CLASSES = "hide-classes"
 # Keys of a method that went: runs made before have them, and were like today's at this value.

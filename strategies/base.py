@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.data.inputs import Inputs
-from fedhet.node.public import PublicSet, open_public
+from fedhet.node.public_set import PublicSet, open_public
 from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload

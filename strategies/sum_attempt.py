@@ -36,9 +36,9 @@ from fedhet.protocol.sums import (
 )
 from fedhet.schema import RunConfig
 from fedhet.secure_sum.collector import Collector, NoSumError, PlainCollector
+from fedhet.secure_sum.fixed_point import RangeError, check_total, fraction_bits, from_words
 from fedhet.secure_sum.member import BOX_BYTES, SEED_BYTES, Terms
 from fedhet.secure_sum.shares import SHARE_BYTES
-from fedhet.secure_sum.words import RangeError, check_total, fraction_bits, from_words
 
 log = logging.getLogger("fedhet")
 

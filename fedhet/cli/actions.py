@@ -12,8 +12,8 @@ from fedhet.cli import execute
 from fedhet.cli.display import RunProgress, show_table
 from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config import load_config, load_noted
+from fedhet.data.image_source import Indices
 from fedhet.data.inputs import noun
-from fedhet.data.source import Indices
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import plain_path
 from fedhet.node.site import load_partition

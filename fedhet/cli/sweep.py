@@ -95,7 +95,7 @@ def _on_cluster(found: Sweep, address: str, stack: contextlib.ExitStack, *, quie
               file=sys.stderr)  # fmt: skip
     for job in found.jobs:
         job.cell = fitting(job.cell)
-    found.place = Cluster(stack.enter_context(joined(address)))
+    found.executor = Cluster(stack.enter_context(joined(address)))
 
 
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:

@@ -11,8 +11,8 @@ from fedhet.cli.sweep import index_name, placed, run_all
 from fedhet.errors import RunFailedError
 from fedhet.files import plain_path, write_text
 from fedhet.runtime.session import find_preset
+from fedhet.sweeps.executor import Work
 from fedhet.sweeps.job import FAILED
-from fedhet.sweeps.place import Work
 from fedhet.sweeps.sweep import Sweep
 from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
 from fedhet.words import percent

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from fedhet.data.data_file import Reading, Stream
+from fedhet.data.image_source import Indices, Listing, Unread
 from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.data.reading import Reading, Stream
-from fedhet.data.source import Indices, Listing, Unread
-from fedhet.data.sources import find_source
+from fedhet.data.named_sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_files
 

@@ -35,7 +35,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from fedhet.data.source import Losses, Pixels, Shape, Unread, losses, to_pixels
+from fedhet.data.image_source import Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.errors import UserError
 from fedhet.reading.bounds import open_regular
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.source import Indices
+from fedhet.data.image_source import Indices
 from fedhet.errors import ReadError, UserError, brief, nearest
 from fedhet.reading.structured import parse_yaml
 

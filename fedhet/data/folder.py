@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedhet.data.decode import decode_all, open_zip
-from fedhet.data.source import Listing, Losses, Shape
+from fedhet.data.image_source import Listing, Losses, Shape
 from fedhet.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})

@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedhet.data.data_file import Classes, Reading, Sites, Stream, need
+from fedhet.data.image_source import Listing, Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.data.inputs import HUB
-from fedhet.data.reading import Classes, Reading, Sites, Stream, need
-from fedhet.data.source import Listing, Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.data.table import Table, keys
 from fedhet.data.texts import Texts
 from fedhet.errors import UserError, brief

@@ -19,8 +19,8 @@ from fedhet.data.allocation import (
     quantity,
 )
 from fedhet.data.flower_partition import PREFIX, flower_owner
+from fedhet.data.image_source import Indices
 from fedhet.data.partition_file import read_partition_file
-from fedhet.data.source import Indices
 from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
 from fedhet.errors import UserError, nearest
 from fedhet.ids import client_order

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.inputs import MAX_SIDE, MAX_SIZE, SIGNAL, Inputs
-from fedhet.data.reading import (
+from fedhet.data.data_file import (
     MAX_BYTES,
     Chunk,
     Classes,
@@ -21,8 +20,9 @@ from fedhet.data.reading import (
     Stream,
     need,
 )
+from fedhet.data.image_source import Shape
+from fedhet.data.inputs import MAX_SIDE, MAX_SIZE, SIGNAL, Inputs
 from fedhet.data.row_files import NPZ_SUFFIXES, find_files
-from fedhet.data.source import Shape
 from fedhet.errors import UserError
 from fedhet.reading.columns import MAX_ROWS
 from fedhet.reading.npz import Header, NpzFile

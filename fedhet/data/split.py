@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.source import Indices
+from fedhet.data.image_source import Indices
 from fedhet.errors import UserError
 from fedhet.rng import generator
 

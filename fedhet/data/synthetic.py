@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedhet.data.data_file import Content, Stream
+from fedhet.data.image_source import Listing, Pixels, Shape, Unread, select
 from fedhet.data.inputs import SIGNAL, SYNTHETIC, TABLE, TOKENS, Inputs
-from fedhet.data.reading import Content, Stream
-from fedhet.data.source import Listing, Pixels, Shape, Unread, select
 from fedhet.errors import UserError
 from fedhet.rng import generator
 

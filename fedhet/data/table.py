@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.inputs import Inputs
-from fedhet.data.reading import (
+from fedhet.data.data_file import (
     MAX_BYTES,
     MAX_DIFFERENT,
     MISSING,
@@ -21,8 +20,9 @@ from fedhet.data.reading import (
     canonical,
     need,
 )
+from fedhet.data.image_source import Shape
+from fedhet.data.inputs import Inputs
 from fedhet.data.row_files import ROW_SUFFIXES, find_files, open_rows
-from fedhet.data.source import Shape
 from fedhet.errors import UserError
 from fedhet.reading.columns import MAX_ROWS, Numbers, Piece, RowFile, Texts, Where, shown
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.inputs import TOKENS, Inputs
-from fedhet.data.reading import (
+from fedhet.data.data_file import (
     Chunk,
     Classes,
     Content,
@@ -23,8 +22,9 @@ from fedhet.data.reading import (
     Stream,
     need,
 )
+from fedhet.data.image_source import Shape
+from fedhet.data.inputs import TOKENS, Inputs
 from fedhet.data.row_files import ROW_SUFFIXES, find_files, open_rows
-from fedhet.data.source import Shape
 from fedhet.data.table import keys, stored_chunks
 from fedhet.reading.columns import Piece, RowFile
 

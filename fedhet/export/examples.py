@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhet.data.data_file import Chunk, Reading, need
 from fedhet.data.inputs import SIGNAL, TABLE, Inputs
-from fedhet.data.reading import Chunk, Reading, need
 from fedhet.data.row_files import ROW_SUFFIXES, open_rows
 from fedhet.data.signals import check_windows, windows
 from fedhet.data.table import Columns

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhet.data.decode import decode_all
 from fedhet.data.folder import SUFFIXES
-from fedhet.data.source import Losses, Shape, Unread
+from fedhet.data.image_source import Losses, Shape, Unread
 from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
 

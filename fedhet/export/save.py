@@ -25,8 +25,8 @@ from fedhet.node.modules import accuracies_of
 from fedhet.node.state import DESCRIPTION, FileStore, StateError
 from fedhet.reading.structured import read_json
 from fedhet.records import register
-from fedhet.records.opening import opened, own_states
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.trusted import opened, own_states
 
 _CARD = ("method", "architecture", "run", "client")  # of the description, for the card
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.cache import Dataset, open_dataset, open_private_folder
+from fedhet.data.data_file import Reading
 from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
 from fedhet.data.partition import (
     ClientSplit,
@@ -22,7 +23,6 @@ from fedhet.data.partition import (
 )
 from fedhet.data.partition_file import read_partition_file
 from fedhet.data.preparation import normalise
-from fedhet.data.reading import Reading
 from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.models.names import with_weights

@@ -32,10 +32,10 @@ from fedhet.protocol.messages import Reply
 from fedhet.protocol.reasons import MEANING, Refused, Word
 from fedhet.protocol.sums import Cohort, Opened, SumKey, Survivors
 from fedhet.schema import RunConfig
+from fedhet.secure_sum.fixed_point import Words
 from fedhet.secure_sum.masks import cohort_digest, public_bytes
 from fedhet.secure_sum.member import Commitment, Member, RefusedError, Terms
 from fedhet.secure_sum.proofs import Proof, ProofError, check, prove
-from fedhet.secure_sum.words import Words
 
 KEY, KEYS, LAST, REPLY = SUM_KEY, "sum-keys", "sum-last", "sum-reply"
 

@@ -16,7 +16,7 @@ from fedhet.protocol.payload import Array
 from fedhet.reading.structured import parse_object, shaped
 from fedhet.reading.tensors import read_tensors
 from fedhet.records.hash_chain import hash_array
-from fedhet.records.shapes import Meta
+from fedhet.records.json_models import Meta
 
 
 @dataclass(frozen=True)

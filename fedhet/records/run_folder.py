@@ -20,9 +20,9 @@ from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yam
 from fedhet.records import register
 from fedhet.records.append_only import Lines
 from fedhet.records.environment import environment
+from fedhet.records.json_models import Identity, Line, Summary
 from fedhet.records.locks import LOCK, OWNER, held
 from fedhet.records.privacy_cost import partition_clients, privacy_summary
-from fedhet.records.shapes import Identity, Line, Summary
 from fedhet.records.summary import summarise
 from fedhet.records.tables import CLIENT_COLUMNS, OTHER
 from fedhet.schema import RunConfig

@@ -28,7 +28,7 @@ from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.reports.comparison import Comparison, final
 from fedhet.reports.drawing import WIDTH, Picture, absent, drawn
-from fedhet.reports.modelled import ENHANCED, NO_STATES, TSNE
+from fedhet.reports.model_gate import ENHANCED, NO_STATES, TSNE
 from fedhet.reports.run_models import Labels, Missing, Opened, examples_of, open_runs
 from fedhet.reports.settings import Arm
 from fedhet.reports.svg import HUES, Drawing

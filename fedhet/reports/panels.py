@@ -6,7 +6,7 @@ import numpy as np
 
 from fedhet.reports.comparison import Comparison, Paired, longest
 from fedhet.reports.drawing import Picture, absent
-from fedhet.reports.placing import beside_points
+from fedhet.reports.label_placement import beside_points
 from fedhet.reports.svg import Drawing, Scale, cut, n, padded, plain, wide
 
 COLUMNS = 3

@@ -14,10 +14,10 @@ from fedhet.errors import UserError, VerifyError
 from fedhet.node.site import load_partition
 from fedhet.node.state import DESCRIPTION, FileStore
 from fedhet.reading.structured import read_yaml
-from fedhet.records.opening import check_downloads, own_states
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.trusted import check_downloads, own_states
 from fedhet.reports.comparison import Comparison
-from fedhet.reports.modelled import NO_STATES
+from fedhet.reports.model_gate import NO_STATES
 from fedhet.reports.runs import Run
 from fedhet.reports.settings import Arm, known_keys
 from fedhet.schema import RunConfig

@@ -12,7 +12,7 @@ from fedhet.reports import curves, figures, overview, panels, tables
 from fedhet.reports.comparison import BASELINE, Comparison, compare
 from fedhet.reports.drawing import Colours, Picture
 from fedhet.reports.markup import Column, Table, text
-from fedhet.reports.modelled import modelled
+from fedhet.reports.model_gate import modelled
 from fedhet.reports.reading import read_runs, sweep_notes
 from fedhet.reports.runs import LeftOut, Run
 from fedhet.reports.settings import arrange

@@ -15,10 +15,10 @@ from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.files import plain_path
 from fedhet.node.site import check_no_weights
 from fedhet.records import register, verification
-from fedhet.records.opening import check_downloads, opened
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import adopt_states, check_owner
 from fedhet.records.summary import DIVERGENCE, nobody_replied
+from fedhet.records.trusted import check_downloads, opened
 from fedhet.records.verification import Verification
 from fedhet.runtime import preflight
 from fedhet.runtime.launch import Launch, OnRounds, simulate, submit_remote, take_over

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedhet.secure_sum.fixed_point import Words
 from fedhet.secure_sum.masks import stream
 from fedhet.secure_sum.member import BOX_BYTES, SEED_BYTES, Bytes, Terms
 from fedhet.secure_sum.shares import SHARE_BYTES, combine, weights
-from fedhet.secure_sum.words import Words
 
 
 class NoSumError(Exception):

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedhet.secure_sum.encoding import Part, encode
-from fedhet.secure_sum.words import Words
+from fedhet.secure_sum.fixed_point import Words
 
 SALT = b"fedhet-sum/1"
 KEY_BYTES = 32

@@ -15,9 +15,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
+from fedhet.secure_sum.fixed_point import Words
 from fedhet.secure_sum.masks import TAG_BYTES, Attempt, Secrets, cohort_digest, stream
 from fedhet.secure_sum.shares import SHARE_BYTES, split
-from fedhet.secure_sum.words import Words
 
 Bytes = NDArray[np.uint8]
 BOX_BYTES = SHARE_BYTES + TAG_BYTES

@@ -25,7 +25,7 @@ from fedhet.records.environment import processor, source_digest
 from fedhet.sweeps.cost import Cost
 
 T = TypeVar("T")
-FORMAT = 2  # another one also where `fedhet.sweeps.rough` counts otherwise
+FORMAT = 2  # another one also where `fedhet.sweeps.flop_estimate` counts otherwise
 COUNTED = 5  # numbers that are counted of a kind of cell
 
 

@@ -20,10 +20,10 @@ from typing import Protocol
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.reading.structured import parse_json
 from fedhet.schema import RunConfig
-from fedhet.sweeps import host
+from fedhet.sweeps import ray_actor
+from fedhet.sweeps.executor import CellProcess, Order
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import Job
-from fedhet.sweeps.place import Order, Placed
 from fedhet.sweeps.remote import Keeper, LostError, RemoteCell, send
 from fedhet.sweeps.transfer import extent, listing, to_json
 
@@ -54,12 +54,12 @@ class Machines(Protocol):
 
 
 class Cluster:
-    """See :class:`~fedhet.sweeps.place.Place`."""
+    """See :class:`~fedhet.sweeps.executor.Executor`."""
 
     def __init__(self, machines: Machines) -> None:
         """Ask every machine what it runs; UserError if none can take a cell."""
         self.machines = machines
-        self._own = host.facts()
+        self._own = ray_actor.facts()
         self._asked: dict[str, Future[str]] = {}  # by machine's id: its cache's folder, or empty
         self._locks: dict[str, threading.Lock] = {}
         self._there: dict[tuple[str, str], str] = {}  # machine's id and path here: path there
@@ -90,7 +90,7 @@ class Cluster:
         self._alone = not known
         return len(running) < workers and bool(self._free(job.cell.config, known))
 
-    def start(self, job: Job, order: Order) -> Placed:
+    def start(self, job: Job, order: Order) -> CellProcess:
         """Give it to a machine that :meth:`fits` found: the one with the most CPUs free."""
         config, known = job.cell.config, self._known()
         machine = self._free(config, known)[0]

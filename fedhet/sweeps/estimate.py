@@ -6,7 +6,8 @@ What of a round's time belongs to a client, to an image, to an image's epoch and
 known for every kind of cell (method, its parameters, models, batch size, arithmetic), and scaled by
 the cell's own numbers. It is measured when somebody asks for it, by three tiny federations on
 invented examples, which differ in epochs and in images, and kept for this machine
-(:mod:`fedhet.sweeps.calibration`); until then it is rough arithmetic (:mod:`fedhet.sweeps.rough`).
+(:mod:`fedhet.sweeps.calibration`); until then it is rough arithmetic
+(:mod:`fedhet.sweeps.flop_estimate`).
 """
 
 from collections.abc import Callable
@@ -16,15 +17,15 @@ from typing import Any, TypeVar
 
 from fedhet.data.flower_partition import says_clients
 from fedhet.data.folder import ImageFolder
+from fedhet.data.named_sources import find_source
 from fedhet.data.partition_file import count_clients
-from fedhet.data.sources import find_source
 from fedhet.data.synthetic import Synthetic, SyntheticKind
 from fedhet.errors import RunFailedError, UserError
 from fedhet.node.site import DEFAULT_CLIENTS, load_partition
 from fedhet.schema import RunConfig
 from fedhet.sweeps.calibration import Calibration
 from fedhet.sweeps.cost import Cost, opened, probe_of
-from fedhet.sweeps.rough import Rough
+from fedhet.sweeps.flop_estimate import Rough
 
 T = TypeVar("T")
 Unknown = UserError | RunFailedError  # why nobody can say

@@ -10,8 +10,8 @@ from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import DIVERGENCE, diverged, nobody_replied
 from fedhet.reports.reading import read_run
+from fedhet.sweeps.executor import CellProcess
 from fedhet.sweeps.grid import Cell, deciding
-from fedhet.sweeps.place import Placed
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
 DIVERGED, FAILED = "diverged", "failed"
@@ -29,7 +29,7 @@ class Job:
     started: float = 0.0
     begun_at: int = 0  # rounds that were there when it was started
     logged: int = 0  # bytes of its log that were
-    process: Placed | None = None
+    process: CellProcess | None = None
     losses: int = 0  # times that its place, and not the cell, failed
     rounds: int = 0
     accuracy: float | None = None

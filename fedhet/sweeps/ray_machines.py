@@ -16,7 +16,7 @@ from typing import Any
 
 from fedhet.errors import UserError, one_line
 from fedhet.sweeps.cluster import Machine
-from fedhet.sweeps.host import Host
+from fedhet.sweeps.ray_actor import Host
 from fedhet.sweeps.remote import LostError, opened
 from fedhet.sweeps.transfer import PIECE
 

@@ -24,8 +24,8 @@ from fedhet.reading.structured import MOST_JSON, parse_object, parse_yaml
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.schema import RunConfig, kebab
-from fedhet.sweeps.host import GIVEN, RUN
-from fedhet.sweeps.place import FAREWELL, begun, command
+from fedhet.sweeps.executor import FAREWELL, begun, command
+from fedhet.sweeps.ray_actor import GIVEN, RUN
 from fedhet.sweeps.transfer import (
     PIECE,
     Arriving,
@@ -53,7 +53,7 @@ class LostError(Exception):
 
 
 class Keeper(Protocol):
-    """A :class:`~fedhet.sweeps.host.Host` on some machine."""
+    """A :class:`~fedhet.sweeps.ray_actor.Host` on some machine."""
 
     def call(self, method: str, *words: object, limit: int = PIECE) -> bytes:
         """Its answer, at most ``limit`` bytes; LostError if none will come.
@@ -76,7 +76,7 @@ def opened(answer: object, name: str, limit: int) -> bytes:
 
 
 class RemoteCell:
-    """One cell on one machine; see :class:`~fedhet.sweeps.place.Placed`."""
+    """One cell on one machine; see :class:`~fedhet.sweeps.executor.CellProcess`."""
 
     def __init__(
         self,

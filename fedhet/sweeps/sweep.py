@@ -1,6 +1,6 @@
 """Runs the cells of a sweep side by side, each as a ``fedhet run`` or ``fedhet resume``.
 
-A cell is a process of its own, here or on a cluster (:mod:`fedhet.sweeps.place`): with ``engine:
+A cell is a process of its own, here or on a cluster (:mod:`fedhet.sweeps.executor`): with ``engine:
 inline`` one core trains and no barrier is waited for, with ``engine: ray`` a cell has the machine.
 What a cell's folder says decides: a finished one is skipped, also if another sweep ran it, a broken
 one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset>/``: ``sweep.json``
@@ -28,9 +28,9 @@ from fedhet.records.environment import source_digest, versions
 from fedhet.records.locks import LOCK
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import check_entries
+from fedhet.sweeps.executor import FAREWELL, Executor, LocalExecutor, Order, Work
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
-from fedhet.sweeps.place import FAREWELL, Here, Order, Place, Work
 
 POLL = 0.2  # seconds between looks at the cells
 LOSSES = 3  # times that a cell may lose its machine before it is taken for the reason
@@ -46,7 +46,7 @@ class Sweep:
     work: Work  # what a cell's process does with its command line
     note: str = ""
     title: str = ""  # what reports call its settings
-    place: Place = field(default_factory=Here)
+    executor: Executor = field(default_factory=LocalExecutor)
     notes: list[str] = field(default_factory=list)  # lines for the user, in their order
     _lock: FileLock | None = field(default=None, repr=False)
 
@@ -93,7 +93,7 @@ class Sweep:
             waiting = [job for job in self.jobs if job.due]
             while waiting or self.running():
                 for job in waiting.copy():
-                    if not self.place.fits(job, self.running(), workers):
+                    if not self.executor.fits(job, self.running(), workers):
                         break
                     job.waits = job.taken()
                     if job.waits:
@@ -112,7 +112,7 @@ class Sweep:
                         self._end(job)
                         if job.state == PENDING:  # that too, or its machine is gone
                             waiting.append(job)
-                self.notes += self.place.notes()
+                self.notes += self.executor.notes()
                 tell(self)
         except OSError as error:
             raise RunFailedError(
@@ -184,7 +184,7 @@ class Sweep:
         job.logged = log.stat().st_size if log.exists() else 0
         preset = self.folder / f"{job.cell.name}.yaml"
         try:
-            job.process = self.place.start(job, Order(self.work, preset, log, self.folder))
+            job.process = self.executor.start(job, Order(self.work, preset, log, self.folder))
         except UserError:  # another process is at its folder
             job.state = PENDING
             return

@@ -12,8 +12,8 @@ import pytest
 from fedhet.cli.app import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
+from fedhet.records.json_models import Line
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.shapes import Line
 from fedhet.runtime import launch, node
 from fedhet.runtime.certs import make
 from fedhet.runtime.control_api import Node, Run

@@ -14,8 +14,8 @@ from PIL import Image
 
 from fedhet.data import decode
 from fedhet.data.cache import open_private_folder
-from fedhet.data.reading import Sites
-from fedhet.data.source import Unread
+from fedhet.data.data_file import Sites
+from fedhet.data.image_source import Unread
 from fedhet.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

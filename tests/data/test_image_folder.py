@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedhet.data import decode
 from fedhet.data.cache import open_dataset, open_private_folder
-from fedhet.data.source import to_pixels
+from fedhet.data.image_source import to_pixels
 from fedhet.errors import UserError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedhet.data.cache import open_dataset
-from fedhet.data.reading import Reading
+from fedhet.data.data_file import Reading
 from fedhet.errors import UserError
 from fedhet.reading import parquet, parquet_child
 

@@ -8,9 +8,9 @@ import pytest
 
 from fedhet.config import build_config
 from fedhet.data.cache import open_dataset
+from fedhet.data.data_file import Reading
 from fedhet.data.inputs import SIGNAL, TOKENS, Inputs, load_inputs
-from fedhet.data.own import Data
-from fedhet.data.reading import Reading
+from fedhet.data.user_function import Data
 from fedhet.errors import UserError
 from fedhet.node.site import load_partition
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedhet.config import build_config, load_config
-from fedhet.data import reading
+from fedhet.data import data_file
 from fedhet.data.cache import open_dataset
+from fedhet.data.data_file import Reading
 from fedhet.data.inputs import Inputs
-from fedhet.data.reading import Reading
 from fedhet.data.texts import token_ids
 from fedhet.errors import UserError
 from fedhet.node.site import load_partition, open_private
@@ -106,7 +106,7 @@ def test_too_many_of_anything(opened, monkeypatch):
     with pytest.raises(UserError, match="more than 3 rows"):
         opened(TABLE)
     monkeypatch.setattr(csv_file, "MAX_ROWS", 1000)
-    monkeypatch.setattr(reading, "MAX_DIFFERENT", 5)
+    monkeypatch.setattr(data_file, "MAX_DIFFERENT", 5)
     with pytest.raises(UserError, match="line 7 column 'y': more than 5 different values"):
         opened("x,y\n" + "".join(f"1,{n}\n" for n in range(9)), Reading(target="y"))
 
@@ -128,7 +128,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         "import re, sys\n"
         "from pathlib import Path\n"
         "from fedhet.data.cache import open_dataset\n"
-        "from fedhet.data.reading import Reading\n"
+        "from fedhet.data.data_file import Reading\n"
         "for name in ('short', 'long'):\n"
         "    data = open_dataset('table', data_path=f'{sys.argv[1]}/{name}.csv',\n"
         "        reading=Reading(target='y'), cache_dir=Path(sys.argv[1]))\n"

@@ -11,7 +11,7 @@ from helpers.pictures import images_of, write_images
 from PIL import Image
 
 from fedhet.cli import app as cli
-from fedhet.data.source import to_pixels
+from fedhet.data.image_source import to_pixels
 from fedhet.errors import UserError
 from fedhet.export.images import find_images
 from fedhet.export.model import load_model

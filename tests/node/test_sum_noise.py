@@ -21,9 +21,9 @@ from fedhet.node.state import FileStore
 from fedhet.protocol.payload import HeaderRows
 from fedhet.protocol.sums import Cohort
 from fedhet.rng import generator
+from fedhet.secure_sum.fixed_point import grid
 from fedhet.secure_sum.member import Terms
 from fedhet.secure_sum.noise import Source, discrete_gaussian
-from fedhet.secure_sum.words import grid
 from fedhet.testing import make_client, simulate, small
 
 DP = {"dp_clip": 1.0, "dp_epsilon": 8.0, "dp_delta": 1e-5, "rounds": 4}

@@ -12,8 +12,8 @@ import fedhet
 from fedhet.cli.app import execute
 from fedhet.errors import UserError, VerifyError
 from fedhet.records import register
-from fedhet.records.opening import check_downloads
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.trusted import check_downloads
 from fedhet.schema import RunConfig
 from fedhet.testing import simulate, small
 
@@ -208,7 +208,7 @@ def sent(home, monkeypatch):
 def test_a_report_downloads_nothing_for_a_stranger(sent, home, capsys, monkeypatch):
     run = sent(dataset="cifar10", data_path=str(home / "elsewhere"))
     monkeypatch.setattr(
-        "fedhet.data.sources.Torchvision.listing", lambda *_: pytest.fail("it downloads")
+        "fedhet.data.named_sources.Torchvision.listing", lambda *_: pytest.fail("it downloads")
     )
     before = picture(home / "elsewhere")
     assert execute(["report", str(run), "--out", str(home / "out")]) == 0

@@ -1,24 +1,18 @@
 """The page in a real browser: nothing is asked of the network, nothing complains, tables sort."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.browser import chromium, needed
+from selenium.webdriver.support.ui import WebDriverWait
 from written_runs import CLIENTS, make_run
 
 from fedhet.reports.report import report
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium with its chromedriver is installed"
-)
+pytestmark = needed
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
 
@@ -37,19 +31,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(page: Path) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(
-        options=options, service=webdriver.ChromeService(executable_path=DRIVER)
-    )
-    try:
+    with chromium() as driver:
         driver.get(page.as_uri())
         yield driver
-    finally:
-        driver.quit()
 
 
 def test_the_page_asks_for_nothing_and_complains_of_nothing(browser, page):

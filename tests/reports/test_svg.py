@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedhet.reports.label_placement import beside_points
 from fedhet.reports.panels import frontier
-from fedhet.reports.placing import beside_points
 from fedhet.reports.svg import (
     HUES,
     Drawing,

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from fedhet.data import decode
-from fedhet.data.source import Unread
-from fedhet.sweeps import place
-from fedhet.sweeps.place import Here, Order
+from fedhet.data.image_source import Unread
+from fedhet.sweeps import executor
+from fedhet.sweeps.executor import LocalExecutor, Order
 
 NAMES = ("json", "multiprocessing", "signal", "yaml", "fedhet")
 HELPER = """
@@ -54,7 +54,9 @@ def test_a_helper_of_multiprocessing_is_pythons_own(stranger: Path, tmp_path: Pa
 def test_the_cells_of_a_sweep_look_away(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     seen = []
-    monkeypatch.setattr(place._Forked, "start", lambda _: seen.append(os.environ["PYTHONSAFEPATH"]))
+    monkeypatch.setattr(
+        executor._Forked, "start", lambda _: seen.append(os.environ["PYTHONSAFEPATH"])
+    )
     job = type("Job", (), {"folder": tmp_path / "cell"})()
-    Here().start(job, Order(lambda _: 0, tmp_path / "p.yaml", tmp_path / "log", tmp_path))
+    LocalExecutor().start(job, Order(lambda _: 0, tmp_path / "p.yaml", tmp_path / "log", tmp_path))
     assert seen == ["1"]

@@ -4,9 +4,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedhet.secure_sum.encoding import encode
+from fedhet.secure_sum.fixed_point import fraction_bits, from_words, grid, to_words
 from fedhet.secure_sum.masks import Attempt, Secrets, cohort_digest, public_bytes, stream
 from fedhet.secure_sum.shares import evaluate
-from fedhet.secure_sum.words import fraction_bits, from_words, grid, to_words
 
 A = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 B = X25519PrivateKey.from_private_bytes(bytes(range(32, 64)))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhet.secure_sum.collector import Collector, NoSumError
+from fedhet.secure_sum.fixed_point import from_words, grid, to_words
 from fedhet.secure_sum.masks import public_bytes
 from fedhet.secure_sum.member import Commitment, Member, RefusedError, Terms
-from fedhet.secure_sum.words import from_words, grid, to_words
 
 LENGTH = 5
 PAYLOAD = b"\x07" * 32

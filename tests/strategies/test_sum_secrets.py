@@ -20,7 +20,7 @@ from fedhet.errors import RunFailedError
 from fedhet.protocol.flower import posted
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, to_record
 from fedhet.protocol.sums import opened_of
-from fedhet.secure_sum.words import from_words
+from fedhet.secure_sum.fixed_point import from_words
 from fedhet.strategies.rounds import Rounds
 from fedhet.testing import simulate, small
 

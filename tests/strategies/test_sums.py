@@ -14,9 +14,9 @@ from fedhet.protocol.contribution import Own, enough, ownership
 from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
 from fedhet.registry import METHODS
 from fedhet.secure_sum.collector import Collector
+from fedhet.secure_sum.fixed_point import fraction_bits, from_words, grid, to_words
 from fedhet.secure_sum.masks import public_bytes
 from fedhet.secure_sum.member import Member, Terms
-from fedhet.secure_sum.words import fraction_bits, from_words, grid, to_words
 from fedhet.strategies.averaging import AveragingStrategy, ClassSums
 from fedhet.strategies.base import MethodStrategy
 from fedhet.testing import make_client, make_strategy, small, uploads_of

@@ -8,11 +8,11 @@ import yaml
 
 from fedhet.cli.app import execute
 from fedhet.registry import METHODS
-from fedhet.sweeps import calibration, probe, rough
+from fedhet.sweeps import calibration, flop_estimate, probe
 from fedhet.sweeps.calibration import Calibration
 from fedhet.sweeps.cost import Cost, probe_of
 from fedhet.sweeps.estimate import Estimator
-from fedhet.sweeps.rough import Rough
+from fedhet.sweeps.flop_estimate import Rough
 from fedhet.testing import simulate, small
 
 MADE = Cost(1.0, 0.0, 0.5, 0.25, 8.0)
@@ -21,7 +21,7 @@ MADE = Cost(1.0, 0.0, 0.5, 0.25, 8.0)
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(rough, "SECONDS", 0.01)
+    monkeypatch.setattr(flop_estimate, "SECONDS", 0.01)
     return tmp_path / "cache"
 
 
@@ -91,8 +91,10 @@ def test_a_damaged_calibration_counts_as_none_and_is_made_anew(damage) -> None:
 def test_what_was_counted_is_kept_for_the_source_that_it_is_of(tmp_path, monkeypatch) -> None:
     config = small(tmp_path, models=["cnn-5"], dataset="synthetic:100x4")
     counted = []
-    count = rough._counts
-    monkeypatch.setattr(rough, "_counts", lambda *what: counted.append(what) or count(*what))
+    count = flop_estimate._counts
+    monkeypatch.setattr(
+        flop_estimate, "_counts", lambda *what: counted.append(what) or count(*what)
+    )
     first = Rough(Calibration.load()).cost(probe_of(config, 4), 4)
     assert Rough(Calibration.load()).cost(probe_of(config, 4), 4) == first and len(counted) == 1
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
@@ -128,9 +130,9 @@ def test_arithmetic_says_what_a_run_counts(tmp_path, method) -> None:
     keys = {"clients": 1, "models": ["cnn-5"], "dataset": "synthetic:100x4", "rounds": 1}
     config = small(tmp_path, method=method, classes_per_client=4, local_epochs=3, **keys)
     made = Calibration.load()
-    made.products["cpu, fp32, 1 threads"] = 1e12 / rough.SHARE
+    made.products["cpu, fp32, 1 threads"] = 1e12 / flop_estimate.SHARE
     cost = Rough(made).cost(probe_of(config, 4), 4)
-    step = cost.state / rough.STEP / config.batch_size
+    step = cost.state / flop_estimate.STEP / config.batch_size
     folder, _ = simulate(config)
     (record,) = folder.read_rounds()
     images = sum(int(n) for n in folder.partition.read_text().splitlines()[1].split(",")[1:])

@@ -17,10 +17,10 @@ from fedhet.cli.app import execute
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
-from fedhet.sweeps import cluster, host, remote
+from fedhet.sweeps import cluster, ray_actor, remote
 from fedhet.sweeps.cluster import Cluster, Machine, fitting, gpu_share
 from fedhet.sweeps.grid import read_cells
-from fedhet.sweeps.host import Host
+from fedhet.sweeps.ray_actor import Host
 from fedhet.sweeps.remote import LostError, opened
 from fedhet.sweeps.sweep import Sweep
 
@@ -81,8 +81,8 @@ class Machines:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     program = str(Path(__file__).with_name("cell_program.py"))
-    monkeypatch.setattr(host, "PROGRAM", [sys.executable, program])
-    monkeypatch.setattr(host, "facts", lambda: OURS)
+    monkeypatch.setattr(ray_actor, "PROGRAM", [sys.executable, program])
+    monkeypatch.setattr(ray_actor, "facts", lambda: OURS)
     monkeypatch.setattr(remote, "LOOK", 0.05)
     monkeypatch.setattr(cluster, "REST", 0.3)
     monkeypatch.setattr(remote, "FIRST", 0.1)
@@ -105,7 +105,7 @@ def make_cells(tmp_path, **changes):
 
 def make_sweep(tmp_path, machines, **changes) -> Sweep:
     found = Sweep.open("s", tmp_path / "out", list(make_cells(tmp_path, **changes)), execute)
-    found.place = Cluster(machines)
+    found.executor = Cluster(machines)
     return found
 
 
@@ -364,9 +364,9 @@ def test_a_folder_that_another_process_is_at_is_waited_for(tmp_path) -> None:
 
 
 def test_what_a_killed_keeper_left_is_removed_by_the_next(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(host, "YOUNG", -1.0)
+    monkeypatch.setattr(ray_actor, "YOUNG", -1.0)
     held = Host()
-    (tmp_path / "tmp" / f"{host.PREFIX}old").mkdir()
-    (tmp_path / "tmp" / f"{host.PREFIX}old" / ".held").touch()
+    (tmp_path / "tmp" / f"{ray_actor.PREFIX}old").mkdir()
+    (tmp_path / "tmp" / f"{ray_actor.PREFIX}old" / ".held").touch()
     next_one = Host()
     assert sorted(left(tmp_path)) == sorted([held.folder.name, next_one.folder.name])

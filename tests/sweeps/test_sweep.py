@@ -12,7 +12,7 @@ from written_runs import counted, make_run, round_line
 from fedhet.cli.app import execute
 from fedhet.errors import VerifyError
 from fedhet.records.summary import diverged
-from fedhet.sweeps import place
+from fedhet.sweeps import executor
 from fedhet.sweeps.sweep import Sweep
 
 
@@ -61,10 +61,10 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
     leave(tmp_path, cells[0], status="", rounds=1)
     old, new = Sweep.open("s", tmp_path, cells[:2], execute).jobs
     assert old.state == "pending" and old.rounds == 1
-    assert place.begun(old.folder) and not place.begun(new.folder)
+    assert executor.begun(old.folder) and not executor.begun(new.folder)
     preset = tmp_path / "cell.yaml"
-    assert place.command(old.folder, preset, begun=True) == ["resume", str(old.folder)]
-    assert place.command(new.folder, preset, begun=False) == [
+    assert executor.command(old.folder, preset, begun=True) == ["resume", str(old.folder)]
+    assert executor.command(new.folder, preset, begun=False) == [
         "run", str(preset), "--out", str(tmp_path), "--name", cells[1].name,
     ]  # fmt: skip
 

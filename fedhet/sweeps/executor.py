@@ -1,4 +1,4 @@
-"""Where the process of a cell runs: what a sweep asks of a place, and this machine as one."""
+"""Where the process of a cell runs: what a sweep asks of an executor, and this machine as one."""
 
 import multiprocessing
 import os
@@ -29,10 +29,10 @@ class Order:
     sweep: Path
 
 
-class Placed(Protocol):
+class CellProcess(Protocol):
     """The process of a cell, wherever it is; as one of :mod:`multiprocessing`."""
 
-    lost: str  # once it has ended: why the place, and not the cell, is the reason; else empty
+    lost: str  # once it has ended: why the executor, and not the cell, is the reason; else empty
 
     @property
     def exitcode(self) -> int | None:
@@ -51,13 +51,13 @@ class Placed(Protocol):
         """End it at once."""
 
 
-class Place(Protocol):
+class Executor(Protocol):
     """Takes cells as long as they fit, and runs each."""
 
     def fits(self, job: "Job", running: Sequence["Job"], workers: int) -> bool:
         """Whether there is room for one more beside those that run, ``workers`` at most."""
 
-    def start(self, job: "Job", order: Order) -> Placed:
+    def start(self, job: "Job", order: Order) -> CellProcess:
         """Run or continue the cell so that what it leaves comes to ``job.folder``.
 
         Raises UserError if another process is at that folder.
@@ -73,7 +73,7 @@ class _Forked(_FORKS.Process):  # type: ignore[name-defined,misc]
     lost = ""
 
 
-class Here:
+class LocalExecutor:
     """This machine: cells are forked from one process that has imported everything."""
 
     def fits(self, job: "Job", running: Sequence["Job"], workers: int) -> bool:
@@ -81,7 +81,7 @@ class Here:
         alone = any(one.cell.config.engine == "ray" for one in (job, *running))
         return not running if alone else len(running) < workers
 
-    def start(self, job: "Job", order: Order) -> Placed:
+    def start(self, job: "Job", order: Order) -> CellProcess:
         """Fork it; the cell's own command finds out who else is at the folder."""
         _FORKS.set_forkserver_preload(["fedhet.runtime.session", "fedhet.runtime.inline"])
         words = command(job.folder, order.preset, begun=begun(job.folder))
@@ -94,7 +94,7 @@ class Here:
                 f"sweep '{order.sweep}' cannot go on: the process that starts its cells was "
                 "killed; the same command continues it"
             ) from error
-        placed: Placed = process
+        placed: CellProcess = process
         return placed
 
     def notes(self) -> list[str]:

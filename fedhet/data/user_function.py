@@ -13,10 +13,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedhet import plugins
-from fedhet.data.inputs import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
-from fedhet.data.reading import Content, Sites, Stream
-from fedhet.data.signals import small_numbers
-from fedhet.data.source import (
+from fedhet.data.data_file import Content, Sites, Stream
+from fedhet.data.image_source import (
     Indices,
     Listing,
     Losses,
@@ -26,6 +24,8 @@ from fedhet.data.source import (
     select,
     to_pixels,
 )
+from fedhet.data.inputs import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
+from fedhet.data.signals import small_numbers
 from fedhet.errors import UserError, brief
 
 _BYTE = 255

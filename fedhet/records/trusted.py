@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet import plugins
-from fedhet.data.sources import TORCHVISION
+from fedhet.data.named_sources import TORCHVISION
 from fedhet.errors import UserError
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder

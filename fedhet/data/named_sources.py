@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from fedhet import plugins
+from fedhet.data.data_file import Reading
 from fedhet.data.folder import open_image_folder
 from fedhet.data.hub import Hub
+from fedhet.data.image_source import Listing, Shape, Source, select
 from fedhet.data.inputs import SYNTHETIC, is_hub
-from fedhet.data.own import Own, image_listing
-from fedhet.data.reading import Reading
 from fedhet.data.signals import open_signals
-from fedhet.data.source import Listing, Shape, Source, select
 from fedhet.data.synthetic import synthetic
 from fedhet.data.table import open_table
 from fedhet.data.texts import open_texts
+from fedhet.data.user_function import Own, image_listing
 from fedhet.errors import UserError, brief
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedhet.data.image_source import Indices
 from fedhet.data.inputs import Inputs
-from fedhet.data.source import Indices
 from fedhet.errors import UserError, nearest
 from fedhet.ids import is_id
 from fedhet.reading.columns import shown

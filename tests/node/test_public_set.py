@@ -10,8 +10,8 @@ from PIL import Image
 from fedhet.clients.standalone import StandaloneClient
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
-from fedhet.node import public
-from fedhet.node.public import PublicSet, open_public, own_copy, public_digest
+from fedhet.node import public_set
+from fedhet.node.public_set import PublicSet, open_public, own_copy, public_digest
 from fedhet.node.site import load_partition
 from fedhet.registry import METHODS, Method
 from fedhet.strategies.base import MethodStrategy
@@ -88,7 +88,7 @@ def test_a_method_that_does_not_ask_never_opens_one(tmp_path, monkeypatch):
     def never(*words):
         raise AssertionError("opened")
 
-    monkeypatch.setattr(public, "_opened", never)
+    monkeypatch.setattr(public_set, "_opened", never)
     assert simulate(small(tmp_path, rounds=1))[0].read_rounds()[0]["replied"] == 3
 
 

@@ -87,7 +87,9 @@ class Host:
     @_answering
     def facts(self) -> bytes:
         """:func:`facts` of the interpreter that would run a cell, as JSON."""
-        program = "import json; from fedhet.sweeps.host import facts; print(json.dumps(facts()))"
+        program = (
+            "import json; from fedhet.sweeps.ray_actor import facts; print(json.dumps(facts()))"
+        )
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, check=False, cwd=self.folder,
             stdin=subprocess.DEVNULL, env=_environment(self.folder),

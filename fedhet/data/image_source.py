@@ -1,6 +1,6 @@
 """What every source of images hands to the cache: names, labels and a stream of pixels.
 
-Of other kinds of examples it is a :class:`fedhet.data.reading.Stream`.
+Of other kinds of examples it is a :class:`fedhet.data.data_file.Stream`.
 """
 
 from collections.abc import Generator, Sequence
@@ -14,7 +14,7 @@ from PIL import Image
 from fedhet.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from fedhet.data.reading import Stream
+    from fedhet.data.data_file import Stream
 
 Pixels = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]

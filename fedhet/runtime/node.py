@@ -24,6 +24,7 @@ Say = Callable[[str], None]
 TASK_POLL = "0.3"  # seconds between looks for a message; each costs 5 ms of CPU
 LOOK = 1.0  # seconds between looks whether a SuperNode that says nothing still runs
 RETRY = 5.0  # seconds before a SuperNode that ended is started again
+LONGEST = 15.0  # and before one that was refused several times in a row: each try costs 3 s of CPU
 PATIENCE = 15.0  # seconds for an orderly end
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
@@ -47,6 +48,11 @@ FATAL = "CERTIFICATE_VERIFY_FAILED"
 # a message and from then on always the one before. So it is if the server answers with an error
 # when it is told that a message came. A SuperNode that starts has forgotten all.
 FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message|Failed to receive message")
+
+
+def pause(refusals: int) -> float:
+    """Seconds before the next start, after so many in a row that the server did not let in."""
+    return min(RETRY * 2.0 ** min(max(refusals - 1, 0), 9), LONGEST)
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
@@ -100,6 +106,7 @@ class Node:
     plan: NodePlan
     say: Say
     _last: str = ""
+    _refusals: int = 0  # since it was last let in
     _warm: Warm | None = None
     _process: subprocess.Popen[bytes] | None = None
     _asked: subprocess.Popen[bytes] | None = None  # the process that was asked to end
@@ -123,7 +130,7 @@ class Node:
         try:
             while True:
                 if not self._once(env):
-                    time.sleep(RETRY)
+                    time.sleep(pause(self._refusals))
         finally:
             self._ended.set()
             self._stop()
@@ -169,6 +176,7 @@ class Node:
                     self._tell("a message was cut off: starting the SuperNode again")
                     self._ask_to_end(self._process)
         code = self._process.wait()
+        self._refusals = 0 if admitted else self._refusals + 1
         if admitted and not stale:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
         return stale

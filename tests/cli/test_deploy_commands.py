@@ -154,6 +154,11 @@ def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, 
                     "a message was cut off: starting the SuperNode again"]  # fmt: skip
 
 
+def test_a_node_that_is_refused_again_and_again_asks_less_often_and_never_stops():
+    waits = [node.pause(refusals) for refusals in range(5)]
+    assert waits == [5.0, 5.0, 10.0, 15.0, 15.0] and node.pause(10**6) == 15.0
+
+
 LEAVES = """
 import subprocess, sys
 made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

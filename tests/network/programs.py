@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from network.pace import patience
 
-from fedhet.runtime.node import FORGOTTEN, RETRY
+from fedhet.runtime.node import FORGOTTEN, pause
 from fedhet.runtime.warm import state
 
 LOOK = 0.2  # seconds
@@ -35,9 +35,10 @@ class Process:
         self.popen: subprocess.Popen[bytes] | None = None
         self.tree: dict[int, psutil.Process] = {}
         self._forgot = 0
+        self._asked = False
 
     def start(self) -> "Process":
-        self._forgot = self._forgotten()
+        self._forgot, self._asked = self._forgotten(), False
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
                 self.words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -115,8 +116,10 @@ class Process:
             self.popen.wait()
 
     def terminate(self) -> None:
+        """SIGTERM, once: Flower ends at a second one without a good-bye, and is held for online."""
         self.children()
-        if self.popen is not None and self.popen.poll() is None:
+        if self.popen is not None and self.popen.poll() is None and not self._asked:
+            self._asked = True
             self.popen.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
@@ -154,7 +157,7 @@ class Supervisor:
             if not self.process.running():
                 self.process.start()
                 self.starts += 1
-                self._stop.wait(RETRY)
+                self._stop.wait(pause(self.starts))  # nearly all are refused but the last
             self._stop.wait(LOOK)
 
     def stop(self) -> None:

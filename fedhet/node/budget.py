@@ -78,7 +78,10 @@ class Budget:
         server knows the run's seed and could subtract noise drawn from it: a secret of this
         client takes its place, which no other machine ever sees.
         """
-        if not self.config.dp_clip or not has_floats(upload):
+        if not self.config.dp_clip:
+            return list(upload)
+        if not has_floats(upload):
+            self._open()
             return list(upload)
         digest = self._booked(round_, [*upload, *received])
         rng = (
@@ -114,13 +117,7 @@ class Budget:
 
         Returns its keyed digest.
         """
-        note = self.note or {
-            "agreed": _agreed(self.config),
-            "secret": secrets.token_hex(32),
-            "uploads": 0,
-            "round": 0,
-            "digest": "",
-        }
+        note = self.note or self._new()
         digest = _digest(bytes.fromhex(note["secret"]), round_, arrays)
         if note["digest"] != digest:
             if note["uploads"] >= self.config.rounds:
@@ -129,6 +126,21 @@ class Budget:
             self.note = note | {"uploads": count, "round": round_, "digest": digest}
             self.store.write_note(NOTE, self.note)
         return digest
+
+    def _open(self) -> None:
+        """An account of nothing, for who sends nothing: the next round must find one."""
+        if not self.note:
+            self.note = self._new()
+            self.store.write_note(NOTE, self.note)
+
+    def _new(self) -> dict[str, Any]:
+        return {
+            "agreed": _agreed(self.config),
+            "secret": secrets.token_hex(32),
+            "uploads": 0,
+            "round": 0,
+            "digest": "",
+        }
 
     @property
     def epsilon(self) -> float:
@@ -168,5 +180,5 @@ def _sound(note: Mapping[str, Any]) -> bool:
         and isinstance(note.get("digest"), str)
         and type(note.get("uploads")) is int
         and type(note.get("round")) is int
-        and note["uploads"] >= 1
+        and note["uploads"] >= 0
     )

@@ -26,6 +26,7 @@ QUERY_TRIES = 3
 # answered after so many seconds is asked again, then after twice as many, and so on.
 REMIND_AFTER = 60.0
 PATIENT = 5.0  # seconds of waiting that nobody needs to be told of
+HEARD = 10.0  # seconds for nodes to fetch why they are refused, before a run without any ends
 SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
 
 
@@ -77,6 +78,7 @@ class Handshake:
         self._tries: Counter[int] = Counter()
         self._reminded: Counter[int] = Counter()
         self._told: set[int] = set()  # nodes that know why they are refused
+        self._telling: set[str] = set()  # messages that tell them
 
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None
@@ -111,6 +113,7 @@ class Handshake:
             waiting.say(len(nodes), expected, self.roster.refused.values())
             time.sleep(self._mail.interval)
         if not nodes:
+            self._until_heard()
             reasons = distinct(self.roster.refused.values()) or "no node is online"
             if self._all_refuse(expected, settled=True):
                 raise RunFailedError(f"no node can take part in this run: {reasons}")
@@ -167,9 +170,20 @@ class Handshake:
         if new and not self._mail.simulated:
             whys = [Instruction(self.experiment, refused=refused[node]) for node in new]
             # A list: Flower goes through them twice.
-            self.grid.push_messages(
-                [request(QUERY, *pair, QUERY_TTL) for pair in zip(new, whys, strict=True)]
+            self._telling |= set(
+                self.grid.push_messages(
+                    [request(QUERY, *pair, QUERY_TTL) for pair in zip(new, whys, strict=True)]
+                )
             )
+
+    def _until_heard(self) -> None:
+        """Wait until the refused know why: with the run Flower drops what they have not fetched."""
+        deadline = time.monotonic() + HEARD
+        while self._telling and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(sorted(self._telling)):
+                self._telling.discard(reply.metadata.reply_to_message_id)
+            if self._telling:
+                time.sleep(self._mail.interval)
 
     def _silent(self) -> list[int]:
         """Nodes that are to be asked once more."""

@@ -25,7 +25,9 @@ LINES = 1_000_000  # as many as a run can have rounds
 MOST_YAML = MEBI  # what a person writes
 MOST_VALUES = 4_000_000  # of a document: a few bytes of each become a hundred
 DIGITS = 100  # characters of a number in YAML
-_INT, _FLOAT, _BOOL = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool"))
+_INT, _FLOAT, _BOOL, _TEXT = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "str")
+)
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
@@ -130,8 +132,13 @@ class _Loader(yaml.SafeLoader):
             seen.add(str(key))
         return dict(super().construct_mapping(node, deep))
 
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """As in YAML 1.2: `6:2:2` is a text; to YAML 1.1 it is 21,722, counted by sixties."""
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        return _TEXT if tag in {_INT, _FLOAT} and ":" in value else tag
+
     def short_number(self, node: yaml.ScalarNode) -> Any:
-        """As the base class, which takes ages for what is written by the hour (``1:59:59``...)."""
+        """As the base class, but for what nobody means."""
         if len(node.value) > DIGITS:
             line = node.start_mark.line + 1
             raise _Refused(f"a number of more than {DIGITS} digits", line)

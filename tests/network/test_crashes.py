@@ -72,11 +72,21 @@ def state(federation: Federation, run: Run, k: int, generation: int) -> Path:
 
 
 def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
-    """Point 3: both in one run, each in the middle of a round."""
-    federation.whole()
+    """Point 3: both in one run, each in the middle of a round, of which the server learns a sum.
+
+    What is killed forgets an attempt that clients remember: no mask of it is used again.
+    """
+    tls = federation.tls
+    configs = {
+        k: f'partition-id={k} num-partitions=3 ca="{tls.ca}" key="{tls.client(str(k))}" '
+        f'certificate="{tls.client(str(k))}.crt"'
+        for k in range(3)
+    }
+    federation.whole(configs)
     for k in range(3):
         federation.supervise(k)
-    run = federation.run("crashes")
+    sums = {"sum_owners": 2}
+    run = federation.run("crashes", secure_sum="masked", **sums)
     run.wait_rounds(1)
     server_app = federation.superlink.child("flwr-serverapp")
     assert server_app is not None
@@ -96,4 +106,5 @@ def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
     federation.wait_online(3)
     summary = federation.resume(run).result()
     assert summary["status"] == "completed" and summary["rounds"] == 3
-    assert summary["run_sha256"] == simulated_hash(tmp_path)
+    assert summary["failures"] == []
+    assert summary["run_sha256"] == simulated_hash(tmp_path, secure_sum="unmasked", **sums)

@@ -94,6 +94,16 @@ def test_noise_is_not_switched_off_on_the_way(tmp_path, store):
         opened(store, small(tmp_path, rounds=3)).check(2, 1)
 
 
+def test_who_sends_no_float_has_an_account_of_nothing(tmp_path, store):
+    config = small(tmp_path, **DP)
+    for round_ in (1, 2, 3, 4):
+        assert upload(opened(store, config), round_, [np.array([3])])[0].tolist() == [3]
+        assert opened(store, config).epsilon == 0.0
+    standalone = small(tmp_path, method="standalone", **DP)
+    run, _ = simulate(standalone)
+    assert [record["failures"] for record in run.read_rounds()] == [[], [], []]
+
+
 @pytest.mark.parametrize("damage", ["gone", "{", "[]", "{}", '{"uploads": 0}'])
 def test_an_account_that_is_gone_or_damaged_stops_the_client(tmp_path, damage):
     config, store = small(tmp_path, **DP), FileStore(tmp_path / "state", sync=False)

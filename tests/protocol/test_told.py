@@ -47,6 +47,20 @@ def test_a_node_is_told_once_why_a_run_does_without_it(grid, capsys):
     assert said == [f"fedhet: this run does without this node: {reason}"]
 
 
+def test_a_run_that_nobody_can_join_ends_when_they_know_why(grid, capsys):
+    def tamper(node, message, reply):
+        if "info" in reply.content:
+            reply.content["info"]["client"] = "a/b"
+        return reply
+
+    grid.tamper = tamper
+    with pytest.raises(RunFailedError, match="no node can take part in this run: client id 'a/b'"):
+        Handshake(grid, "x", Roster()).wait(3, 60)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
+    assert len(said) == 3 and all("this run does without this node: " in line for line in said)
+    assert not grid.waiting
+
+
 def test_a_node_that_knows_its_own_fault_is_not_told_it_again(grid, monkeypatch):
     monkeypatch.setattr(
         "fedhet.request.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))

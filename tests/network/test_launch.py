@@ -41,7 +41,7 @@ def base(fedhet):
             seen |= set(command.pids())
             for pid in command.pids():
                 command.sockets |= listening(pid)
-            if (port := ray_port(command)) and not command.refusal:
+            if not command.refusal and (port := ray_port(command)):
                 _, command.refusal = process.communicate(f"{port}\n", timeout=120)
                 command.refusal = command.refusal if process.returncode else "it was let in"
             time.sleep(0.1)
@@ -69,9 +69,10 @@ def ray_port(command: Command) -> int:
     """Where Ray's server listens once clients train; 0 before."""
     if command.rounds():
         for pid in command.pid_of("gcs_server"):
-            for connection in psutil.Process(pid).net_connections("inet"):
-                if connection.status == psutil.CONN_LISTEN:
-                    return int(connection.laddr.port)
+            with contextlib.suppress(psutil.Error):  # it may end meanwhile
+                for connection in psutil.Process(pid).net_connections("inet"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        return int(connection.laddr.port)
     return 0
 
 

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import signal
+import sqlite3
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +17,7 @@ from fedhet.runtime.superlink import free_ports
 from fedhet.runtime.warm import Warm
 
 pytestmark = pytest.mark.network
-OWN = {"method": "lg_fedavg", "sum-min": 2, "max-images": 200}
+OWN = {"method": "lg_fedavg", "local-epochs": 60, "sum-min": 2, "max-images": 200}
 ROUNDS = 100  # more than pass until node 1 is caught in one
 
 
@@ -37,6 +39,19 @@ def sent_training(node: Process, times: int) -> bool:
     return len(parts) == times + 1 and "Sent successfully" in parts[-1]
 
 
+def waits_for_the_server(folder: Path) -> bool:
+    """Whether the SuperLink has an upload that the server has not fetched.
+
+    That of a node which has left meanwhile it would not hand out any more.
+    """
+    name = folder / "tls" / "server" / "superlink.db"
+    with contextlib.closing(sqlite3.connect(f"file:{name}?mode=ro", uri=True)) as database:
+        (found,) = database.execute(
+            "SELECT count(*) FROM message_res WHERE message_type = 'train' AND delivered_at = ''"
+        )
+    return bool(found[0])
+
+
 def kill_all(node: Process) -> None:
     children = node.children()
     node.kill()
@@ -46,8 +61,9 @@ def kill_all(node: Process) -> None:
 
 
 def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(commands, tmp_path):
-    """Node 2 dies while node 1 still trains, and is gone in the round after, which has no sum.
+    """Node 2 dies while node 1 still trains, and is gone in the round after.
 
+    That round has no sum if node 2 is missed in it, and one of two clients if it is missed before.
     The twin of the run is simulated, not masked, and loses nobody's reply.
     """
     (port,) = free_ports(1)
@@ -88,6 +104,7 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(com
     wait_for(stopped, "node 1 trains", pause=0.02)
     last = len(rounds()) + 1
     wait_for(lambda: sent_training(nodes[2], last), "node 2 has uploaded")
+    wait_for(lambda: not waits_for_the_server(tmp_path), "the server has node 2's upload")
     kill_all(nodes[2])
     psutil.Process(held[0]).send_signal(signal.SIGCONT)
     wait_for(lambda: len(rounds()) > last or not run.running(), "a round without node 2")
@@ -103,8 +120,7 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(com
     assert (noted["round"], noted["answered"]) == (last, [])  # so it died between the two
     twin = OWN | {"secure-sum": "unmasked", "rounds": last}
     assert whole[-1]["sha256"] == simulated_hash(tmp_path, **twin)
-    assert (after["replied"], {failure["client"] for failure in after["failures"]}) == (
-        0, {"2", "the round"},
-    )  # fmt: skip
+    failed = {failure["client"] for failure in after["failures"]}
+    assert (after["replied"], failed) in ((0, {"2", "the round"}), (2, {"2"}))
     told = (folder / "rounds.jsonl").read_text() + (folder / "summary.json").read_text()
     assert "train-images" not in told

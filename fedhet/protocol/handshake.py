@@ -78,7 +78,7 @@ class Handshake:
         self._tries: Counter[int] = Counter()
         self._reminded: Counter[int] = Counter()
         self._told: set[int] = set()  # nodes that know why they are refused
-        self._telling: set[str] = set()  # messages that tell them
+        self._notices = Mail(grid)  # what tells them
 
     def wait(
         self, clients: int, timeout: float, tell: Callable[[str], None] = lambda _: None
@@ -169,21 +169,17 @@ class Handshake:
         self._told.update(new)
         if new and not self._mail.simulated:
             whys = [Instruction(self.experiment, refused=refused[node]) for node in new]
-            # A list: Flower goes through them twice.
-            self._telling |= set(
-                self.grid.push_messages(
-                    [request(QUERY, *pair, QUERY_TTL) for pair in zip(new, whys, strict=True)]
-                )
-            )
+            pairs = zip(new, whys, strict=True)
+            self._notices.add(request(QUERY, *pair, QUERY_TTL) for pair in pairs)
+            self._notices.poll()
 
     def _until_heard(self) -> None:
         """Wait until the refused know why: with the run Flower drops what they have not fetched."""
         deadline = time.monotonic() + HEARD
-        while self._telling and time.monotonic() < deadline:
-            for reply in self.grid.pull_messages(sorted(self._telling)):
-                self._telling.discard(reply.metadata.reply_to_message_id)
-            if self._telling:
-                time.sleep(self._mail.interval)
+        while self._notices and time.monotonic() < deadline:
+            self._notices.poll()
+            if self._notices:
+                self._notices.pause()
 
     def _silent(self) -> list[int]:
         """Nodes that are to be asked once more."""

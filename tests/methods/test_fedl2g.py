@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fedhet.clients.fedl2g import guiding_gradient
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors
-from fedhet.rng import generator
+from fedhet.rng import generator, torch_seeded
 from fedhet.strategies.fedl2g import LARGEST, misguided
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
@@ -40,12 +40,12 @@ class Tiny(nn.Module):
 @pytest.fixture(params=[0, 1], ids=["features", "logits"])
 def meta(request):
     """A function of the guides alone, all in float64: the quiz's loss after a guided step."""
-    torch.manual_seed(3)  # noqa: NPY002  (the test's own draws)
-    model = Tiny().double()
-    width = (6, 3)[request.param]
-    guides = torch.randn(3, width, dtype=torch.float64)
-    study = torch.randn(7, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 0, 0])
-    quiz = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    with torch_seeded(3, "test"):
+        model = Tiny().double()
+        width = (6, 3)[request.param]
+        guides = torch.randn(3, width, dtype=torch.float64)
+        study = torch.randn(7, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 0, 0])
+        quiz = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
     weights = dict(model.named_parameters())
 
     def answer(values, x):

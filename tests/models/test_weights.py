@@ -13,6 +13,7 @@ from fedhet.models.names import with_weights
 from fedhet.models.small import small_name
 from fedhet.node.site import assigned_model, check_no_weights
 from fedhet.reading.tensors import read_tensors
+from fedhet.rng import torch_seeded
 from fedhet.testing import make_client, simulate, small
 
 ROWS = Inputs.table(("a", "b"))
@@ -40,10 +41,10 @@ def test_a_models_own_tensors(tmp_path):
 def test_without_a_head_it_is_drawn_as_always(tmp_path):
     other = built("mlp-5", inputs=ROWS).state_dict()
     file = written(tmp_path, {k: v for k, v in other.items() if not k.startswith("head")})
-    torch.manual_seed(1)  # noqa: NPY002
-    plain = built("mlp-5", inputs=ROWS, classes=9)
-    torch.manual_seed(1)  # noqa: NPY002
-    model = built(f"mlp-5 weights={file}", inputs=ROWS, classes=9)
+    with torch_seeded(1, "test"):
+        plain = built("mlp-5", inputs=ROWS, classes=9)
+    with torch_seeded(1, "test"):
+        model = built(f"mlp-5 weights={file}", inputs=ROWS, classes=9)
     assert torch.equal(model.head.weight, plain.head.weight)
     assert torch.equal(model.layers[0].weight, other["layers.0.weight"])
 

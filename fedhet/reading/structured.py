@@ -138,7 +138,7 @@ class _Loader(yaml.SafeLoader):
         return _TEXT if tag in {_INT, _FLOAT} and ":" in value else tag
 
     def short_number(self, node: yaml.ScalarNode) -> Any:
-        """As the base class, but for what nobody means."""
+        """As the base class, but for more digits than anybody means."""
         if len(node.value) > DIGITS:
             line = node.start_mark.line + 1
             raise _Refused(f"a number of more than {DIGITS} digits", line)

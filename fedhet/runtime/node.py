@@ -52,7 +52,7 @@ FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message|Failed to
 
 def pause(refusals: int) -> float:
     """Seconds before the next start, after so many in a row that the server did not let in."""
-    return min(RETRY * 2.0 ** min(max(refusals - 1, 0), 9), LONGEST)
+    return min(RETRY * max(1, refusals), LONGEST)
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:

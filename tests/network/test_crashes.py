@@ -71,10 +71,11 @@ def state(federation: Federation, run: Run, k: int, generation: int) -> Path:
     return folder / f"{generation:08}.safetensors"
 
 
-def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
-    """Point 3: both in one run, each in the middle of a round, of which the server learns a sum.
+@pytest.mark.parametrize("sums", [{}, {"secure_sum": "masked", "sum_owners": 2}], ids=["", "sums"])
+def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path, sums):
+    """Point 3: both in one run, each in the middle of a round.
 
-    What is killed forgets an attempt that clients remember: no mask of it is used again.
+    Of sums, what is killed forgets an attempt that clients remember: no mask of it is used again.
     """
     tls = federation.tls
     configs = {
@@ -85,8 +86,7 @@ def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
     federation.whole(configs)
     for k in range(3):
         federation.supervise(k)
-    sums = {"sum_owners": 2}
-    run = federation.run("crashes", secure_sum="masked", **sums)
+    run = federation.run(f"crashes-{len(sums)}", **sums)
     run.wait_rounds(1)
     server_app = federation.superlink.child("flwr-serverapp")
     assert server_app is not None
@@ -107,4 +107,5 @@ def test_resume_after_kill_of_server_app_and_of_superlink(federation, tmp_path):
     summary = federation.resume(run).result()
     assert summary["status"] == "completed" and summary["rounds"] == 3
     assert summary["failures"] == []
-    assert summary["run_sha256"] == simulated_hash(tmp_path, secure_sum="unmasked", **sums)
+    twin = sums | ({"secure_sum": "unmasked"} if sums else {})
+    assert summary["run_sha256"] == simulated_hash(tmp_path, **twin)

@@ -123,4 +123,4 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(com
     failed = {failure["client"] for failure in after["failures"]}
     assert (after["replied"], failed) in ((0, {"2", "the round"}), (2, {"2"}))
     told = (folder / "rounds.jsonl").read_text() + (folder / "summary.json").read_text()
-    assert "train-images" not in told
+    assert '"clients.csv": "the server learned' in told and "train-images" not in told

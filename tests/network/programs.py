@@ -75,8 +75,8 @@ class Process:
         mine = {child.pid for child in self.children()}
         jobs = [job["pid"] for job in state(self.env).get("jobs", []) if job["for"] in mine]
         for pid in (*jobs, *mine):
-            with contextlib.suppress(psutil.Error):
-                if any("examples.npy" in found.path for found in psutil.Process(pid).memory_maps()):
+            with contextlib.suppress(OSError):  # `maps` alone: psutil would count their pages, too
+                if "examples.npy" in Path(f"/proc/{pid}/maps").read_text():
                     return pid
         return 0
 
@@ -93,7 +93,10 @@ class Process:
             os.kill(pid, signal.SIGSTOP)
             # The last round may be on its way out.
             rounds = run / "rounds.jsonl"
-            of_this_round = psutil.Process(pid).create_time() > rounds.stat().st_mtime
+            # psutil counts from a boot in whole seconds of a clock that was set since.
+            booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            created = psutil.Process(pid).create_time() - psutil.boot_time() + booted
+            of_this_round = created > rounds.stat().st_mtime
         except (ProcessLookupError, psutil.NoSuchProcess):  # it ended while it was looked at
             return 0
         if of_this_round and not saved(rounds.read_text().count("\n") + 1):

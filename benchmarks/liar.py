@@ -111,7 +111,7 @@ def measure(how: str, rounds: int, seed: int, **keys: object) -> Found:
     with tempfile.TemporaryDirectory() as out:
         values = {
             "dataset": "digits", "clients": 10, "models": "cnn-5", "local-epochs": 1,
-            "batch-size": 16, "seed": seed, "out": out,
+            "batch-size": 16, "rounds": rounds, "seed": seed, "out": out,
         } | {key.replace("_", "-"): value for key, value in keys.items()}  # fmt: skip
         if "partition" not in values:
             values["classes-per-client"] = 5
@@ -186,6 +186,8 @@ def margins(methods: Sequence[str], rounds: int, fraction: float, seeds: Sequenc
                     clients=6, partition="dirichlet", models="cnn-4,cnn-5", batch_size=4,
                     fraction=fraction,
                 )  # fmt: skip
+            if not found:
+                raise SystemExit(f"{method} bounds no steps")
             times, share = (max(column) for column in zip(*found, strict=True))
             emit(
                 "liar", method=method, rounds=rounds, seed=seed, fraction=fraction,
@@ -208,7 +210,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     chosen = parser.parse_args()
     if chosen.margin:
-        bounded = [m for m in chosen.methods if m not in ("standalone", "fd")]  # no steps at all
+        bounded = [m for m in chosen.methods if m not in ("standalone", "fd", "fedl2g")]  # no steps
         margins(bounded, chosen.rounds, chosen.fraction, chosen.seeds)
     elif chosen.rules:
         compare_rules(chosen.rules, chosen.rounds, chosen.seeds)

@@ -102,7 +102,7 @@ def _within(path: Path, part: str, head: str) -> str:
 def _image(picture: Picture, path: str) -> list[str]:
     if not picture.panels:
         return []
-    return [f"![{escaped(picture.title)}]({path})", "", escaped(picture.caption), ""]
+    return [escaped(picture.caption), "", f"![{escaped(picture.title)}]({path})", ""]
 
 
 def _results(made: Report, pages: Mapping[str, tuple[Section, str]]) -> str:
@@ -134,9 +134,7 @@ def _glance(made: Report) -> Picture:
 
 
 def _short(made: Report, glance: Picture, docs: str) -> str:
-    picture = (
-        [f"![{escaped(glance.title)}]({docs}/results/{glance.name}.svg)"] if glance.panels else []
-    )
     said, note = brief(made.comparisons)
     lines = [f"- {escaped(line)}" for line in said or made.verdict[:1]]
-    return "\n".join([*picture, "", *lines, "", escaped(note)])
+    caption, *picture = _image(glance, f"{docs}/results/{glance.name}.svg") or [""]
+    return "\n".join([*picture, *lines, "", escaped(note), "", caption])

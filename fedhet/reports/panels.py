@@ -52,11 +52,12 @@ def differences(comparisons: Sequence[Comparison], name: str = "differences") ->
         if any(row in one.shown and one.paired[one.shown[row]] for one in compared)
     ]  # fmt: skip
     caption = (
-        f"Points of test accuracy above {base}, client by client on the same blocks; methods in "
-        "the order of their mean rank. Dot: mean; line: 95 % interval (Student's t over blocks), "
-        "blue above and orange below zero, grey where it holds zero; pale dots: blocks. A hollow "
-        "dot is a single block, without an interval; an arrow points to a value off the scale; a "
-        "method in grey was not run there."
+        f"Points of test accuracy above {base}, client by client on the same blocks (partition and "
+        "seed); methods in the order of their mean rank; every panel has a scale of its own. Dot: "
+        "mean; line: 95 % interval (Student's t over blocks), blue above and orange below zero, "
+        "grey where it holds zero: undecided; pale dots: blocks. A hollow dot is a single block, "
+        "without an interval; an arrow points to a value off the scale; a method in grey was not "
+        "run there."
     )
     panels = [_differences(one, rows) for one in compared]
     columns = min(COLUMNS, len(panels))

@@ -53,19 +53,22 @@ def brief(comparisons: Sequence[Comparison]) -> tuple[list[str], str]:
     base = _base(comparisons)
     if not found:
         return [], ""
-    above = [gain for gain in found if gain.sign > 0]
-    below = [gain for gain in found if gain.sign < 0]
     sent = _traffics(found)
-    lines = [f"Above {base}: {_listed(above, found, where=False) or 'nobody'}."]
-    if below:
-        lines.append(f"Below {base}: {_listed(below, found, where=False)}.")
+    lines = [f"Above {_told(base)}: {_listed(1, found, where=False) or 'nobody'}."]
+    rest = _below(found, base, "", where=False)
+    if rest:
+        lines.append(rest)
     if sent:
-        lines.append(f"Traffic of those above, {method_name(_AGAINST)} = 1: {sent}.")
-    note = f"A number is the largest difference in points of test accuracy whose {_LEVEL} interval "
-    note += "excludes zero"
+        lines.append(f"Traffic a round of those above, {method_name(_AGAINST)} = 1: {sent}.")
+    note = (
+        f"Numbers are differences in points of test accuracy whose {_LEVEL} interval excludes zero."
+    )
     if _several(found):
-        note += "; in brackets: in how many of the settings where the method was run there is one"
-    note += "."
+        note = (
+            f"Counted are the settings, of those where the method was run, in which the {_LEVEL} "
+            "interval of the paired difference excludes zero; in brackets the largest such "
+            "difference, in points of test accuracy."
+        )
     single = [one.setting.title for one in counted if _single(one)]
     if single:
         note += (
@@ -79,6 +82,11 @@ def brief(comparisons: Sequence[Comparison]) -> tuple[list[str], str]:
 
 def _base(comparisons: Sequence[Comparison]) -> str:
     return next((one.baseline.name for one in comparisons if one.baseline is not None), "")
+
+
+def _told(base: str) -> str:
+    """The baseline as it is first named."""
+    return f"{base} (each client alone)" if base == method_name("standalone") else base
 
 
 def _single(one: Comparison) -> bool:
@@ -132,31 +140,44 @@ def winners(found: Sequence[Gain], base: str) -> str:
     """Who is above the baseline, by how much at most, where, and in how many settings."""
     if not found:
         return ""
-    above = [gain for gain in found if gain.sign > 0]
-    if not above:
+    if not any(gain.sign > 0 for gain in found):
         return f"No method is above {base} with a {_LEVEL} interval that excludes zero."
     without = [
         setting for setting in dict.fromkeys(gain.setting for gain in found)
         if all(gain.sign <= 0 for gain in found if gain.setting == setting)
     ]  # fmt: skip
     nobody = f"; nobody in {_some(without, 'or')}" if without else ""
+    reading = " (in brackets the largest difference, in points)" if _several(found) else ""
     return (
-        f"Above {base}, with a {_LEVEL} interval that excludes zero"
-        f"{_reading(found)}: {_listed(above, found)}{nobody}."
+        f"Above {_told(base)}, with a {_LEVEL} interval that excludes zero{reading}: "
+        f"{_listed(1, found)}{nobody}."
     )
 
 
 def losers(found: Sequence[Gain], base: str) -> str:
-    """Who is below it."""
-    below = [gain for gain in found if gain.sign < 0]
-    return f"Below {base}, likewise: {_listed(below, found)}." if below else ""
+    """Who is below it, and who is neither above nor below anywhere."""
+    return _below(found, base, ", likewise")
+
+
+def _below(found: Sequence[Gain], base: str, likewise: str, *, where: bool = True) -> str:
+    told = {gain.method for gain in found if gain.sign}
+    same = sorted({gain.method for gain in found} - told, key=str.casefold)
+    below, neither = _listed(-1, found, where=where), ", ".join(same)
+    if not below:
+        return f"Not told from {base} anywhere: {neither}." if same else ""
+    rest = f"; not told from it anywhere: {neither}" if same else ""
+    return f"Below {base}{likewise}: {below}{rest}."
 
 
 def traffic(found: Sequence[Gain]) -> str:
     """What those above the baseline send, against LG-FedAvg's header; medians over settings."""
     sent = _traffics(found)
     over = " (median over settings)" if _several(found) else ""
-    return f"Traffic of those above, {method_name(_AGAINST)}'s = 1{over}: {sent}." if sent else ""
+    return (
+        f"Traffic a round of those above, {method_name(_AGAINST)}'s = 1{over}: {sent}."
+        if sent
+        else ""
+    )
 
 
 def _traffics(found: Sequence[Gain]) -> str:
@@ -200,36 +221,36 @@ def unsaid(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
 _LEVEL = f"{100 * LEVEL:g} %"
 
 
-def _listed(chosen: Sequence[Gain], found: Sequence[Gain], *, where: bool = True) -> str:
-    """``FD +4.3 (3 of 5 settings; CIFAR-100, 100 clients)``: the largest difference first."""
+def _listed(sign: int, found: Sequence[Gain], *, where: bool = True) -> str:
+    """``FD in 3 of 5 settings (+4.3; most in A), FML in 1 of 4 (+9.0; in A)``.
+
+    In the order of how many settings it is: the largest difference of all may be of one alone.
+    """
     of: dict[str, list[Gain]] = {}
-    for gain in chosen:
-        of.setdefault(gain.method, []).append(gain)
+    for gain in found:
+        if gain.sign == sign:
+            of.setdefault(gain.method, []).append(gain)
     most = {
         name: max(own, key=lambda gain: (abs(gain.points), gain.setting))
         for name, own in of.items()
     }
     said = []
-    for place, name in enumerate(sorted(of, key=lambda name: (-abs(most[name].points), name))):
-        notes = []
-        if _several(found):
-            total = sum(gain.method == name for gain in found)
-            notes.append(f"{len(of[name])} of {total}" + ("" if place else " settings"))
-            if where and place < _NAMED:
-                notes.append(f"{'most ' if len(of[name]) > 1 else ''}in {most[name].setting}")
-        beside = f" ({'; '.join(notes)})" if notes else ""
-        said.append(f"{name} {_points(most[name].points)}{beside}")
+    order = sorted(of, key=lambda name: (-len(of[name]), -abs(most[name].points), name))
+    for place, name in enumerate(order):
+        points = _points(most[name].points)
+        if not _several(found):
+            said.append(f"{name} {points}")
+            continue
+        own = [gain for gain in found if gain.method == name]
+        other = sum(gain.sign == -sign for gain in own)
+        notes = [points]
+        if where and place < _NAMED:
+            notes.append(f"{'most ' if len(of[name]) > 1 else ''}in {most[name].setting}")
+        if other:
+            notes.append(f"{'below' if sign > 0 else 'above'} in {other}")
+        settings = "" if place else " settings"
+        said.append(f"{name} in {len(of[name])} of {len(own)}{settings} ({'; '.join(notes)})")
     return ", ".join(said)
-
-
-def _reading(found: Sequence[Gain]) -> str:
-    """How ``FD +4.3 (3 of 5)`` is read, where there are several settings."""
-    if not _several(found):
-        return ""
-    return (
-        " (its largest difference in points, and in how many of the settings where it was run in "
-        "two blocks or more)"
-    )
 
 
 def _several(found: Sequence[Gain]) -> bool:

@@ -45,19 +45,20 @@ def test_who_is_above_where_and_by_how_much():
         gain("FedSSA", "A", 7.0, 1), gain("FedSSA", "B", 20.0, 0), gain("FedSSA", "D", 1.0, 0),
     ]  # fmt: skip
     assert winners(found, BASE) == (
-        "Above Standalone, with a 95 % interval that excludes zero (its largest difference in "
-        "points, and in how many of the settings where it was run in two blocks or more): FedSSA "
-        "+7.0 (1 of 3 settings; in A), FD +4.2 (2 of 3; most in B); nobody in C or D."
+        "Above Standalone (each client alone), with a 95 % interval that excludes zero "
+        "(in brackets the largest difference, in points): FD in 2 of 3 settings "
+        "(+4.2; most in B; below in 1), "
+        "FedSSA in 1 of 3 (+7.0; in A); nobody in C or D."
     )
 
 
-def test_the_largest_comes_first_and_every_method_has_its_number():
+def test_who_is_above_most_often_comes_first_and_every_method_has_its_number():
     found = [gain(name, "A", 9.0 - k, 1) for k, name in enumerate("VWXYZ")]
-    found += [gain("Z", "B", 10.0, 1), gain("V", "B", 0.0, 0)]
+    found += [gain("Z", "B", 2.0, 1), gain("V", "B", 0.0, 0)]
     said = winners(found, BASE)
     assert said.endswith(
-        ": Z +10.0 (2 of 2 settings; most in B), V +9.0 (1 of 2; in A), W +8.0 (1 of 1; in A), "
-        "X +7.0 (1 of 1), Y +6.0 (1 of 1)."
+        ": Z in 2 of 2 settings (+5.0; most in A), V in 1 of 2 (+9.0; in A), "
+        "W in 1 of 1 (+8.0; in A), X in 1 of 1 (+7.0), Y in 1 of 1 (+6.0)."
     )
 
 
@@ -72,10 +73,13 @@ def test_an_interval_with_zero_makes_nobody_a_winner():
 def test_who_is_below():
     found = [gain("FML", "A", -3.0, -1), gain("FML", "B", -1.5, -1), gain("FD", "A", -9.0, 0)]
     found.append(gain("FML", "C", 0.0, 0))
-    assert (
-        losers(found, BASE) == "Below Standalone, likewise: FML −3.0 (2 of 3 settings; most in A)."
+    assert losers(found, BASE) == (
+        "Below Standalone, likewise: FML in 2 of 3 settings (−3.0; most in A); not told from it "
+        "anywhere: FD."
     )
-    assert losers([gain("FD", "A", -9.0, 0)], BASE) == ""
+    assert losers([gain("FD", "A", -9.0, 0), gain("FD", "A", 9.0, 1)], BASE) == ""
+    none = [gain("pFedES", "A", -9.0, 0), gain("FD", "A", 9.0, 0)]
+    assert losers(none, BASE) == "Not told from Standalone anywhere: FD, pFedES."
 
 
 def test_what_those_above_send_against_lg_fedavg():
@@ -84,7 +88,8 @@ def test_what_those_above_send_against_lg_fedavg():
         gain("FedMRL", "A", 2.0, 1, 1234.0), gain("FML", "A", -1.0, -1, 99.0),
     ]  # fmt: skip
     assert traffic(found) == (
-        "Traffic of those above, LG-FedAvg's = 1 (median over settings): FD 0.005, FedMRL 1,234."
+        "Traffic a round of those above, LG-FedAvg's = 1 (median over settings): "
+        "FD 0.005, FedMRL 1,234."
     )
     assert traffic([gain("FD", "A", 1.0, 1)]) == ""  # LG-FedAvg was not run
 
@@ -124,7 +129,7 @@ def test_a_setting_of_one_block_is_in_no_count_and_the_short_form_says_so(tmp_pa
         unsaid(alone, 1, BASE) == "Limits: there are fewer than 5 blocks, too few for a rank test."
     )
     lines, note = brief(comparisons)
-    assert lines == ["Above Standalone: FD +2.1."]
+    assert lines == ["Above Standalone (each client alone): FD +2.1."]
     assert "one block (partition and seed) has no interval: CIFAR-100, N = 4, C = 50 %, lr" in note
 
 
@@ -135,9 +140,10 @@ def test_a_report_opens_with_at_most_five_sentences_of_its_numbers(sweep, tmp_pa
     said = build([sweep], models=False).verdict
     assert said == [
         "20 runs of 4 methods in 1 setting, 5 blocks (partition and seed) a method.",
-        "Above Standalone, with a 95 % interval that excludes zero: FedSSA +3.0.",
-        "Below Standalone, likewise: FML −10.0.",
-        "Traffic of those above, LG-FedAvg's = 1: FedSSA 1.",
+        "Above Standalone (each client alone), with a 95 % interval that excludes zero: "
+        "FedSSA +3.0.",
+        "Below Standalone, likewise: FML −10.0; not told from it anywhere: LG-FedAvg.",
+        "Traffic a round of those above, LG-FedAvg's = 1: FedSSA 1.",
     ]
 
 

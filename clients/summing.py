@@ -112,7 +112,9 @@ class Part:
             steps = grid(vector, bits, config.sum_range)
         except RangeError as error:
             raise Refused(str(error), Word.RANGE) from error
-        if budget is not None and len(vector):
+        if budget is not None and not len(vector):
+            budget.open()
+        elif budget is not None:
             terms = Terms(config.sum_min, config.sum_threshold)
             fewest = terms.fewest(len(self.cohort.members))
             sigma = share_steps(config, len(vector), bits, fewest)

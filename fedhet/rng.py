@@ -5,12 +5,14 @@ and the kind of runtime cannot change it. Torch initialisers and dropout insist 
 generator; :func:`torch_seeded` seeds that one inside ``fork_rng`` and puts it back.
 """
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 
 def _entropy(seed: int, purpose: str, client: str, round_: int) -> list[int]:
@@ -48,3 +50,18 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def blas_limit() -> threadpool_limits:
+    """One thread for NumPy's products, for good or, as a context manager, for a time.
+
+    Their last bits hang on the number of threads; and what they are used for here waits for the
+    memory, while every further thread would spin through a processor between two of them.
+    """
+    return threadpool_limits(1, user_api="blas")
+
+
+@functools.cache
+def limit_blas() -> None:
+    """:func:`blas_limit` for good, once per process."""
+    blas_limit()

@@ -81,7 +81,7 @@ class Budget:
         if not self.config.dp_clip:
             return list(upload)
         if not has_floats(upload):
-            self._open()
+            self.open()
             return list(upload)
         digest = self._booked(round_, [*upload, *received])
         rng = (
@@ -127,7 +127,7 @@ class Budget:
             self.store.write_note(NOTE, self.note)
         return digest
 
-    def _open(self) -> None:
+    def open(self) -> None:
         """An account of nothing, for who sends nothing: the next round must find one."""
         if not self.note:
             self.note = self._new()

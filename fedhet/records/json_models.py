@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     StringConstraints,
     field_validator,
+    model_validator,
 )
 
 from fedhet.data.inputs import load_inputs
@@ -148,6 +149,12 @@ class Info(_Strict):
     device: str
     seen: list[Count]
 
+    @model_validator(mode="after")
+    def _counts_each_class(self) -> "Info":
+        if not len(self.seen) == len(self.seen_names) == len(self.images):
+            raise ValueError("seen, seen_names and images are not of one length")
+        return self
+
 
 class RosterPart(_Strict):
     """Who takes part."""
@@ -174,6 +181,20 @@ class RosterPart(_Strict):
             load_inputs(value)
         return value
 
+    @model_validator(mode="after")
+    def _is_of_its_clients(self) -> "RosterPart":
+        strange = [
+            info.client for info in self.infos.values()
+            if any(label >= len(self.classes) for label in info.seen)
+        ]  # fmt: skip
+        if strange:
+            raise ValueError(f"client '{strange[0]}' has a class beyond the run's list")
+        if self.infos.keys() - self.generations.keys():
+            raise ValueError("generations lacks a client of infos")
+        if self.states.keys() - self.generations.keys():
+            raise ValueError("generations lacks a client of states")
+        return self
+
 
 class Steps(_Strict):
     """How long updates were: of the round loop's check of uploads."""
@@ -199,3 +220,9 @@ class Meta(_Strict):
     clients: Mark
     experiment: Id
     environment: Digest
+
+    @model_validator(mode="after")
+    def _has_means_of_a_round(self) -> "Meta":
+        if self.means and not self.round:
+            raise ValueError("means of a run that has finished no round")
+        return self

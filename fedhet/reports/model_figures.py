@@ -197,18 +197,12 @@ def _scatter(
 
 def _enhanced(name: str, one: Comparison) -> Picture:
     for opened in open_runs(one):
-        module = _extractor(opened)
-        if module is not None:
+        made = _pictures(opened)
+        if made is not None:
             break
     else:
         raise Missing("no method with states makes images of images (pFedES does)")
-    if kind_of(opened.config.dataset) != IMAGE:
-        raise Missing("the examples are no images")
-    holders = [score.client for score in opened.run.clients if score.client in opened.states]
-    images = [pixels for pixels, _ in examples_of(opened, holders[:EXAMPLES], 1)]
-    originals = torch.cat(images)
-    with torch.inference_mode():
-        enhanced = module(normalise(originals)).permute(0, 2, 3, 1)
+    originals, enhanced = made
     top = enhanced.amax(dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)
 
     def draw(panel: Drawing) -> None:
@@ -225,6 +219,26 @@ def _enhanced(name: str, one: Comparison) -> Picture:
         "divided by its highest value."
     )
     return drawn(name, ENHANCED, caption, 2 * (_SIDE + 20), draw)
+
+
+def _pictures(opened: Opened) -> tuple[Tensor, Tensor] | None:
+    """Test images (n, h, w, c) of each of the first clients, and what the extractor makes of them.
+
+    None where the method has no extractor, or one that makes something else than images.
+    """
+    module = _extractor(opened)
+    if module is None:
+        return None
+    if kind_of(opened.config.dataset) != IMAGE:
+        raise Missing("the examples are no images")
+    holders = [score.client for score in opened.run.clients if score.client in opened.states]
+    images = [pixels for pixels, _ in examples_of(opened, holders[:EXAMPLES], 1)]
+    originals = torch.cat(images)
+    with torch.inference_mode():
+        enhanced = module(normalise(originals))
+    if enhanced.ndim != 4 or enhanced.shape[1] not in (1, 3):  # noqa: PLR2004
+        return None
+    return originals, enhanced.permute(0, 2, 3, 1)
 
 
 def _image(panel: Drawing, corner: tuple[float, float], pixels: Any) -> None:
@@ -247,6 +261,11 @@ def _extractor(opened: Opened) -> nn.Module | None:
         description = read_json(state / DESCRIPTION)
         module = rebuild(description, state).modules.get("extractor")
         kept = load_checkpoint(RunFolder(opened.run.folder or Path()).checkpoint)
+        if module is None or kept is None:
+            return None
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(torch.from_numpy(kept.arrays[name]))
     except (
         UserError,
         VerifyError,
@@ -256,9 +275,5 @@ def _extractor(opened: Opened) -> nn.Module | None:
         RuntimeError,
     ) as error:
         raise Missing(f"the states of '{opened.run.name}' cannot be opened: {error}") from error
-    if module is None or kept is None:
-        return None
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(torch.from_numpy(kept.arrays[name]))
-    return module.eval()
+    made: nn.Module = module.eval()
+    return made

@@ -86,6 +86,7 @@ class Commitment:
     digest: str  # hexadecimal, of cohort and payload
     cohort: tuple[str, ...]
     answered: tuple[str, ...] = ()  # the survivors for whom it opened shares
+    fewest_alive: int = 0  # survivors that it masked under, m; 0: nobody of the cohort may be gone
 
     def note(self) -> dict[str, Any]:
         """For its owner to keep."""
@@ -149,7 +150,8 @@ class Member:
                 masked = masked + pair if place > here else masked - pair
         shares = split(own, len(members), self.terms.needed(len(members)))
         boxes = [found.seal(other, share) for other, share in zip(members, shares, strict=True)]
-        self.kept = Commitment(round_, attempt, digest.hex(), tuple(members))
+        alive = self.terms.survivors(len(members))
+        self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
         return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, BOX_BYTES)
 
     def unmask(
@@ -172,7 +174,9 @@ class Member:
             raise RefusedError(Refusal.OUTSIDE)
         if self.client not in alive:
             raise RefusedError(Refusal.LEFT_OUT)
-        if len(alive) < self.terms.survivors(len(members)):
+        # Both: a run may come with other terms between the upload and this, and m fits its own t.
+        masked_under = kept.fewest_alive or len(members)
+        if len(alive) < max(masked_under, self.terms.survivors(len(members))):
             raise RefusedError(Refusal.FEW)
         if kept.answered not in ((), alive):
             raise RefusedError(Refusal.OTHER)

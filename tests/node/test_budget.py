@@ -99,8 +99,11 @@ def test_who_sends_no_float_has_an_account_of_nothing(tmp_path, store):
     for round_ in (1, 2, 3, 4):
         assert upload(opened(store, config), round_, [np.array([3])])[0].tolist() == [3]
         assert opened(store, config).epsilon == 0.0
-    standalone = small(tmp_path, method="standalone", **DP)
-    run, _ = simulate(standalone)
+
+
+@pytest.mark.parametrize("mode", ["off", "masked"])
+def test_standalone_has_an_account_of_nothing_and_goes_on(tmp_path, mode):
+    run, _ = simulate(small(tmp_path, method="standalone", secure_sum=mode, **DP))
     assert [record["failures"] for record in run.read_rounds()] == [[], [], []]
 
 

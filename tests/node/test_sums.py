@@ -48,12 +48,12 @@ class Site:
         own = self.credentials.get(name)
         return self.notes(name).introduce(keys, None if own is None else own.ca)
 
-    def upload(self, attempt: int = 1, members=NAMES) -> Collector:
+    def upload(self, attempt: int = 1, members=NAMES, terms: Terms | None = None) -> Collector:
         """Everybody uploads for round 1; returns the server's side, closed."""
-        collector = Collector(members, len(WORDS), Terms())
+        collector = Collector(members, len(WORDS), terms or Terms())
         for name in members:
             cohort = Cohort(tuple(members), attempt, len(members))
-            arrays = self.notes(name).mask(1, cohort, SENT, WORDS, REPLY).arrays
+            arrays = self.notes(name, terms).mask(1, cohort, SENT, WORDS, REPLY).arrays
             collector.take(name, *arrays)
         collector.close()
         return collector
@@ -85,7 +85,7 @@ def test_an_honest_server_gets_the_sum(site) -> None:
 
 def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     """Also from another process, which knows what is written down and no more."""
-    collector = site.upload()
+    collector = site.upload(terms=Terms(2))
     first = site.unmask("a", collector)
     again = site.unmask("a", collector)
     assert np.array_equal(first.shares, again.shares) and first.closed == again.closed
@@ -163,6 +163,17 @@ def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(
 )
 def test_shares_are_for_survivors_that_give_nobody_away(site, members, word) -> None:
     refused(word, site.unmask, "a", site.upload(), members)
+
+
+@pytest.mark.parametrize("later", [Terms(2), Terms(3, 6)])
+def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> None:
+    """The same run under another configuration: how few may be left hangs on the old threshold."""
+    names = tuple("abcdefghi")
+    whole = Site(tmp_path, names=names)
+    collector = whole.upload(members=names)
+    assert (Terms().survivors(9), later.survivors(9)) == (7, 6)
+    six = Survivors(names[:6], 1, collector.boxes_for("a")[:6])
+    refused("too-few-survivors", whole.notes("a", later).unmask, 1, six)
 
 
 def test_nothing_is_opened_for_what_was_not_uploaded(site) -> None:

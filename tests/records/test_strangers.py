@@ -12,6 +12,7 @@ import fedhet
 from fedhet.cli.app import execute
 from fedhet.errors import UserError, VerifyError
 from fedhet.records import register
+from fedhet.records.checkpoint import load_checkpoint, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.trusted import check_downloads
 from fedhet.schema import RunConfig
@@ -109,6 +110,33 @@ def test_the_place_and_name_that_it_says_it_was_made_at_mean_nothing(home, capsy
     assert execute(["resume", str(run)]) == 0
     assert outside(home) == before
     assert (run / "state" / "ab" / "0" / "client.json").exists()
+
+
+def no_round(books):
+    books["round"], books["means"] = 0, {"test_accuracy": 1.0}
+
+
+BOOKS = {  # every value is of its kind; together they cannot be
+    "a class beyond the list": lambda b: b["roster"]["infos"]["1"]["seen"].__setitem__(0, 99),
+    "a class without a count": lambda b: b["roster"]["infos"]["1"]["images"].pop(),
+    "counts without a class": lambda b: b["roster"]["infos"]["1"]["seen"].clear(),
+    "no classes": lambda b: b["roster"]["classes"].clear(),
+    "a client without a generation": lambda b: b["roster"]["generations"].pop("1"),
+    "a state without a generation": lambda b: b["roster"]["states"].__setitem__("z", "0" * 64),
+    "means of no round": no_round,
+}
+
+
+@pytest.mark.parametrize("kind", BOOKS)
+def test_books_that_contradict_themselves_are_one_line(home, capsys, kind):
+    folder, _ = simulate(small(home, engine="inline", name="own", rounds=1))
+    kept = load_checkpoint(folder.checkpoint)
+    BOOKS[kind](kept.meta)
+    save_checkpoint(folder.checkpoint, kept)
+    for words in (["verify", str(folder.path)], ["resume", str(folder.path), "rounds=2"]):
+        assert execute(words) == 3
+        said = capsys.readouterr().err
+        assert "server.safetensors" in said and "books" in said and "Traceback" not in said
 
 
 def test_a_clients_id_in_the_checkpoint_cannot_lead_out(home, capsys):

@@ -56,6 +56,13 @@ def test_without_states_or_images_the_reason_is_given(folder, tmp_path):
     assert t_sne.svg and "no method with states makes images" in enhanced.absent
 
 
+def test_an_extractor_of_representations_makes_no_images(tmp_path):
+    for method in ("standalone", "pfedafm"):
+        simulate(small(tmp_path, method=method, name=method))
+    t_sne, enhanced = modelled(comparisons(tmp_path / "runs"), wanted=True)
+    assert t_sne.svg and "no method with states makes images" in enhanced.absent
+
+
 def test_images_are_the_clients_own_where_some_were_never_evaluated(tmp_path):
     keys = {"clients": 8, "fraction": 0.25, "rounds": 2, "evaluate_all": False}
     simulate(small(tmp_path, dataset="synthetic:400x4", **keys))

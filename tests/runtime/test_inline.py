@@ -9,6 +9,7 @@ import pytest
 import torch
 from filelock import FileLock
 from flwr.app import Context, RecordDict
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fedhet import server_app
 from fedhet.cli.app import execute
@@ -41,11 +42,24 @@ def test_same_bytes_as_the_round_loop_alone_and_every_round_is_reported(tmp_path
     assert "round 2/2" in folder.log.read_text()
 
 
+def _blas_threads() -> int:
+    pools = threadpool_info()
+    return max(pool["num_threads"] for pool in pools if pool["user_api"] == "blas")
+
+
 def test_it_leaves_the_process_as_it_was(tmp_path):
     torch.set_num_threads(2)
+    while_it_ran = []
+
+    def watch(_):
+        while_it_ran.append(_blas_threads())
+
     try:
         handlers = logging.getLogger("fedhet").handlers[:]
-        launched(small(tmp_path, threads=1, rounds=1), "inline")
+        with threadpool_limits(2, user_api="blas"):
+            launched(small(tmp_path, threads=1, rounds=1), "inline", watch)
+            assert _blas_threads() == 2
+        assert while_it_ran[0] == 1  # or a sum's last bits would hang on the machine
         assert torch.get_num_threads() == 2
         assert logging.getLogger("fedhet").handlers == handlers
     finally:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torchvision.datasets
 from PIL import Image
 
 from fedhet.data import cache
@@ -222,6 +221,8 @@ def test_synthetic_is_seeded_balanced_and_learnable(tmp_path):
 
 
 def test_torchvision_sets_are_pooled_and_a_failed_download_is_one_line(tmp_path, monkeypatch):
+    import torchvision.datasets  # two seconds, which every worker would take to collect
+
     class Fake:
         classes = ("plane", "car")
 

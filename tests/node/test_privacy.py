@@ -1,9 +1,9 @@
 """Clipping against Flower's own local DP mod; what it costs against an independent accountant."""
 
+import importlib
 import json
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -24,6 +24,12 @@ from fedhet.protocol.flower import be_one_process, posted
 from fedhet.testing import simulate, small
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 0.5, "dp_delta": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def dp_accounting():
+    """Imported where it is used: it takes a second, which every worker would take to collect."""
+    return importlib.import_module("dp_accounting")
 
 
 def arrays(seed):
@@ -77,7 +83,9 @@ def test_integers_stay_and_other_classes_are_no_reference(tmp_path):
 
 
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(1, 3.7306), (10, 0.49989), (100, 0.094670)])
-def test_one_upload_needs_the_noise_of_the_analytic_mechanism(tmp_path, epsilon, multiplier):
+def test_one_upload_needs_the_noise_of_the_analytic_mechanism(
+    tmp_path, epsilon, multiplier, dp_accounting
+):
     config = small(tmp_path, rounds=1, dp_clip=2.0, dp_epsilon=epsilon, dp_delta=1e-5)
     assert noise_multiplier(config) == pytest.approx(multiplier, rel=1e-4)
     assert noise_multiplier(config) == pytest.approx(
@@ -89,7 +97,7 @@ def test_one_upload_needs_the_noise_of_the_analytic_mechanism(tmp_path, epsilon,
 @pytest.mark.parametrize(
     ("label", "once", "ten"), [(1, 0.751, 2.688), (10, 10.39, 48.37), (100, 300.1, 2407.6)]
 )
-def test_what_the_classical_noise_really_costs(label, once, ten):
+def test_what_the_classical_noise_really_costs(label, once, ten, dp_accounting):
     """sigma/S = sqrt(2 ln(1.25/delta))/epsilon promises ``label`` for one upload."""
     multiplier = math.sqrt(2 * math.log(1.25e5)) / label
     for uploads, epsilon in ((1, once), (10, ten)):
@@ -99,7 +107,7 @@ def test_what_the_classical_noise_really_costs(label, once, ten):
         assert epsilon_of(mu, 1e-5) == pytest.approx(independent, rel=1e-9)
 
 
-def test_composition_is_that_of_an_accountant_that_knows_nothing_of_mu():
+def test_composition_is_that_of_an_accountant_that_knows_nothing_of_mu(dp_accounting):
     """Privacy loss distributions, discretised, convolved ten times."""
     accountant = dp_accounting.pld.PLDAccountant()
     upload = dp_accounting.GaussianDpEvent(4.84)
@@ -112,7 +120,9 @@ def test_composition_is_that_of_an_accountant_that_knows_nothing_of_mu():
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 3, 40, 1e4])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.2])
-def test_epsilon_delta_and_noise_agree_with_each_other_and_the_accountant(epsilon, delta):
+def test_epsilon_delta_and_noise_agree_with_each_other_and_the_accountant(
+    epsilon, delta, dp_accounting
+):
     mu = mu_of(epsilon, delta)
     assert log_delta(epsilon, mu) == pytest.approx(math.log(delta), rel=1e-6)
     assert epsilon_of(mu, delta) == pytest.approx(epsilon, rel=1e-9)
@@ -136,7 +146,7 @@ def test_an_update_that_cannot_be_clipped_does_not_leave(tmp_path):
             privatise([np.array([1e9, bad])], [np.zeros(2)], config, Silent())
 
 
-def test_a_run_with_noise(tmp_path):
+def test_a_run_with_noise(tmp_path, dp_accounting):
     mild = {"dp_clip": 1.0, "dp_epsilon": 50.0, "dp_delta": 1e-3}
     runs = [
         json.loads(simulate(small(tmp_path, **more))[0].summary.read_text())

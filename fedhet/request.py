@@ -29,7 +29,7 @@ from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import message_bytes
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.registry import Method
-from fedhet.rng import limit_blas
+from fedhet.rng import one_blas_thread
 from fedhet.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def set_process(config: RunConfig) -> None:
     # this module before it got its environment.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(config.threads)
-    limit_blas()
+    one_blas_thread()
     torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
     torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
     torch.backends.cudnn.deterministic = True

@@ -8,11 +8,11 @@ generator; :func:`torch_seeded` seeds that one inside ``fork_rng`` and puts it b
 import functools
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 
 def _entropy(seed: int, purpose: str, client: str, round_: int) -> list[int]:
@@ -52,16 +52,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def blas_limit() -> threadpool_limits:
-    """One thread for NumPy's products, for good or, as a context manager, for a time.
+def one_blas_thread() -> AbstractContextManager[object]:
+    """One thread for NumPy's products: from now on, or until the context that this is ends.
 
     Their last bits hang on the number of threads; and what they are used for here waits for the
     memory, while every further thread would spin through a processor between two of them.
     """
-    return threadpool_limits(1, user_api="blas")
+    limited: AbstractContextManager[object] = _pools().limit(limits=1, user_api="blas")
+    return limited
 
 
 @functools.cache
-def limit_blas() -> None:
-    """:func:`blas_limit` for good, once per process."""
-    blas_limit()
+def _pools() -> ThreadpoolController:
+    """The libraries that this process has loaded: looking for them takes milliseconds."""
+    return ThreadpoolController()

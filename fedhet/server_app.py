@@ -30,7 +30,7 @@ from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import claim_states, remove_states
 from fedhet.records.tracker import Tracker
-from fedhet.rng import limit_blas
+from fedhet.rng import one_blas_thread
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig
 from fedhet.strategies.rounds import Rounds
@@ -55,7 +55,7 @@ class Job:
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
     _log_to_stderr()
-    limit_blas()
+    one_blas_thread()
     torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
     try:
         job, owner = open_job(context.run_config)

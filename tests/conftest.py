@@ -10,7 +10,7 @@ import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-from fedhet.rng import limit_blas
+from fedhet.rng import one_blas_thread
 
 ALONE = {
     "test_zoo_matrix.py",
@@ -24,7 +24,7 @@ ALONE = {
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory):
     torch.set_num_threads(1)
-    limit_blas()
+    one_blas_thread()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("register")))

@@ -60,14 +60,16 @@ def brief(comparisons: Sequence[Comparison]) -> tuple[list[str], str]:
         lines.append(rest)
     if sent:
         lines.append(f"Traffic a round of those above, {method_name(_AGAINST)} = 1: {sent}.")
-    note = (
-        f"Numbers are differences in points of test accuracy whose {_LEVEL} interval excludes zero."
-    )
     if _several(found):
         note = (
             f"Counted are the settings, of those where the method was run, in which the {_LEVEL} "
             "interval of the paired difference excludes zero; in brackets the largest such "
             "difference, in points of test accuracy."
+        )
+    else:
+        note = (
+            f"Numbers are differences in points of test accuracy whose {_LEVEL} interval excludes "
+            "zero."
         )
     single = [one.setting.title for one in counted if _single(one)]
     if single:

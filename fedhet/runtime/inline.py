@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from fedhet import client_app, server_app
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.protocol.flower import be_one_process, posted, simulating
-from fedhet.rng import blas_limit
+from fedhet.rng import one_blas_thread
 from fedhet.runtime.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.runtime.signals import Interrupted, undisturbed
 
@@ -110,7 +110,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
     cause: Exception | None = None
     client_app.shown.clear()  # another run of this process may have had the same
     try:
-        with _console_to_log(launch), blas_limit(), _torch_as_it_was():
+        with _console_to_log(launch), one_blas_thread(), _torch_as_it_was():
             text = launch.envelope(owner=0)
             grid = InlineGrid(text, launch.config.clients, reader.read)
             server_app.app(grid, _context({"config": text}, 0, {}))

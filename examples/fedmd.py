@@ -14,7 +14,7 @@ on before round 1, since public classes need not be the clients'. `aggregation=m
 consensus that some liars cannot move (as in Cronus, Chang et al. 2019, arXiv 1912.11279).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,6 +84,11 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
         _, mean = weighted_mean(equal, self.rule)
         self.consensus = Scores(np.array([round_ + 1]), mean)
         return {}
+
+    @property
+    def growing(self) -> Collection[str]:
+        """No logits before anybody has spoken."""
+        return ("logits",)
 
     def arrays(self) -> dict[str, Array]:
         """The consensus."""

@@ -8,10 +8,11 @@ server's process imports; a client's process imports this module for the sake of
 parameters and its ``contribution``.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, cast
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -19,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.data.inputs import Inputs
 from fedhet.node.public_set import PublicSet, open_public
+from fedhet.protocol.checks import Rejected, form
 from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
@@ -204,11 +206,33 @@ class MethodStrategy(Strategy, Generic[P]):
         """The global arrays by name, of any shape (n, ...) and dtype: checkpointed and hashed."""
         return {}
 
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Raise Rejected for arrays (n, ...) of a checkpoint that :meth:`load` cannot take.
+
+        Called after :meth:`initialise`, before a run is said to be whole or goes on: names in
+        their order, dtypes and shapes are those of :meth:`arrays`, but for the length of those
+        that are :attr:`growing`. Extended by a method whose arrays must fit each other.
+        """
+        own = self.arrays()
+        if list(arrays) != list(own):
+            raise Rejected(f"{len(arrays)} arrays, which are not the {len(own)} of this method")
+        for name, array in arrays.items():
+            like = own[name]
+            if name in self.growing and array.ndim:
+                like = np.empty((len(array), *like.shape[1:]), dtype=like.dtype)
+            if form(array) != form(like):
+                raise Rejected(f"array '{name}' is {form(array)}, expected {form(like)}")
+
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays``, of shapes (n, ...) and dtypes as :meth:`arrays` gave them.
 
         In the same order; called instead of :meth:`initialise` in a run that goes on.
         """
+
+    @property
+    def growing(self) -> Collection[str]:
+        """Names of :meth:`arrays` that have another length from round to round."""
+        return ()
 
     @property
     def least_owners(self) -> int:

@@ -22,7 +22,7 @@ from the paper, which gathers outputs during local steps: here they are means ov
 images after training, in evaluation mode.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
@@ -123,6 +123,24 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         owners = np.char.encode(self.owners, "ascii").astype(f"S{_ID}")
         names = owners.view(np.uint8).reshape(len(owners), _ID)
         return {"owners": names, "labels": self.labels, "vectors": self.vectors}
+
+    @property
+    def growing(self) -> Collection[str]:
+        """All, unless sums are kept: one entry per owner and class."""
+        return () if self.config.summed else ("owners", "labels", "vectors")
+
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Also: an owner and a class of this run for every vector."""
+        super().check_arrays(arrays)
+        if self.config.summed:
+            return
+        labels = arrays["labels"]
+        if len({len(array) for array in arrays.values()}) > 1:
+            raise Rejected("not as many owners as labels and vectors")
+        if (labels < 0).any() or (labels >= self.classes).any():
+            raise Rejected(f"a label is none of {self.classes} classes")
+        if (arrays["owners"] > 127).any():
+            raise Rejected("an owner's name is not ASCII")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""

@@ -157,6 +157,11 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         moments = {name: tensor.numpy().copy() for name, tensor in self._moments()}
         return super().arrays() | state_arrays(self.generator, PREFIX) | moments
 
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """A run that an older fedhet began kept no moments."""
+        missing = {n: a for n, a in self.arrays().items() if n.startswith(MOMENTS)}
+        super().check_arrays({**arrays, **{n: a for n, a in missing.items() if n not in arrays}})
+
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         super().load({n: a for n, a in arrays.items() if not n.startswith((PREFIX, MOMENTS))})

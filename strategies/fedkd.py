@@ -27,7 +27,7 @@ weights instead of updates; and from the paper, whose downlink is always compres
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -182,13 +182,27 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         numbers = {"updated": np.array([self.updated]), "update-ranks": self.update.ranks}
         return super().arrays() | update | numbers
 
+    @property
+    def growing(self) -> Collection[str]:
+        """There are no ranks before the first update."""
+        return ("update-ranks",)
+
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """With ``compress-down`` the last update's factors have the shapes that its ranks say."""
+        if not self.params.compress_down:
+            return super().check_arrays(arrays)
+        factors, others = _parted(arrays)
+        super().check_arrays(others)
+        update = LowRank(others["update-ranks"], factors)
+        if update.ranks.size or factors:
+            check_updates(update, self._shapes())
+
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         student = dict(arrays)
         if self.params.compress_down:
-            names = sorted(name for name in arrays if name.startswith("update/"))
-            tensors = tuple(student.pop(name) for name in names)
-            self.update = LowRank(student.pop("update-ranks"), tensors)
+            factors, student = _parted(arrays)
+            self.update = LowRank(student.pop("update-ranks"), factors)
             self.updated = int(student.pop("updated")[0])
         super().load(student)
 
@@ -199,6 +213,13 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     def _shapes(self) -> list[tuple[int, ...]]:
         return [tensor.shape for tensor in self.tensors]
+
+
+def _parted(arrays: Mapping[str, Array]) -> tuple[tuple[Array, ...], dict[str, Array]]:
+    """The factors of an update in their order, and everything else."""
+    others = dict(arrays)
+    names = sorted(name for name in arrays if name.startswith("update/"))
+    return tuple(others.pop(name) for name in names), others
 
 
 def check_updates(payload: LowRank, shapes: Sequence[Shape]) -> None:

@@ -151,7 +151,9 @@ def check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:
         raise Rejected(f"{len(arrays)} arrays, expected {len(expected)}")
     for i, (array, model) in enumerate(zip(arrays, expected, strict=True)):
         if array.shape != model.shape or array.dtype != model.dtype:
-            raise Rejected(
-                f"array {i} is {array.dtype}{list(array.shape)}, "
-                f"expected {model.dtype}{list(model.shape)}"
-            )
+            raise Rejected(f"array {i} is {form(array)}, expected {form(model)}")
+
+
+def form(array: Array) -> str:
+    """Dtype and shape, for people."""
+    return f"{array.dtype}{list(array.shape)}"

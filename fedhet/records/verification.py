@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedhet.config import find_method
 from fedhet.errors import VerifyError
 from fedhet.files import csv_text, finite
 from fedhet.ids import client_order
 from fedhet.node.state import FileStore, StateLostError
+from fedhet.protocol.checks import Rejected
 from fedhet.protocol.roster import Roster
 from fedhet.reading.bounds import read_bytes
 from fedhet.reading.structured import MOST_LINES, parse_json, parse_jsonl
 from fedhet.reading.tables import MOST_CSV
 from fedhet.records.append_only import final_part, present_bytes
-from fedhet.records.checkpoint import load_checkpoint
+from fedhet.records.checkpoint import Checkpoint, load_checkpoint
 from fedhet.records.run_folder import RunFolder, checked_lines, digest
 from fedhet.records.states import check_owner, states_of
 from fedhet.records.sum_ledger import EVALUATED
@@ -131,7 +133,10 @@ def verify(folder: RunFolder, config: RunConfig) -> Verification:
         records = _lines(folder, meta, summary)
         found.findings += map(Finding, _scores(folder, meta, records))
         found.findings += map(Finding, _summary(folder, config, meta, records, summary))
-        found.findings += map(Finding, _partition(folder, meta))
+        roster = Roster()
+        roster.load(meta["roster"])
+        found.findings += map(Finding, _partition(folder, roster))
+        found.findings += map(Finding, _arrays(folder, config, kept, roster))
     except VerifyError as error:
         found.findings.append(Finding(str(error)))
         return found
@@ -233,10 +238,20 @@ def _summary(
         yield f"'{folder.summary}': it is of round {summary['rounds']} of {meta['round']}"
 
 
-def _partition(folder: RunFolder, meta: Mapping[str, Any]) -> Iterator[str]:
+def _arrays(
+    folder: RunFolder, config: RunConfig, kept: Checkpoint, roster: Roster
+) -> Iterator[str]:
+    """Names, dtypes and shapes of the global arrays against what the method makes of them."""
+    strategy = find_method(config.method).strategy(config, roster)
+    strategy.initialise()
+    try:
+        strategy.check_arrays(kept.arrays)
+    except Rejected as reason:
+        yield f"'{folder.checkpoint}': {reason}"
+
+
+def _partition(folder: RunFolder, roster: Roster) -> Iterator[str]:
     """``partition.csv`` against the clients that the checkpoint knows; later ones are not in it."""
-    roster = Roster()
-    roster.load(meta["roster"])
     rows = {csv_text([[client, *row]]) for client, row in roster.counts()}
     try:
         lines = io.BytesIO(read_bytes(folder.partition, MOST_CSV))

@@ -126,10 +126,14 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         """Draw G from the run's "global" generator, standard normal."""
         with torch_seeded(self.config.seed, "global"):
             self.guides: Array = torch.randn(self.classes, self.width).numpy()
+
+    def summary(self) -> None:
+        """Also: whether who follows G as it is would be wrong about a class."""
+        super().summary()
         if wrong := self._misguided():
             names = ", ".join(self.roster.classes[label] for label in wrong)
             log.warning(
-                "FedL2G: the vectors drawn for %d of %d classes (%s) outweigh their labels: who "
+                "FedL2G: the guiding vectors of %d of %d classes (%s) outweigh their labels: who "
                 "follows them is wrong about these; try a larger server-lr, guide=features, or "
                 "another seed", len(wrong), self.classes, names,
             )  # fmt: skip

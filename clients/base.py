@@ -1,53 +1,34 @@
-"""What all clients share: state, training, evaluation, accounting. Methods fill in the hooks."""
+"""What all clients share: training, evaluation, accounting. Methods fill in the hooks."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.data.inputs import IMAGE, Inputs
-from fedhet.data.preparation import FITTED, Preparation, normalise, preparation
-from fedhet.errors import HookError, RunFailedError, brief
+from fedhet.clients.kept import PREPARATION, KeptClient, Setup
+from fedhet.data.inputs import IMAGE
+from fedhet.data.preparation import FITTED, normalise, preparation
 from fedhet.models import SplitModel, build_model
-from fedhet.models.names import plain_names, with_weights
 from fedhet.node.budget import Budget
-from fedhet.node.limits import Limits
-from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
 from fedhet.node.public_set import PublicSet, open_public
-from fedhet.node.site import LocalData, examples_of
-from fedhet.node.state import StateError, StateStore
+from fedhet.node.site import examples_of
 from fedhet.protocol.contribution import Vector
 from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
-from fedhet.protocol.flower import NumPyClient, Scalar
+from fedhet.protocol.flower import Scalar
 from fedhet.protocol.messages import Instruction
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
-from fedhet.schema import P, RunConfig
+from fedhet.schema import P
 from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.flop_cost import phase_flops
-from fedhet.training.loop import Examples, Fixed, Phase, correct, set_trainable, train
+from fedhet.training.loop import Examples, Phase, correct, set_trainable, train
 
-PREPARATION = "preparation"  # the module, beside a method's own, that was fitted to own examples
-
-
-@dataclass(frozen=True)
-class Setup:
-    """All that a client is made from; resolved by the ClientApp."""
-
-    config: RunConfig
-    data: LocalData
-    classes: Sequence[str]
-    model: str
-    device: torch.device
-    store: StateStore
-    simulated: bool = True
-    limits: Limits = field(default_factory=Limits)
+__all__ = ["Adding", "MethodClient", "Needs", "Setup", "round_config"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +57,7 @@ def round_config(what: Instruction) -> dict[str, Scalar]:
     }
 
 
-class MethodClient(NumPyClient, Generic[P]):
+class MethodClient(KeptClient[P]):
     """One client of one round, of a method with parameters ``P``.
 
     It lives for one message; what must live on is its state.
@@ -91,21 +72,11 @@ class MethodClient(NumPyClient, Generic[P]):
     shares_model = True  # a whole model, however small; a site may refuse this, so say False if not
 
     def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        self.config = setup.config
-        self.params = cast("P", setup.config.params)
-        self.device = setup.device
-        self.classes = len(setup.classes)
-        self.inputs: Inputs = setup.data.dataset.inputs
-        self.d = setup.config.representation
+        super().__init__(setup)
         self.round = 0
-        self.saved = ""  # digest of the state after this round
         self.uploaded: Payload = Empty()  # what the last round sends up, as it leaves
         self.adding: Adding | None = None  # what takes the upload instead, where there is a sum
         self.evaluating = False  # whether this round's reply carries accuracies
-        self.modules: Modules = {}
-        self._fixed = Fixed(())
-        self.tensors: dict[str, Tensor] = {}
         self.before: dict[str, float] = {}  # accuracies before training
         self._generators: list[torch.Generator] = []
 
@@ -335,57 +306,6 @@ class MethodClient(NumPyClient, Generic[P]):
             raise Refused("generation 0 is not kept: it has trained on since", Word.GENERATION)
         self.restore(generation, state)
 
-    def restore(self, generation: int, state: str = "") -> None:
-        """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
-
-        ``state`` is the digest that the server names; StateLostError if there is no such state,
-        StateError if it does not fit the modules.
-        """
-        key = (
-            type(self), self.setup.model, self.classes, self.inputs, self.d,
-            self.config.params, self.config.models, self.config.small_model, str(self.device),
-        )  # fmt: skip
-        self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
-        self.modules, self._fixed = instance(
-            key, self._initialised, self.device, fresh=generation == 0
-        )
-        if generation == 0:
-            self._fit_preparation()
-        else:
-            bundle = self.setup.store.load(generation, state)
-            try:
-                kept = fill(self.modules, bundle)
-                self._check_declared(kept)
-                for name, tensor in self.tensors.items():
-                    self.tensors[name] = kept[name].to(tensor.device).view_as(tensor)
-            except (RuntimeError, KeyError) as error:
-                raise StateError(
-                    f"generation {generation} does not fit the models that this round is for, of "
-                    f"{self.classes} classes: {brief(error)}"
-                ) from error
-
-    def _initialised(self) -> Modules:
-        with torch_seeded(self.config.seed, "init", self.setup.data.client):
-            built = self.build()
-        if self.inputs.kind in FITTED:
-            built[PREPARATION] = preparation(self.inputs)
-        return built
-
-    def _fit_preparation(self) -> None:
-        """On the own train split, once: what a model was trained behind stays with it."""
-        module = self.modules.get(PREPARATION)
-        if module is not None and len(self.setup.data.split.train):
-            cast("Preparation", module).fit(self.examples("train").examples)
-
-    def _check_declared(self, tensors: Iterable[str]) -> None:
-        """HookError for a tensor that a later round would not find."""
-        undeclared = sorted(set(tensors) - set(self.initial_tensors()))
-        if undeclared:
-            raise HookError(
-                f"{type(self).__name__}: tensor '{undeclared[0]}' is kept and not declared: add it "
-                "to `initial_tensors`"
-            )
-
     def _received(self, arrays: Sequence[Array]) -> Payload:
         """The arrays as the payload that this client expects, checked; Refused if they are none."""
         name = type(self).__name__
@@ -403,42 +323,6 @@ class MethodClient(NumPyClient, Generic[P]):
         except ValueError as error:
             raise Refused(str(error)) from error
         return payload
-
-    def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
-        """Store modules, tensors and the last accuracies, of ``metrics``, as ``generation``.
-
-        ``source`` is the generation that the round began with, which stays as well. Raises
-        RunFailedError if a tensor is not finite; the state before then stays the newest.
-        """
-        self._check_declared(self.tensors)
-        scores = ((name, float(value)) for name, value in metrics.items() if "accuracy" in name)
-        bundle = to_bundle(self.modules, self.tensors, scores)
-        if lost := not_finite(bundle):
-            raise RunFailedError(
-                f"'{lost}' is not finite after round {generation}: the state before it stays; use "
-                "a smaller lr, or grad-clip"
-            )
-        self.setup.store.describe(self.description())
-        self.saved = self.setup.store.save(generation, source, bundle)
-
-    def description(self) -> dict[str, Any]:
-        """What it takes to rebuild this client without the run's configuration and its examples."""
-        keys = {"method", "image_size", "models", "precision", "threads"}
-        if self.inputs.kind != IMAGE:
-            keys.remove("image_size")
-        for key in ("small_model", "representation", "grey"):
-            if getattr(self.config, key) != RunConfig.model_fields[key].default:
-                keys.add(key)
-        about = {} if self.inputs.kind == IMAGE else {"inputs": self.inputs.dump()}
-        return {
-            "client": self.setup.data.client,
-            "architecture": with_weights(self.setup.model)[0],
-            "classes": list(self.setup.classes),
-            **self.config.model_dump(mode="json", include=keys),
-            "models": list(plain_names(self.config.models)),
-            **about,
-            "hyper-parameters": self.config.params.model_dump(mode="json"),
-        }
 
     def work(self) -> tuple[float, float]:
         """FLOPs of one round's training, as :meth:`fit` counts them, without training.

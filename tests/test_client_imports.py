@@ -63,6 +63,6 @@ def test_a_deployed_client_imports_its_own_method_and_no_server(tmp_path, method
     assert rooms & {"fedhet.records", "fedhet.cli", "fedhet.runtime", "fedhet.export"} == set()
     methods = {name for name in loaded if name.startswith(("fedhet.strategies", "fedhet.clients"))}
     shared = {f"fedhet.strategies{part}" for part in ("", ".base", ".averaging", ".robust")}
-    shared |= {"fedhet.clients", "fedhet.clients.base"}
+    shared |= {"fedhet.clients", "fedhet.clients.base", "fedhet.clients.kept"}
     assert methods <= shared | {f"fedhet.strategies.{method}", f"fedhet.clients.{method}"}
     assert f"fedhet.clients.{method}" in methods

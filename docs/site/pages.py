@@ -137,9 +137,10 @@ def hooks_page(module: str, title: str) -> str:
         name
         for name, one in vars(found).items()
         if inspect.isclass(one)
-        and one.__module__ == found.__name__
+        and (one.__module__ == found.__name__ or name in getattr(found, "__all__", ()))
         and not (name.startswith("_") or getattr(one, "_is_protocol", False))
     ]
-    parts = [f"::: {module}.{name}" for name in own]
+    places = [vars(found)[name].__module__.removeprefix("fedhet.") for name in own]
+    parts = [f"::: {place}.{name}" for place, name in zip(places, own, strict=True)]
     head = f"# {title}\n\n{quoted(found)}"
     return "\n\n".join([head, *parts]) + "\n"

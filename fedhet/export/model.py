@@ -17,7 +17,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedhet import plugins
-from fedhet.clients.base import PREPARATION, MethodClient, Setup
+from fedhet.clients.base import MethodClient, Setup
+from fedhet.clients.kept import PREPARATION
 from fedhet.config import find_method
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation

@@ -11,11 +11,12 @@ import pytest
 
 import fedhet
 from fedhet.clients.base import MethodClient, Needs, Setup
+from fedhet.clients.kept import KeptClient
 from fedhet.registry import METHODS, Method
 from fedhet.schema import RunConfig
 from fedhet.strategies.base import MethodStrategy, Upload
 
-BASES = (MethodStrategy, MethodClient)
+BASES = (MethodStrategy, MethodClient, KeptClient)
 # Whose signature is Flower's, and what it means is said there.
 FLOWERS = {
     "configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "start",

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedhet.clients.base import PREPARATION
+from fedhet.clients.kept import PREPARATION
 from fedhet.config import build_config
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError

@@ -126,7 +126,8 @@ class Rounds:
         """One round; False if it was skipped for lack of valid replies."""
         nothing = (ArrayRecord(), ConfigRecord())
         self.ledger.begin(round_)
-        self.handshake.query()
+        if self.handshake.query():
+            self.folder.note_sites(self.roster.warm)
         self.ledger.keep_out(self.roster.refusals())
         timeout = self.config.round_timeout
         self.deadline = time.monotonic() + timeout

@@ -214,4 +214,6 @@ class Handshake:
             return []
         self._expected = max(self._expected, declared.clients)
         self.roster.nodes[client] = node
+        if declared.warm is not None:
+            self.roster.warm[client] = declared.warm
         return [client]

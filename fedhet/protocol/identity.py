@@ -55,12 +55,14 @@ class ClientInfo:
 class Declaration:
     """One answer of the handshake: the client, and how many it says there are (0: unsaid).
 
-    ``key`` is the client's for sums, where the run has masks.
+    ``key`` is the client's for sums, where the run has masks; ``warm``: whether messages find a
+    process with torch at the node, None if it says nothing.
     """
 
     info: ClientInfo
     clients: int
     key: SumKey | None = None
+    warm: bool | None = None
 
 
 def read_declaration(reply: Reply, terms: Terms) -> Declaration:
@@ -108,6 +110,7 @@ def read_declaration(reply: Reply, terms: Terms) -> Declaration:
         ),
         _clients(info.get("clients", 0)),
         key_of(info) if terms.masked else None,
+        warm if isinstance(warm := info.get("warm"), bool) else None,
     )
 
 

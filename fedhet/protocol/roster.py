@@ -30,6 +30,7 @@ class Roster:
         self.states: dict[str, str] = {}  # digest of that generation, once there is one
         self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
         self.keys: dict[str, SumKey] = {}  # for sums, where the run has masks
+        self.warm: dict[str, bool] = {}  # as nodes on a network say when they come
         self.classes: tuple[str, ...] = ()
         self.inputs: Inputs | None = (
             None  # what examples are: the run's word, or that of most clients

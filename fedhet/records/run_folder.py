@@ -198,6 +198,17 @@ class RunFolder:
     def _waiting(self) -> Path:
         return self.path / "waiting.txt"
 
+    @property
+    def sites(self) -> Path:
+        """A note for who watches a deployment: see :meth:`note_sites`."""
+        return self.path / "sites.json"
+
+    def note_sites(self, warm: Mapping[str, bool]) -> None:
+        """Let others see whether clients' nodes are warm; nothing where none says so."""
+        if warm:
+            with contextlib.suppress(OSError):
+                write_json(self.sites, {"warm": dict(warm)}, private=True)
+
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""
         self._rounds.append(json.dumps(finite(record), allow_nan=False) + "\n")

@@ -259,6 +259,7 @@ class Server:
             os.nice(max(0, wish.nice - os.nice(0)))
             os.environ.clear()
             os.environ.update(wish.environment)
+            os.environ["FEDHET_WARM"] = "1"  # for what a node tells the server
             os.chdir(wish.folder)
             random.seed()
             sys.argv[:] = wish.words or ()

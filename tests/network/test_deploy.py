@@ -160,7 +160,7 @@ def test_three_commands_make_a_federation(commands, port):
     assert watched[0] == "r: fedssa on synthetic:300x4"
     sites = [line.partition(", since 20") for line in watched if line.startswith("site ")]
     assert [head for head, _, _ in sites] == ["site 0, now online", "site 1, now offline"]
-    assert all(rest.endswith(", last round 2, failures 0") for _, _, rest in sites)
+    assert all(rest.endswith(", warm yes, last round 2, failures 0") for _, _, rest in sites)
 
     supernode = nodes[0].child("flower-supernode")
     assert supernode is not None

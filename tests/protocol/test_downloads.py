@@ -90,8 +90,9 @@ def contents(draw, client: Deployed) -> RecordDict:
         )
     if draw(st.integers(0, 3)) == 0 and set(content["arrays"]) == {PACKED}:
         data = bytearray(content["arrays"][PACKED].data)  # a few of its first bytes: the headers
-        for place, value in draw(st.dictionaries(st.integers(0, 400), BYTE, max_size=4)).items():
-            data[place % len(data)] = value
+        places = st.integers(0, min(400, max(0, len(data) - 1)))
+        for place, value in draw(st.dictionaries(places, BYTE, max_size=4)).items():
+            data[place : place + 1] = bytes([value])
         content["arrays"] = ArrayRecord({PACKED: Array("uint8", (1,), "", bytes(data))})
     if draw(st.integers(0, 9)) == 0:
         content[draw(st.sampled_from(["config", "arrays", "x"]))] = MetricRecord(

@@ -15,7 +15,7 @@ from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
 from fedhet.models.small import small_name
 from fedhet.reading.structured import parse_object, read_yaml
 from fedhet.registry import METHODS, Method
-from fedhet.schema import KEY_POLICIES, Params, RunConfig, Schema, kebab
+from fedhet.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 
 # What `fedhet resume` may change: who computes, how long, and when to give up; never what.
 RESUMABLE = (
@@ -266,8 +266,19 @@ def _check_combinations(config: RunConfig) -> None:
         raise UserError(
             f"{missing}: 0 is not allowed: dp-clip, dp-epsilon and dp-delta are needed together"
         )
+    _check_tuned(config)
     if config.clients:
         check_replies(config)
+
+
+def _check_tuned(config: RunConfig) -> None:
+    """Methods with other values of one of these keys are still compared under the same."""
+    for key in config.tuned:
+        if key not in TUNABLE | method_keys(find_method(config.method)):
+            raise UserError(
+                f"tuned: '{key}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key of the "
+                "method; whatever else differs makes another setting"
+            )
 
 
 def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:

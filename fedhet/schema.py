@@ -22,8 +22,13 @@ REPRESENTATION = 500  # d: default width of the representation that every model 
 QUIET = (
     "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
     "small_model", "representation", "grey", "secure_sum", "sum_range", "sum_min", "sum_threshold",
-    "sum_owners", "sum_metrics",
+    "sum_owners", "sum_metrics", "tuned",
 )  # fmt: skip
+# What each method may need a value of its own of; anything else is what they are compared under.
+TUNABLE = frozenset({
+    "lr", "local-epochs", "batch-size", "momentum", "weight-decay", "lr-schedule", "optimizer",
+    "grad-clip", "augment",
+})  # fmt: skip
 REGISTERED, OFF = "registered", "off"
 KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -311,6 +316,9 @@ class RunConfig(Schema):
         "file", description="file, or Flower's context (no resume)"
     )
     keep_state: bool = Field(True, description="keep the clients' last states after the run")
+    tuned: Words = Field(
+        (), description="keys whose values were searched for each method; of one setting in reports"
+    )
     tracker: Literal["none", "tensorboard", "wandb", "trackio", "mlflow"] = Field(
         "none", description="where every round's numbers go beside the run folder"
     )

@@ -79,7 +79,10 @@ def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)
     scores: Sequence[float | None],
     chosen: dict[str, int],
 ) -> list[Path]:
-    """A preset of every method's best trial: ``out``, with the method's name where several are."""
+    """A preset of every method's best trial; of several methods ``out`` is a sweep of all.
+
+    Those of the single methods have the method's name in theirs.
+    """
     seeds = f" --search-seed {options.search_seed}" if options.search_seed else ""
     count = f" --trials {options.trials}" if options.trials else ""
     command = f"by: fedhet tune {path.stem} {shlex.join(words)}{count}{seeds}"
@@ -96,6 +99,12 @@ def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)
         ]
         keys = search.preset(trials[position])
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, preset_text(keys, out.stem, command, lines))
+        write_text(out, preset_text(keys, f"run {out.stem}", command, lines))
+        written.append(out)
+    if len(chosen) > 1:
+        out = options.out.expanduser()
+        keys = search.sweep([trials[position] for position in chosen.values()])
+        lines = ["every method with what was chosen for it, in blocks that no trial had"]
+        write_text(out, preset_text(keys, f"sweep {out.name} --out DIR", command, lines))
         written.append(out)
     return written

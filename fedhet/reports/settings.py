@@ -21,11 +21,12 @@ from fedhet.registry import Method
 from fedhet.reports import papers
 from fedhet.reports.names import exact, known_method, method_name, model_range, plain
 from fedhet.reports.runs import LeftOut, Run
-from fedhet.schema import RunConfig, kebab
+from fedhet.schema import TUNABLE, RunConfig, kebab
 from fedhet.sum_keys import GONE
 
 Block = tuple[int, int]  # partition seed, seed
 
+SEARCHED = "tuned"  # value of a key that was searched for each method
 _SEEDS = {"seed", "partition-seed"}
 # What says where and how a run was carried out, not what it computed.
 _CARRIED_OUT = {
@@ -70,6 +71,15 @@ class Arm:
             len(self.keys),
             json.dumps(self.keys, sort_keys=True, default=str),
         )
+
+    @property
+    def searched(self) -> dict[str, list[str]]:
+        """The values of keys that were searched for the method, of all its runs."""
+        found: dict[str, dict[str, None]] = {}
+        for run in self.runs.values():
+            for key in run.config.get("tuned") or ():
+                found.setdefault(key, {})[plain(run.config.get(key))] = None
+        return {key: list(values) for key, values in found.items()}
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -253,8 +263,10 @@ def _arm(settings: dict[str, Setting], config: Mapping[str, Any], *, make: bool)
 def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """A flat configuration as the setting's keys, the method, and its own keys off default.
 
-    Keys of other versions of fedhet are taken as they come: what is missing has its default.
+    Keys of other versions of fedhet are taken as they come: what is missing has its default. What
+    was searched for each method is no part of either; the setting says that it was.
     """
+    searched = set(config.get("tuned") or ())
     shared = {
         key: config.get(key, at_default(key))
         for key in _COMMON
@@ -262,13 +274,15 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     }
     for key in ("data-path", "partition-file", "public-path"):
         shared[key] = Path(str(shared[key])).name
+    shared |= dict.fromkeys(shared.keys() & searched, SEARCHED)
+    shared["tuned"] = sorted(TUNABLE & searched)
     method = known_as(str(config.get("method", "fedssa")))
     defaults = own_defaults(method)
     own = {
         key: value
         for key, value in config.items()
         if key not in _COMMON
-        and key not in _CARRIED_OUT | _SEEDS
+        and key not in _CARRIED_OUT | _SEEDS | searched
         and (key not in defaults or value != defaults[key])
     }
     return shared, method, own

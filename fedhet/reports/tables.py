@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fedhet.reports.comparison import Comparison
 from fedhet.reports.markup import Cell, Column, Table, interval, number, p_value, text
+from fedhet.reports.names import plain
 from fedhet.reports.papers import conditions
 from fedhet.reports.settings import Arm
 from fedhet.reports.statistics import ENOUGH, LEVEL, Interval
@@ -21,7 +22,8 @@ WIDE = "‡"  # beside an interval that says nothing
 
 def of_setting(one: Comparison) -> list[Table]:
     """All tables of one setting."""
-    made = [_accuracy(one), _paired(one), _cost(one), _targets(one), _printed(one), _others(one)]
+    made = [_accuracy(one), _paired(one), _cost(one), _targets(one), _printed(one), _tuned(one),
+            _others(one)]  # fmt: skip
     return [table for table in made if table.rows]
 
 
@@ -234,11 +236,22 @@ def _printed(one: Comparison) -> Table:
     keys = one.setting.keys
     note = (
         f"The papers: {conditions()}. Here: E = {keys['local-epochs']}, "
-        f"B = {keys['batch-size']}, lr = {keys['lr']:g}, T = {keys['rounds']}, each method's "
-        "defaults, nothing tuned. Where these differ, so may the numbers; the papers' single runs "
-        "have no interval of their own."
+        f"B = {keys['batch-size']}, lr = {plain(keys['lr'])}, T = {keys['rounds']}, each method's "
+        f"defaults, {', '.join(keys['tuned']) or 'nothing'} tuned. Where these differ, so may the "
+        "numbers; the papers' single runs have no interval of their own."
     )
     return _table("papers", "Beside the papers", note, columns, rows, one)
+
+
+def _tuned(one: Comparison) -> Table:
+    columns = [METHOD, Column("chosen", "by validation accuracy; of all runs of the method", False)]
+    chosen = [
+        (arm, ", ".join(f"{key} = {' or '.join(own)}" for key, own in arm.searched.items()))
+        for arm in one.arms
+    ]
+    rows = [[text(arm.name), text(said)] for arm, said in chosen if said]
+    note = "What was searched for each method, and is no part of the setting."
+    return _table("tuned", "Tuned", note, columns, rows, one)
 
 
 def _order(values: Sequence[float | None]) -> list[float | None]:

@@ -17,7 +17,7 @@ from fedhet.layout import folder
 from fedhet.models.names import expand
 from fedhet.reading.structured import read_yaml
 from fedhet.reports.names import plain
-from fedhet.reports.settings import Setting, at_default
+from fedhet.reports.settings import SEARCHED, Setting, at_default
 from fedhet.reports.svg import cut
 
 DATA = {
@@ -29,7 +29,7 @@ _SHORT = {"rounds": "T", "local-epochs": "E", "batch-size": "B"}
 _FREE = {
     "rounds", "local-epochs", "batch-size", "lr", "momentum", "weight-decay", "lr-schedule",
     "aggregation", "weighting", "evaluate-before", "client-keys", "dp-clip", "dp-epsilon",
-    "dp-delta", "max-update-norm", "max-update-ratio", "precision", "optimizer", "augment",
+    "dp-delta", "max-update-norm", "max-update-ratio", "precision", "optimizer", "augment", "tuned",
 }  # fmt: skip
 _FILES = {"data-path", "partition-file", "public-path"}  # given with the command
 _BRACES = re.compile(r"\{([a-z0-9-]+)\}")
@@ -73,7 +73,13 @@ def name_all(settings: Sequence[Setting]) -> None:
     for setting in settings:
         found = _presets_of(setting)
         own = next((run.title for arm in setting.arms for run in arm.ordered() if run.title), "")
-        if found:
+        if setting.keys["tuned"]:
+            searched = " ".join(f"{key}=V1,V2" for key in setting.keys["tuned"])
+            setting.commands = [
+                f"fedhet tune PRESET method=M1,M2 {searched} --out tuned.yaml",
+                "fedhet sweep tuned.yaml --out DIR",
+            ]
+        elif found:
             setting.commands = [_sweep(setting, *one) for one in found]
         else:
             setting.commands = [_run(setting)]
@@ -117,7 +123,7 @@ def _changes(setting: Setting, preset: Preset) -> dict[str, Any] | None:
     changes = {}
     for key, value in setting.keys.items():
         wanted = preset.values.get(key, [at_default(key)])
-        if key in _FILES or _same(key, value, wanted):
+        if key in _FILES or value == SEARCHED or _same(key, value, wanted):
             continue
         folder_of_same = key == "dataset" and value == "image-folder" and setting.data in wanted
         if key not in _FREE and not folder_of_same:
@@ -148,7 +154,7 @@ def _title(setting: Setting, pattern: str, changes: Mapping[str, Any]) -> str:
 
 def _said(changes: Mapping[str, Any]) -> list[str]:
     return [
-        f"{_SHORT.get(key, key)} = {plain(value)}"
+        "tuned" if key == "tuned" else f"{_SHORT.get(key, key)} = {plain(value)}"
         for key, value in changes.items()
         if key not in {"precision", "dataset"}  # a mark of its own; the title begins with it
     ]

@@ -20,13 +20,14 @@ from fedhet.errors import UserError
 from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.summary import diverged
 from fedhet.rng import generator
-from fedhet.schema import RunConfig, kebab
+from fedhet.schema import TUNABLE, RunConfig, kebab
 from fedhet.sweeps.grid import SWEEP_KEYS, Cell, resolve
 
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 LISTS = ("models", "classes")  # whose commas are not a search
 RANDOM_TRIALS = 10  # of a search that has ranges, unless said otherwise
 DRAWS = 1_000  # tries to draw a trial that was not drawn before
+BLOCKS = 5  # of the comparison after it
 _COMMON = {kebab(name) for name in RunConfig.model_fields}
 
 
@@ -133,6 +134,24 @@ class Search:
             kept.pop(key, None)
         return {"method": trial.method, **kept, **trial.values}
 
+    def sweep(self, chosen: Sequence[Trial]) -> dict[str, Any]:
+        """A sweep's preset that compares the methods with these values.
+
+        In paired blocks whose seeds, of partitions and of everything else, no trial had.
+        """
+        used = {cell.config.seed for trial in chosen for cell in trial.cells}
+        used |= {cell.config.data_seed for trial in chosen for cell in trial.cells}
+        fresh = [seed for seed in range(BLOCKS + len(used)) if seed not in used][:BLOCKS]
+        grid = []
+        for trial in chosen:
+            own = TUNABLE | _keys(trial.method)
+            values = {key: [value] for key, value in trial.values.items()}
+            searched = sorted(key for key in trial.values if key in own)
+            row = {"method": [trial.method], **values, "tuned": [searched]}
+            grid.append(row | {key: list(fresh) for key in SEEDS})
+        fixed = {key: value for key, value in self.base.items() if key not in {"out", "name"}}
+        return {**fixed, "paired": [list(SEEDS)], "grid": grid}
+
     def _space(self, method: str) -> dict[str, Sequence[Any] | Range]:
         own = _keys(method) | _COMMON
         return {key: values for key, values in self.axes.items() if key in own}
@@ -172,9 +191,9 @@ def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> dict[str, i
     return chosen
 
 
-def preset_text(keys: Mapping[str, Any], name: str, command: str, lines: Sequence[str]) -> str:
-    """A preset with the command and the trials in its head."""
-    head = [f"# fedhet run {name}", f"# {command}", *(f"# {line}" for line in lines), ""]
+def preset_text(keys: Mapping[str, Any], use: str, command: str, lines: Sequence[str]) -> str:
+    """A preset with the command that uses it, the one that made it and the trials in its head."""
+    head = [f"# fedhet {use}", f"# {command}", *(f"# {line}" for line in lines), ""]
     body = yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
     return "\n".join(head) + "\n" + body
 

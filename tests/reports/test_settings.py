@@ -1,9 +1,10 @@
 """Runs sorted into settings, arms and blocks, and what these are called."""
 
-from written_runs import make_run
+from written_runs import make_run, rows_of
 
 from fedhet.reports.names import method_name
 from fedhet.reports.reading import read_runs
+from fedhet.reports.report import report
 from fedhet.reports.settings import Arm, arrange, split_config
 
 
@@ -23,6 +24,26 @@ def test_settings_arms_and_blocks(tmp_path):
     }  # fmt: skip
     assert one.slug != two.slug
     assert "each with its own partition and its own seed" in one.variability()
+
+
+def test_what_was_searched_for_each_method_is_of_one_setting(tmp_path):
+    tests = [[1.0, 2.0, 3.0, 4.0]]
+    for seed in (0, 1):
+        searched = {"tuned": ["lr", "mu0"], "mu0": 0.3}
+        make_run(tmp_path, "fedssa", seed, tests, lr=0.1, **searched)
+        make_run(tmp_path, "standalone", seed, tests, lr=0.03, tuned=["lr"])
+        make_run(tmp_path, "fd", seed, tests, lr=0.03 + seed, tuned=["lr"])
+    make_run(tmp_path, "standalone", 0, tests, name="plain", lr=0.03)
+    plain, tuned = sorted(arrange(*read_runs([tmp_path])), key=lambda one: len(one.arms))
+    assert [arm.name for arm in plain.arms] == ["Standalone"]
+    assert {arm.name: arm.searched for arm in tuned.arms} == {
+        "Standalone": {"lr": ["0.03"]}, "FD": {"lr": ["0.03", "1.03"]},
+        "FedSSA": {"lr": ["0.1"], "mu0": ["0.3"]},
+    }  # fmt: skip
+    assert all(arm.blocks == [(0, 0), (1, 1)] for arm in tuned.arms)
+    assert "lr = tuned" in tuned.conditions and "lr = 0.03" in plain.conditions
+    report([tmp_path], tmp_path / "out", models=False)
+    assert rows_of(tmp_path / "out", "tuned")["FedSSA"]["chosen"] == "lr = 0.1, mu0 = 0.3"
 
 
 def test_a_key_that_a_method_lost_makes_no_arm_at_the_value_of_all():

@@ -10,6 +10,7 @@ from written_runs import round_line, write_clients
 from fedhet.cli import tune as command
 from fedhet.config import load_config
 from fedhet.errors import RunFailedError, UserError
+from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.tune import Search, best, validation
 
 WORDS = ["method=fedproto,standalone", "lr=0.003,0.01,0.03", "lam=0.1,1,10"]
@@ -92,7 +93,8 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     worst = [t for t in told["trials"] if t["val_accuracy_mean"] is None]
     assert [t["values"] for t in worst] == [{"lr": 0.003}]  # it diverged
     assert "test_accuracy" not in printed.out
-    assert [Path(p).name for p in told["presets"]] == ["best-fedproto.yaml", "best-standalone.yaml"]
+    names = ["best-fedproto.yaml", "best-standalone.yaml", "best.yaml"]
+    assert [Path(p).name for p in told["presets"]] == names
     path = out.with_name("best-standalone.yaml")
     config = load_config(path)
     assert (config.method, config.lr, config.rounds) == ("standalone", 0.01, 2)
@@ -101,6 +103,14 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     assert "90.50  lr=0.01" in text and "-  lr=0.003" in text
     proto = load_config(out.with_name("best-fedproto.yaml"))
     assert proto.params.lam == chosen["fedproto"]["values"]["lam"]
+    cells = [cell.config for cell in read_cells(out, [])]
+    of_proto, of_none = cells[:5], cells[5:]
+    assert {c.params.lam for c in of_proto} == {proto.params.lam}
+    assert {(c.lr, c.tuned) for c in of_none} == {(0.01, ("lr",))}
+    assert {c.tuned for c in of_proto} == {("lam", "lr")}
+    blocks = [(k, k) for k in range(2, 7)]  # the trials had seeds 0 and 1, and so partitions
+    assert [(c.partition_seed, c.seed) for c in of_none] == blocks
+    assert out.read_text().startswith("# fedhet sweep best.yaml --out DIR\n# by: fedhet tune small")
 
 
 def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):

@@ -1,11 +1,12 @@
 """Runs sorted into settings, arms and blocks, and what these are called."""
 
-from written_runs import make_run, rows_of
+from written_runs import make_run
 
+from fedhet.reports.comparison import Comparison
 from fedhet.reports.names import method_name
 from fedhet.reports.reading import read_runs
-from fedhet.reports.report import report
 from fedhet.reports.settings import Arm, arrange, split_config
+from fedhet.reports.tables import of_setting
 
 
 def test_settings_arms_and_blocks(tmp_path):
@@ -42,8 +43,8 @@ def test_what_was_searched_for_each_method_is_of_one_setting(tmp_path):
     }  # fmt: skip
     assert all(arm.blocks == [(0, 0), (1, 1)] for arm in tuned.arms)
     assert "lr = tuned" in tuned.conditions and "lr = 0.03" in plain.conditions
-    report([tmp_path], tmp_path / "out", models=False)
-    assert rows_of(tmp_path / "out", "tuned")["FedSSA"]["chosen"] == "lr = 0.1, mu0 = 0.3"
+    (table,) = [one for one in of_setting(Comparison(tuned, None)) if one.title == "Tuned"]
+    assert ["FedSSA", "lr = 0.1, mu0 = 0.3"] in [[cell.text for cell in row] for row in table.rows]
 
 
 def test_a_key_that_a_method_lost_makes_no_arm_at_the_value_of_all():

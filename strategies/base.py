@@ -211,7 +211,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
         Called after :meth:`initialise`, before a run is said to be whole or goes on: names in
         their order, dtypes and shapes are those of :meth:`arrays`, but for the length of those
-        that are :attr:`growing`. Extended by a method whose arrays must fit each other.
+        that are :attr:`growing`, and all numbers are finite. Extended by a method that wants more.
         """
         own = self.arrays()
         if list(arrays) != list(own):
@@ -222,6 +222,8 @@ class MethodStrategy(Strategy, Generic[P]):
                 like = np.empty((len(array), *like.shape[1:]), dtype=like.dtype)
             if form(array) != form(like):
                 raise Rejected(f"array '{name}' is {form(array)}, expected {form(like)}")
+            if not np.isfinite(array).all():
+                raise Rejected(f"array '{name}' holds NaN or infinity")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Take ``arrays``, of shapes (n, ...) and dtypes as :meth:`arrays` gave them.

@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedhet.protocol.checks import Rejected
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
@@ -160,7 +161,10 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         """A run that an older fedhet began kept no moments."""
         missing = {n: a for n, a in self.arrays().items() if n.startswith(MOMENTS)}
-        super().check_arrays({**arrays, **{n: a for n, a in missing.items() if n not in arrays}})
+        whole = {**arrays, **{n: a for n, a in missing.items() if n not in arrays}}
+        super().check_arrays(whole)
+        if any(whole[name].min() < 0 for name in missing if "first" not in name):
+            raise Rejected("Adam's steps and second moments are not below 0")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""

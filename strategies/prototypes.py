@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedhet.protocol.checks import Rejected
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.schema import P
@@ -62,6 +63,12 @@ class PrototypeStrategy(ClassVectorStrategy[P]):
     def arrays(self) -> dict[str, Array]:
         """Prototypes (C, d), zero where unknown, and images behind each (C,) int64."""
         return {"prototypes": self.prototypes, "counts": self.counts}
+
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Also: no class has fewer than no images."""
+        super().check_arrays(arrays)
+        if (arrays["counts"] < 0).any():
+            raise Rejected("a number of images is below 0")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""

@@ -213,7 +213,8 @@ def _check(plan: Any) -> None:
 
     bad = []
     for finding in findings(plan):
-        print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what}: {finding.text}", flush=True)
+        text = one_line(finding.text, 4000)  # names of columns and folders may be a stranger's
+        print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what}: {text}", flush=True)
         if not finding.good:
             bad.append(finding.what)
     if bad:

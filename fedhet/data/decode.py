@@ -41,6 +41,7 @@ from fedhet.reading.bounds import open_regular
 
 MAX_FILE_BYTES = 64 << 20
 MAX_PIXELS = 64 << 20
+MAX_SCANS = 200  # of a JPEG: each goes over the whole image, of which a progressive one has ten
 # Others are not opened, whatever a file is called: Pillow would run Ghostscript for some.
 _FORMATS = [
     BmpImagePlugin.BmpImageFile.format,
@@ -53,6 +54,7 @@ _FORMATS = [
 ]
 # Of the other methods Python unpacks a whole block, however large, before it looks at a limit.
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+_SCAN = b"\xff\xda"  # begins one; in the data of an image a byte of ones is followed by another
 _MAX_WORKERS = 16
 _PER_WORKER = 500
 _BAD = 0  # a flag before what is sent: else 1 + 2 x what the image has lost
@@ -72,6 +74,8 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+            raise UserError(f"data-path {path}: neither a folder nor a file")
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
         raise UserError(f"data-path {path}: neither a folder nor a readable zip file") from error
@@ -147,7 +151,10 @@ def _bounded(file: IO[bytes], claimed: int) -> bytes:
 def _decode(read: Read, name: str, shape: Shape) -> Decoded:
     """One image, and what it lost, or why not: decoders raise nearly every exception."""
     try:
-        with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
+        data = read(name)
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            if isinstance(image, JpegImagePlugin.JpegImageFile) and data.count(_SCAN) > MAX_SCANS:
+                return Unread(f"more than {MAX_SCANS} scans")
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             lost = losses(image, shape)

@@ -104,7 +104,10 @@ def open_image_folder(data_path: str) -> ImageFolder:
             "data-path is empty: dataset image-folder needs the folder (or the zip of it) "
             "that holds <class>/<image>"
         )
-    path = Path(data_path).expanduser().resolve()
+    try:
+        path = Path(data_path).expanduser().resolve()
+    except RuntimeError as error:
+        raise UserError(f"data-path {data_path}: links that lead to each other") from error
     if not path.exists():
         raise UserError(f"data-path {data_path}: no such file or directory")
     return ImageFolder(path)

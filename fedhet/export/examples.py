@@ -5,6 +5,7 @@ classes and clients will do: only the columns that the model sees are needed.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -75,11 +76,15 @@ def _texts(path: Path, inputs: Inputs) -> Iterator[tuple[list[str], Chunk]]:
         return
     if path.stat().st_size > MAX_TEXT_FILE:
         raise UserError(f"'{path}' has more than {MAX_TEXT_FILE >> 20} MiB: give a CSV")
+    line = 1
     try:
-        texts = path.read_text(encoding="utf-8-sig").splitlines()
+        with path.open(encoding="utf-8-sig") as lines:
+            while texts := [one.removesuffix("\n") for one in islice(lines, EVALUATION_BATCH)]:
+                names = [str(number) for number in range(line, line + len(texts))]
+                yield names, token_ids(texts, inputs)
+                line += len(texts)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"'{path}' is no readable UTF-8 text") from error
-    yield [str(line) for line in range(1, len(texts) + 1)], token_ids(texts, inputs)
 
 
 def _signals(path: Path, inputs: Inputs) -> Iterator[tuple[list[str], Chunk]]:

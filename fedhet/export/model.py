@@ -22,7 +22,7 @@ from fedhet.clients.kept import PREPARATION
 from fedhet.config import find_method
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
-from fedhet.errors import UserError, brief
+from fedhet.errors import UserError, brief, one_line
 from fedhet.ids import is_id
 from fedhet.node.site import without_examples
 from fedhet.node.state import FileStore
@@ -161,7 +161,9 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
             )
         with plugins.guarded(lambda _: trust or known):
             model = Personalised(rebuild(card, folder))
-        model.load_state_dict(parse_weights(data, folder / WEIGHTS), strict=True)
+        weights = parse_weights(data, folder / WEIGHTS)
+        _check_weights(weights, model.state_dict(), folder)
+        model.load_state_dict(weights, strict=True)
     except OSError as error:
         raise UserError(f"model '{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -169,6 +171,18 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
             f"model '{folder}': {CARD} does not fit {WEIGHTS}: {brief(error)}"
         ) from error
     return model, card
+
+
+def _check_weights(found: Mapping[str, Tensor], own: Mapping[str, Tensor], folder: Path) -> None:
+    """UserError for other dtypes, which would be cast, and for numbers that are not finite."""
+    for name in found.keys() & own.keys():
+        if found[name].dtype != own[name].dtype:
+            raise UserError(
+                f"model '{folder}': {WEIGHTS}: '{one_line(name)}' is {found[name].dtype}, and the "
+                f"model has {own[name].dtype}"
+            )
+        if not found[name].isfinite().all():
+            raise UserError(f"model '{folder}': {WEIGHTS}: '{one_line(name)}' is not finite")
 
 
 def _read_card(folder: Path) -> dict[str, Any]:

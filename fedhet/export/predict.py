@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.inputs import IMAGE
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 from fedhet.export.examples import batches
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
@@ -66,6 +66,13 @@ def _write(model: Personalised, found: Iterable[tuple[list[str], Tensor]], path:
         file.write(csv_text([["path", "class", *(f"p_{name}" for name in model.classes)]]))
         for paths, examples in found:
             labels, probabilities = classify(model, examples)
+            bad = ~probabilities.isfinite().all(dim=1)
+            if bad.any():
+                name = paths[int(bad.nonzero()[0])]
+                raise UserError(
+                    f"'{one_line(name)}': the model has no finite answer to it; are its numbers of "
+                    "the size that the model was trained on?"
+                )
             rows = zip(paths, labels, probabilities.tolist(), strict=True)
             file.write(
                 csv_text([n, model.classes[k], *(f"{p:.6g}" for p in r)] for n, k, r in rows)

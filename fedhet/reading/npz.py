@@ -1,7 +1,9 @@
 """NPZ files of strangers: arrays of numbers and texts, without pickle, piece by piece."""
 
+import io
 import math
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -18,7 +20,16 @@ from fedhet.errors import UserError, brief
 _CHUNK_BYTES = 8 << 20
 _COLUMN_BYTES = 1 << 30
 _ITEM_BYTES = 1024  # of one value of a column
+_DISTINCT_BYTES = 256 << 20  # of a column's different values
+_HEADER_BYTES = 4096  # NumPy reads as much as a file claims before it looks at its own bound
+_LARGEST_SIDE = 1 << 40
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # others unpack without a limit
+_HALVES = 0xD800, 0xDFFF  # of characters, alone
+_LEAST = 64  # bytes that any text takes
+_VERSIONS = {
+    (1, 0): ("<H", np.lib.format.read_array_header_1_0),
+    (2, 0): ("<I", np.lib.format.read_array_header_2_0),
+}
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError,
            struct.error)  # fmt: skip
 
@@ -71,13 +82,25 @@ class NpzFile:
 
     def _header(self, name: str, stream: IO[bytes]) -> Header:
         version = np.lib.format.read_magic(stream)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
+        length, read = _VERSIONS.get(version, ("", None))
         if read is None:
             raise UserError(f"{self.where}: '{name}' is of another format than NPY 1.0 and 2.0")
-        shape, fortran, dtype = read(stream)
+        prefix = self._exactly(stream, struct.calcsize(length), name)
+        (size,) = struct.unpack(length, prefix)
+        if size > _HEADER_BYTES:
+            raise UserError(
+                f"{self.where}: '{name}' has a header of {size:,} bytes, at most {_HEADER_BYTES:,} "
+                "are read"
+            )
+        text = prefix + self._exactly(stream, size, name)
+        try:
+            shape, fortran, dtype = read(io.BytesIO(text))
+        except Exception as error:  # it is parsed as Python, which fails in every way
+            raise UserError(
+                f"{self.where}: '{name}' has no sound header ({brief(error)})"
+            ) from error
+        if not all(0 <= side < _LARGEST_SIDE for side in shape):
+            raise UserError(f"{self.where}: '{name}' has a shape that no array has")
         if dtype.hasobject:
             raise UserError(
                 f"{self.where}: '{name}' holds Python objects, which are never loaded: save "
@@ -105,10 +128,30 @@ class NpzFile:
                 )
             if count * size > _COLUMN_BYTES:
                 raise UserError(f"{self.where}: '{name}' takes more than {_COLUMN_BYTES >> 30} GiB")
-            values = np.frombuffer(self._exactly(stream, count * size, name), dtype=header.dtype)
-        if header.dtype.kind == "S":
-            return [value.decode("utf-8", "replace") for value in values.tolist()]
-        return [str(value) for value in values.tolist()]
+            known: dict[Any, str] = {}
+            found: list[str] = []
+            step = _CHUNK_BYTES // size
+            for start in range(0, count, step):
+                piece = self._exactly(stream, min(step, count - start) * size, name)
+                found += self._texts(np.frombuffer(piece, dtype=header.dtype), known, name)
+        return found
+
+    def _texts(self, values: npt.NDArray[Any], known: dict[Any, str], name: str) -> list[str]:
+        """Values as texts; one text for all that are equal, which ``known`` holds."""
+        kind = values.dtype.kind
+        if kind == "U":
+            codes = values.view(np.dtype(np.uint32).newbyteorder(values.dtype.byteorder))
+            half = (codes >= _HALVES[0]) & (codes <= _HALVES[1])
+            if (half | (codes > sys.maxunicode)).any():
+                raise UserError(f"{self.where}: '{name}' holds what is no text")
+        listed = values.tolist()
+        for value in set(listed) - known.keys():
+            known[value] = value.decode("utf-8", "replace") if kind == "S" else str(value)
+        if len(known) * max(values.dtype.itemsize, _LEAST) > _DISTINCT_BYTES:
+            raise UserError(
+                f"{self.where}: '{name}' has {len(known):,} different values, more than are kept"
+            )
+        return [known[value] for value in listed]
 
     def rows(self, name: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Position of the first, and examples (k, ...), in pieces of some megabytes."""

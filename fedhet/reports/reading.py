@@ -109,7 +109,9 @@ def _indexes(places: Iterable[Path]) -> Iterable[dict[str, Any]]:
             try:
                 content = read_json(index)
                 names = [cell["name"] for cell in content["cells"]]
-                known = all(isinstance(name, str) for name in [*names, content["note"]])
+                known = all(
+                    isinstance(name, str) for name in [*names, content["note"], content["sweep"]]
+                )
             except (OSError, VerifyError, KeyError, TypeError):
                 continue  # an index that is being written, or none of ours
             if known:

@@ -78,7 +78,7 @@ class Job:
         begun = folder.config.exists()
         if begun:
             self._check_config(folder.config)
-        status, self.reason = str(summary.get("status", "")), str(summary.get("reason", ""))
+        status, self.reason = str(summary.get("status", "")), one_line(summary.get("reason", ""))
         if status == "completed" and records:
             read_run(self.folder)  # as a report will
             self.state = DIVERGED if over else FINISHED

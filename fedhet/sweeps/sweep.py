@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import write_json, write_text
+from fedhet.reading.bounds import open_regular
 from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.locks import LOCK
@@ -33,6 +34,7 @@ from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
 
 POLL = 0.2  # seconds between looks at the cells
+LAST = 65_536  # bytes of a log that its last line is looked for in
 LOSSES = 3  # times that a cell may lose its machine before it is taken for the reason
 
 
@@ -237,8 +239,10 @@ class Sweep:
             names = {one.value: one.name for one in signal.Signals}
             guess = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
             return f"killed by {names.get(-code, -code)}{guess}, after round {job.rounds}"
-        said = self._log(job).read_bytes()[job.logged :].decode(errors="replace")
-        return next(reversed(said.splitlines()), f"it ended with code {code}")
+        with open_regular(self._log(job)) as (file, size):
+            file.seek(max(job.logged, size - LAST))
+            said = file.read(LAST).decode(errors="replace")
+        return one_line(next(reversed(said.splitlines()), f"it ended with code {code}"))
 
     def _interrupt(self) -> None:
         for job in self.running():

@@ -34,6 +34,7 @@ from fedhet.watch.view import Look, Value, View
 HOST = "127.0.0.1"
 POLL, REST = 1.0, 5.0  # seconds between looks at what goes on, and at what is over
 ALIVE = 15.0  # seconds of silence after which the browser is told that we are there
+HEAD = 16_384  # bytes of a request: others are refused before all of it is there
 STREAMS = 32  # pages that may be open at a time
 ROUNDS = 2_000  # that are sent: of more every n-th, which a curve does not show
 VIEWS = 64  # runs of a sweep whose pages are remembered
@@ -270,7 +271,7 @@ def serve(view: View, found: socket.socket, token: str) -> None:
     config = uvicorn.Config(
         pages.app(found.getsockname()[1]), log_level="critical", access_log=False,
         server_header=False, proxy_headers=False, ws="none", lifespan="off",
-        timeout_graceful_shutdown=3,
+        timeout_graceful_shutdown=3, http="h11", h11_max_incomplete_event_size=HEAD,
     )  # fmt: skip
     server = uvicorn.Server(config)
     server.run(sockets=[found])

@@ -135,6 +135,34 @@ def test_a_pipe_called_like_an_image_is_not_waited_for(tmp_path):
     assert isinstance(unread, Unread)
 
 
+def progressive(scans):
+    """A JPEG whose last scan is there so many times more."""
+    made = io.BytesIO()
+    Image.new("L", (64, 64), 9).save(made, "JPEG", progressive=True)
+    data = made.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * scans + data[-2:]
+
+
+def test_an_image_of_very_many_scans_is_left_out_and_named(tmp_path):
+    (tmp_path / "in" / "cat").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "good.jpg").write_bytes(progressive(0))
+    (tmp_path / "in" / "cat" / "slow.jpg").write_bytes(progressive(decode.MAX_SCANS))
+    good, slow = decode.decode_all(tmp_path / "in", ["cat/good.jpg", "cat/slow.jpg"], (8, 8, 3))
+    assert not isinstance(good, Unread)
+    assert isinstance(slow, Unread) and slow.reason == "more than 200 scans"
+
+
+@pytest.mark.timeout(30)
+def test_what_is_neither_file_nor_folder_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.zip")
+    (tmp_path / "zero.zip").symlink_to("/dev/zero")
+    (tmp_path / "loop.zip").symlink_to(tmp_path / "loop.zip")
+    for name, said in (("pipe", "nor a file"), ("zero", "nor a file"), ("loop", "lead to each")):
+        with pytest.raises(UserError, match=said):
+            open_private_folder(str(tmp_path / f"{name}.zip"))
+
+
 def test_many_sites_take_no_longer_each():
     sites, begun = Sites(), time.process_time()
     for start in range(0, 100_000, 1000):

@@ -1,6 +1,7 @@
 """Signals out of NPZ files, also of strangers; and a user's own data of every kind."""
 
 import io
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedhet.data.inputs import SIGNAL, TOKENS, Inputs, load_inputs
 from fedhet.data.user_function import Data
 from fedhet.errors import UserError
 from fedhet.node.site import load_partition
+from fedhet.reading.npz import NpzFile
 
 X = np.arange(4 * 2 * 8, dtype=np.int16).reshape(4, 2, 8)
 Y = np.array(["walk", "sit", "walk", "sit"])
@@ -86,11 +88,29 @@ def test_arrays_that_are_no_signals(tmp_path, opened, case):
     assert "\n" not in str(found.value)
 
 
+def header(text, version=1, claimed=0):
+    """A header of any text, also of one that is not there."""
+    length = (claimed or len(text)).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + length + text.encode()
+
+
+def about(descr="'<f4'", shape="(4, 2, 8)"):
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"
+
+
+NO_HEADER = "'x' has no sound header"
 BOMBS = {
+    "a header of gigabytes": (header("", 2, 3 << 30), "'x' has a header of 3,221,225,472 bytes"),
+    "no end": (header("{'descr': ("), NO_HEADER),
+    "no key": (header("{[]: 1}"), NO_HEADER),
+    "deep": (header(about(shape="-" * 3000 + "1")), NO_HEADER),
+    "no type": (header(about("()")), NO_HEADER),
+    "half a type": (header(about("('<f4',)")), NO_HEADER),
+    "a side without an end": (header(about(shape="(" + "9" * 3000 + ", 2, 8)")), "'x' has "),
     "claims gigabytes": (lying((10**6, 64, 10**6)), "is too large: at most"),
     "many claims": (lying((10**12, 1, 1)), "is too large: at most"),
     "cut off": (lying((4, 2, 8)) + b"\0" * 100, "'x' is cut off"),
-    "negative": (lying((4, -2, 8)), "must be numbers|no sound NPZ"),
+    "negative": (lying((4, -2, 8)), "a shape that no array has"),
     "no array": (b"hello", "no sound NPZ file"),
 }
 
@@ -101,6 +121,25 @@ def test_files_made_to_burst_memory(tmp_path, opened, case):
     hostile(tmp_path, x=content, y=array_bytes(Y))
     with pytest.raises(UserError, match=message):
         opened()
+
+
+def test_texts_that_are_none_and_few_texts_in_many_bytes(tmp_path, opened):
+    for code in (0x110000, 0xD800):
+        raw = np.array(["a"] * 4)
+        raw.view(np.uint32)[2] = code
+        hostile(tmp_path, x=array_bytes(X), y=array_bytes(raw))
+        with pytest.raises(UserError, match="'y' holds what is no text"):
+            opened()
+    swapped = Y.astype(Y.dtype.newbyteorder(">"))
+    hostile(tmp_path, x=array_bytes(X), y=array_bytes(swapped))
+    assert opened().classes == ("sit", "walk")
+    many = np.full(300_000, "\U0001f600" * 200)  # a KB of the zip, 240 MB of characters
+    hostile(tmp_path, y=array_bytes(many))
+    tracemalloc.start()
+    assert set(NpzFile(tmp_path / "data.npz").column("y", len(many))) == {many[0]}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60 << 20
 
 
 def test_a_zip_of_another_method_and_no_zip(tmp_path, opened):

@@ -1,10 +1,15 @@
 """A model of rows, signals or texts, outside its run: raw files in, the recorded accuracy out."""
 
 import csv
+import hashlib
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from safetensors.torch import load, save
 
 from fedhet.errors import UserError
 from fedhet.export.model import load_model
@@ -116,6 +121,20 @@ def test_what_does_not_fit_is_one_line(made, tmp_path):
         predict(model, [tmp_path / "absent.csv"], tmp_path / "p.csv")
     with pytest.raises(UserError, match="is a folder: this model takes .* files"):
         predict(model, [tmp_path], tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_an_answer_that_is_not_finite_is_none(made, tmp_path):
+    config, _, model = made
+    large = Path(shutil.copytree(model, tmp_path / "large"))
+    weights = load(large.joinpath("model.safetensors").read_bytes())
+    data = save({n: t * 1e30 if t.is_floating_point() else t for n, t in weights.items()})
+    large.joinpath("model.safetensors").write_bytes(data)
+    card = yaml.safe_load((model / "card.yaml").read_text())
+    card["sha256"] = hashlib.sha256(data).hexdigest()
+    (large / "card.yaml").write_text(yaml.safe_dump(card))
+    with pytest.raises(UserError, match=r"data\.\w+:\d+': the model has no finite answer to it"):
+        predict(large, [Path(config.data_path)], tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()
 
 

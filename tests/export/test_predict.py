@@ -1,6 +1,7 @@
 """`fedhet predict`: answers about files, as accurate as the run was."""
 
 import csv
+import hashlib
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from export.exported import recorded
 from helpers.pictures import images_of, write_images
 from PIL import Image
+from safetensors.torch import load, save
 
 from fedhet.cli import app as cli
 from fedhet.data.image_source import to_pixels
@@ -118,6 +120,13 @@ def test_what_is_no_exported_model(model, tmp_path):
 
     write(card, data[:-1] + bytes([data[-1] ^ 1]))
     assert "is damaged" in said(spoilt)
+    weights = load(data)
+    name = next(iter(weights))
+    for wrong, words in ((weights[name].double(), "is torch.float64, and"),
+                         (weights[name] * torch.nan, "is not finite")):  # fmt: skip
+        changed = save({**weights, name: wrong})
+        write({**card, "sha256": hashlib.sha256(changed).hexdigest()}, changed)
+        assert words in said(spoilt)
     write({**card, "architecture": "cnn-1"}, data)
     assert "does not fit" in said(spoilt)
     write({**card, "method": "fedmlr"}, data)

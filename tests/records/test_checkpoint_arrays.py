@@ -46,11 +46,41 @@ def test_arrays_that_a_method_cannot_take_are_found(case, tmp_path):
         assert execute(["resume", str(folder.path), "rounds=3"]) == 3
 
 
-@pytest.mark.parametrize("label", [-1, 10**6])
-def test_a_label_of_no_class_is_found(label, tmp_path):
-    folder, _ = simulate(small(tmp_path, rounds=2, engine="inline", method="fd"))
+def below(arrays, name):
+    return {**arrays, name: -np.ones_like(arrays[name])}
+
+
+def not_finite(arrays, name):
+    return {**arrays, name: arrays[name] * np.float32(np.nan)}
+
+
+def strange(arrays, name):
+    return {**arrays, name: np.full_like(arrays[name], 10**6)}
+
+
+def twice(arrays, name):
+    del name
+    return {key: np.concatenate([array, array]) for key, array in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "change", "said"),
+    [
+        ("fd", "labels", below, "a label is none of"),
+        ("fd", "labels", strange, "a label is none of"),
+        ("fd", "labels", twice, "an owner has a class twice"),
+        ("fd", "vectors", below, "not a probability distribution"),
+        ("fd", "vectors", not_finite, "holds NaN"),
+        ("fd, summed", "owners", below, "is below 0"),
+        ("fedproto", "counts", below, "is below 0"),
+        ("fedmrl", "", not_finite, "holds NaN"),
+        ("fedgen", "adam.steps", below, "are not below 0"),
+    ],
+)
+def test_numbers_that_no_round_leaves_are_found(case, name, change, said, tmp_path):
+    folder, _ = simulate(small(tmp_path, rounds=2, engine="inline", **CASES[case]))
     kept = load_checkpoint(folder.checkpoint)
-    labels = np.full_like(kept.arrays["labels"], label)
-    save_checkpoint(folder.checkpoint, Checkpoint({**kept.arrays, "labels": labels}, kept.meta))
+    name = next(key for key in kept.arrays if key.startswith(name))
+    save_checkpoint(folder.checkpoint, Checkpoint(change(kept.arrays, name), kept.meta))
     (found,) = session.verify(folder.path)[1].findings
-    assert "a label is none of" in found.text
+    assert said in found.text

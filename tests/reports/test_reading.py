@@ -123,6 +123,8 @@ def test_a_sweep_says_of_itself_that_it_was_short(sweep):
     index.parent.mkdir(parents=True)
     index.write_text(json.dumps({"format": 1, "sweep": "p", "note": "quick profile", "cells": []}))
     assert "p: quick profile." in build([sweep], models=False).lead
+    index.write_text(json.dumps({"format": 1, "note": "quick profile", "cells": []}))
+    assert "quick profile" not in build([sweep], models=False).lead
 
 
 def test_rounds_between_evaluations_are_no_points_of_a_curve(tmp_path):

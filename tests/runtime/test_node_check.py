@@ -96,6 +96,12 @@ def test_a_model_that_is_nobodys_is_refused_for_rows_too(site, capsys):
     assert "examples: 2 columns" in said
 
 
+def test_names_of_columns_are_printed_as_text(site, capsys):
+    (site.folder / "own.csv").write_text("a\x1b[2J,b\u202e\n1,2\n")
+    code, _, said = check(site, capsys, data="own.csv")
+    assert code == 0 and "a?[2J, b?" in said and "\x1b" not in said and "\u202e" not in said
+
+
 def test_a_key_that_the_server_does_not_know(site, capsys):
     site.server.code = UNKNOWN
     code, wrong, _ = check(site, capsys)

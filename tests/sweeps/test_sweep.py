@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -87,6 +88,24 @@ def test_a_damaged_cell_is_that_cells_failure(cells, tmp_path) -> None:
     assert "line 1 is damaged" in found.jobs[0].reason
     assert "last line is damaged" in found.jobs[1].reason
     assert "environment.json' is damaged" in found.mixed()
+
+
+def test_a_strangers_reasons_and_logs_are_shown_as_text_and_in_part(cells, tmp_path) -> None:
+    leave(tmp_path, cells[0], status="failed")
+    path = tmp_path / cells[0].name / "summary.json"
+    summary = json.loads(path.read_text()) | {"reason": "loss is nan \x1b[2J"}
+    path.write_text(json.dumps(summary))
+    found = Sweep.open("s", tmp_path, cells[:2], execute)
+    assert "?[2J" in found.jobs[0].reason and "\x1b" not in found.jobs[0].reason
+    job = found.jobs[1]
+    job.process = Mock(lost="", exitcode=1)
+    log = found._log(job)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        file.truncate(8 << 30)  # takes no room
+        file.seek(0, 2)
+        file.write(b"\nthe last \x1b[2J word\n")
+    assert found._last_words(job) == "the last ?[2J word"
 
 
 def test_a_completed_cell_whose_lines_are_cut_is_a_failure(cells, tmp_path) -> None:

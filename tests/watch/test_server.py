@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from itertools import islice
@@ -83,6 +84,15 @@ def test_no_other_page_may_read(page, headers, code):
         assert answer.status_code == code
         assert answer.headers["Cache-Control"] == "no-store"
         assert code == 200 or len(answer.text) < 20
+
+
+def test_a_head_without_an_end_is_not_kept(page):
+    where = httpx.URL(page)
+    with socket.create_connection((where.host, where.port), timeout=30) as guest:
+        guest.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000)
+        answer = guest.recv(100)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert httpx.get(page).status_code == 200
 
 
 def test_its_own_origin_may(page):

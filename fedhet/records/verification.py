@@ -8,17 +8,17 @@ that a crash interrupted, and ``fedhet resume`` does it again.
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import find_method
 from fedhet.errors import VerifyError
 from fedhet.files import csv_text, finite
 from fedhet.ids import client_order
 from fedhet.node.state import FileStore, StateLostError
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.payload import Array
 from fedhet.protocol.roster import Roster
 from fedhet.reading.bounds import read_bytes
 from fedhet.reading.structured import MOST_LINES, parse_json, parse_jsonl
@@ -34,6 +34,7 @@ from fedhet.schema import RunConfig
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
 
+CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
 DEEPEST = 32  # folders in each other; Ray makes a dozen
 SHOWN = 3  # findings in an error's one line
 FLOWER = "flwr"  # below it Flower and Ray make links of their own; it is only ever removed
@@ -114,8 +115,11 @@ def _inside(place: Path, folder: Path) -> list[Path]:
         raise VerifyError(f"'{place}' cannot be read: {error.strerror}") from error
 
 
-def verify(folder: RunFolder, config: RunConfig) -> Verification:
-    """Hold everything in the run folder against everything else."""
+def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> Verification:
+    """Hold everything in the run folder against everything else.
+
+    ``check_arrays`` raises Rejected for global arrays that the run's method could not go on from.
+    """
     found = Verification(folder.path)
     try:
         check_entries(folder.path)
@@ -136,7 +140,9 @@ def verify(folder: RunFolder, config: RunConfig) -> Verification:
         roster = Roster()
         roster.load(meta["roster"])
         found.findings += map(Finding, _partition(folder, roster))
-        found.findings += map(Finding, _arrays(folder, config, kept, roster))
+        found.findings += map(
+            Finding, _arrays(folder, kept, lambda arrays: check_arrays(config, roster, arrays))
+        )
     except VerifyError as error:
         found.findings.append(Finding(str(error)))
         return found
@@ -239,13 +245,11 @@ def _summary(
 
 
 def _arrays(
-    folder: RunFolder, config: RunConfig, kept: Checkpoint, roster: Roster
+    folder: RunFolder, kept: Checkpoint, check: Callable[[Mapping[str, Array]], None]
 ) -> Iterator[str]:
-    """Names, dtypes and shapes of the global arrays against what the method makes of them."""
-    strategy = find_method(config.method).strategy(config, roster)
-    strategy.initialise()
+    """The global arrays against what the method makes of them."""
     try:
-        strategy.check_arrays(kept.arrays)
+        check(kept.arrays)
     except Rejected as reason:
         yield f"'{folder.checkpoint}': {reason}"
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedhet import examples, idle_keys, layout
-from fedhet.config import build_config, method_name, read_overrides, resumed_config
+from fedhet.config import build_config, find_method, method_name, read_overrides, resumed_config
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.files import plain_path
 from fedhet.node.site import check_no_weights
+from fedhet.protocol.payload import Array
+from fedhet.protocol.roster import Roster
 from fedhet.records import register, verification
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import adopt_states, check_owner
@@ -164,7 +166,14 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
         if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
             stack.enter_context(folder.lock())
         started = stack.enter_context(opened(folder, trust=trust))
-        return folder, verification.verify(folder, build_config(started))
+        return folder, verification.verify(folder, build_config(started), _check_arrays)
+
+
+def _check_arrays(config: RunConfig, roster: Roster, arrays: Mapping[str, Array]) -> None:
+    """Rejected for arrays that are not what the method has after any round."""
+    strategy = find_method(config.method).strategy(config, roster)
+    strategy.initialise()
+    strategy.check_arrays(arrays)
 
 
 def _existing(path: Path) -> RunFolder:
@@ -266,7 +275,9 @@ def _run(
         if launch.resume:
             started = build_config(launch.folder.started_config())
             started = started.model_copy(update={"state_dir": config.state_dir})
-            verification.verify(launch.folder, started).raise_for(accept_lost=accept_lost)
+            verification.verify(launch.folder, started, _check_arrays).raise_for(
+                accept_lost=accept_lost
+            )
         with (
             console.beside(launch.folder),
             console.progress(config.method, config.rounds) as progress,

@@ -173,7 +173,9 @@ class Setting:
             return f"{self.keys['classes-per-client']} classes per client"
         if kind == "file":
             return f"partition {self.keys['partition-file']}"
-        return f"{kind.replace('-', ' ')} {plain(self.keys['alpha'])}"
+        drawn = kind.startswith(("dirichlet", "quantity"))
+        alpha = f" {plain(self.keys['alpha'])}" if drawn else ""
+        return f"{kind.replace('-', ' ')}{alpha}"
 
     def blocks(self) -> list[Block]:
         """All blocks of any arm, in order."""

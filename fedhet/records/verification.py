@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import VerifyError
+from fedhet.errors import VerifyError, brief
 from fedhet.files import csv_text, finite
 from fedhet.ids import client_order
 from fedhet.node.state import FileStore, StateLostError
@@ -252,6 +252,8 @@ def _arrays(
         check(kept.arrays)
     except Rejected as reason:
         yield f"'{folder.checkpoint}': {reason}"
+    except (RuntimeError, ValueError, MemoryError) as error:  # what is made is as large as it says
+        yield f"'{folder.checkpoint}': the method cannot begin with these books: {brief(error)}"
 
 
 def _partition(folder: RunFolder, roster: Roster) -> Iterator[str]:

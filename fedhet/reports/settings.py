@@ -77,7 +77,7 @@ class Arm:
         """The values of keys that were searched for the method, of all its runs."""
         found: dict[str, dict[str, None]] = {}
         for run in self.runs.values():
-            for key in run.config.get("tuned") or ():
+            for key in sorted(_searched(run.config)):
                 found.setdefault(key, {})[plain(run.config.get(key))] = None
         return {key: list(values) for key, values in found.items()}
 
@@ -268,7 +268,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     Keys of other versions of fedhet are taken as they come: what is missing has its default. What
     was searched for each method is no part of either; the setting says that it was.
     """
-    searched = set(config.get("tuned") or ())
+    searched = _searched(config)
     shared = {
         key: config.get(key, at_default(key))
         for key in _COMMON
@@ -276,7 +276,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
     }
     for key in ("data-path", "partition-file", "public-path"):
         shared[key] = Path(str(shared[key])).name
-    shared |= dict.fromkeys(shared.keys() & searched, SEARCHED)
+    shared |= dict.fromkeys(TUNABLE & searched, SEARCHED)
     shared["tuned"] = sorted(TUNABLE & searched)
     method = known_as(str(config.get("method", "fedssa")))
     defaults = own_defaults(method)
@@ -288,6 +288,12 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
         and (key not in defaults or value != defaults[key])
     }
     return shared, method, own
+
+
+def _searched(config: Mapping[str, Any]) -> set[str]:
+    """The keys in ``tuned``, of somebody's record."""
+    found = config.get("tuned")
+    return {key for key in found if isinstance(key, str)} if isinstance(found, list) else set()
 
 
 def own_defaults(method: str) -> dict[str, Any]:

@@ -47,6 +47,12 @@ def test_what_was_searched_for_each_method_is_of_one_setting(tmp_path):
     assert ["FedSSA", "lr = 0.1, mu0 = 0.3"] in [[cell.text for cell in row] for row in table.rows]
 
 
+def test_a_strangers_word_of_what_was_tuned_moves_no_other_key():
+    for tuned in (5, "lr", [["lr"], 1], ["fraction", "clients", "seed"], None):
+        shared, _, own = split_config({"method": "fedssa", "tuned": tuned, "fraction": 0.5})
+        assert (shared["fraction"], shared["lr"], shared["tuned"], own) == (0.5, 0.01, [], {})
+
+
 def test_a_key_that_a_method_lost_makes_no_arm_at_the_value_of_all():
     assert split_config({"method": "fedssa", "hide-classes": False})[2] == {}
     assert split_config({"method": "fedssa", "hide-classes": True})[2] == {"hide-classes": True}

@@ -76,6 +76,7 @@ class MethodClient(KeptClient[P]):
         self.round = 0
         self.uploaded: Payload = Empty()  # what the last round sends up, as it leaves
         self.adding: Adding | None = None  # what takes the upload instead, where there is a sum
+        self.told: frozenset[int] | None = None  # classes whose rows are summed; None: of all
         self.evaluating = False  # whether this round's reply carries accuracies
         self.before: dict[str, float] = {}  # accuracies before training
         self._generators: list[torch.Generator] = []

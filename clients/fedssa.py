@@ -52,15 +52,21 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         return ids
 
     def receive(self, payload: Payload) -> None:
-        """Eq. 4 on seen rows; with ``download-rows: whole`` unseen rows are overwritten."""
+        """Eq. 4 on seen rows; with ``download-rows: whole`` unseen rows are overwritten.
+
+        In a sum, rows of classes with too few owners stay: the global ones are what was drawn.
+        """
         assert isinstance(payload, HeaderRows)
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
         seen, sent = self.seen(), torch.as_tensor(payload.classes)
         rows = torch.arange(len(sent))
         if self.params.download_rows == "seen":  # with secure-sum more come
-            rows = torch.isin(sent, seen).nonzero().flatten()
-            sent = sent[rows]
+            rows = rows[torch.isin(sent, seen)]
+        if self.told is not None:
+            told = torch.tensor(sorted(self.told), dtype=torch.int64)
+            rows = rows[torch.isin(sent[rows], told)]
+        sent = sent[rows]
         fused = torch.isin(sent, seen)
         pairs = [(self.model.head.weight, payload.weight), (self.model.head.bias, payload.bias)]
         with torch.no_grad():

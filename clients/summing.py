@@ -50,7 +50,7 @@ class Part:
             if before is not None:
                 return before, {}
         client = self.client
-        client.adding = self.add
+        client.adding, client.told = self.add, self.told
         _, _, found = client.fit(list(received), round_config(what))
         numbers = {name: float(value) for name, value in found.items()}
         told = numbers

@@ -158,3 +158,18 @@ def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path)
 def test_parameters_out_of_range(key, value):
     with pytest.raises(UserError, match=f"^{key}: '{value}'"):
         build_config({"method": "fedssa", key: value})
+
+
+def test_rows_of_classes_with_too_few_owners_are_not_mixed_with_what_was_drawn(tmp_path):
+    """With too few owners of every class nothing is shared, and so nothing changes by sharing."""
+    common = {"rounds": 3, "clients": 4, "classes_per_client": 2, "engine": "inline"}
+    runs = {
+        name: simulate(small(tmp_path, name=name, **common, **keys))[0].read_rounds()[-1]
+        for name, keys in (
+            ("alone", {"method": "standalone"}),
+            ("sums", {"method": "fedssa", "secure_sum": "unmasked", "sum_owners": 4}),
+        )
+    }
+    assert runs["sums"]["unsummed_classes"] == 4
+    for figure in ("train_loss", "test_accuracy_mean"):
+        assert runs["sums"][figure] == pytest.approx(runs["alone"][figure], rel=1e-6)  # of words

@@ -131,8 +131,8 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """Also: an owner and a class of this run for every vector."""
         super().check_arrays(arrays)
         if self.config.summed:
-            if any((array < 0).any() for array in arrays.values()):
-                raise Rejected("a sum of probabilities, its owners or its round is below 0")
+            if (arrays["owners"] < 0).any() or (arrays["rounds"] < 0).any():
+                raise Rejected("a number of owners or a round is below 0")
             return
         labels = arrays["labels"]
         if len({len(array) for array in arrays.values()}) > 1:

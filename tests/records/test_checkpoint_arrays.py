@@ -46,6 +46,25 @@ def test_arrays_that_a_method_cannot_take_are_found(case, tmp_path):
         assert execute(["resume", str(folder.path), "rounds=3"]) == 3
 
 
+NOISED_SUM = {
+    "secure_sum": "unmasked", "sum_owners": 1, "max_images": 100, "dp_clip": 1.0,
+    "dp_epsilon": 8.0, "dp_delta": 1e-5,
+}  # fmt: skip
+KINDS = {rule: {"aggregation": rule} for rule in ("median", "trimmed-mean")} | {"sum": NOISED_SUM}
+HONEST = {
+    f"{name}, {kind}": {"method": name, **keys}
+    for name, method in METHODS.items()
+    for kind, keys in KINDS.items()
+    if (not method.strategy.not_summed if kind == "sum" else kind in method.strategy.aggregations)
+}
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_what_an_honest_round_leaves_is_sound(case, tmp_path):
+    folder, _ = simulate(small(tmp_path, rounds=2, engine="inline", clients=4, **HONEST[case]))
+    assert not session.verify(folder.path)[1].findings
+
+
 def below(arrays, name):
     return {**arrays, name: -np.ones_like(arrays[name])}
 

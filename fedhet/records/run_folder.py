@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet.errors import UserError, VerifyError, one_line
+from fedhet.errors import ReadError, UserError, VerifyError, one_line
 from fedhet.files import csv_text, finite, plain_path, private_files, write_json, write_text
 from fedhet.reading.bounds import decoded, read_bytes
 from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yaml, shaped
@@ -208,6 +208,13 @@ class RunFolder:
         if warm:
             with contextlib.suppress(OSError):
                 write_json(self.sites, {"warm": dict(warm)}, private=True)
+
+    def read_sites(self) -> dict[str, bool]:
+        """What :meth:`note_sites` wrote; ReadError if it is something else."""
+        found = read_json(self.sites).get("warm")
+        if not isinstance(found, dict) or not all(isinstance(one, bool) for one in found.values()):
+            raise ReadError(f"'{self.sites}'", "warm", "not true or false by client")
+        return found
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhet.errors import ReadError, VerifyError, one_line
-from fedhet.reading.structured import MOST_LINES, each_jsonl, read_json, read_yaml
+from fedhet.errors import VerifyError, one_line
+from fedhet.reading.structured import MOST_LINES, each_jsonl, read_yaml
 from fedhet.reading.tables import MOST_CSV
 from fedhet.records.run_folder import RunFolder, each_checked
 from fedhet.records.summary import seconds_left
@@ -25,14 +25,6 @@ def run_lines(path: Path, data: bytes) -> Iterator[dict[str, Any]]:
     return each_checked(path, each_jsonl(path, data))
 
 
-def warm_nodes(path: Path) -> dict[str, bool]:
-    """Whether nodes are warm, by client, as a run notes it; ReadError if it is something else."""
-    found = read_json(path).get("warm")
-    if not isinstance(found, dict) or not all(isinstance(one, bool) for one in found.values()):
-        raise ReadError(f"'{path}'", "warm", "not true or false by client")
-    return found
-
-
 class RunView:
     """Looks at a run folder; nothing that it says is believed beyond being shown."""
 
@@ -45,7 +37,7 @@ class RunView:
         self._config = Document(self.folder.config, read_yaml)
         self._summary = Document(self.folder.summary, lambda _: self.folder.read_summary())
         self._partition = Document(self.folder.partition, read_partition)
-        self._notes = Document(self.folder.sites, warm_nodes)
+        self._notes = Document(self.folder.sites, lambda _: self.folder.read_sites())
         self._rounds = Tail(self.folder.rounds, MOST_LINES, run_lines)
         self._clients = Tail(self.folder.clients, MOST_CSV, parse_evaluations, headed=True)
         self._lock = ""

@@ -79,7 +79,7 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
             f"config '{path}': a sweep needs the key `grid`, such as "
             "grid: {method: [fedssa, standalone], seed: [0, 1, 2]}"
         )
-    grids, paired = preset["grid"], _groups(preset.get("paired", []))
+    grids, paired = grids_of(preset)
     # One process per cell unless the preset asks for Ray, which a cell beyond one core needs.
     changes: dict[str, Any] = dict(read_overrides(overrides))
     for key in sorted(changes.keys() & (SWEEP_KEYS | {"out", "name"})):
@@ -88,16 +88,22 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
         raise UserError(f"{key}: it {what} in a sweep and is not given with key=value; {where}")
     common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     cells: dict[str, Cell] = {}
-    grids = grids if isinstance(grids, list) else [grids]
-    if not grids:
-        raise UserError("grid: '[]' is not allowed: give a map of keys to lists, or several")
-    _check_grids(grids, paired)
     for grid in grids:
         for values in combinations(grid, paired):
             chosen = values | {key: changes[key] for key in values if key in changes}
             cell = Cell(chosen, _scaled(resolve(common | changes, chosen), profile))
             cells.setdefault(cell.name, cell)
     return list(cells.values())
+
+
+def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], list[list[str]]]:
+    """The grids of a sweep's preset and its groups of paired keys. Raises UserError."""
+    grids, paired = preset["grid"], _groups(preset.get("paired", []))
+    grids = grids if isinstance(grids, list) else [grids]
+    if not grids:
+        raise UserError("grid: '[]' is not allowed: give a map of keys to lists, or several")
+    _check_grids(grids, paired)
+    return grids, paired
 
 
 def title_of(path: Path) -> str:

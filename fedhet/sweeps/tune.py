@@ -21,7 +21,7 @@ from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.summary import diverged
 from fedhet.rng import generator
 from fedhet.schema import TUNABLE, RunConfig, kebab
-from fedhet.sweeps.grid import SWEEP_KEYS, Cell, resolve
+from fedhet.sweeps.grid import SWEEP_KEYS, Cell, grids_of, resolve, title_of
 
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 LISTS = ("models", "classes")  # whose commas are not a search
@@ -69,18 +69,19 @@ class Search:
     methods: Sequence[str]
     repeats: Sequence[Mapping[str, Any]]
     axes: Mapping[str, Sequence[Any] | Range]
+    title: str = ""  # of the preset
 
     @classmethod
     def read(cls, path: Path, words: Sequence[str]) -> "Search":
-        """``KEY=VALUE`` fixes a key, ``KEY=V1,V2`` and ``KEY=LOW..HIGH`` search it."""
+        """``KEY=VALUE`` fixes a key, ``KEY=V1,V2`` and ``KEY=LOW..HIGH`` search it.
+
+        A preset of a sweep says which methods are searched, unless ``words`` do.
+        """
         preset = read_yaml(path)
-        if "grid" in preset:
-            raise UserError(
-                f"config '{path}': tune wants a preset of one run, and this has `grid`; what is "
-                "searched is given as KEY=V1,V2 or KEY=LOW..HIGH"
-            )
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         axes: dict[str, Sequence[Any] | Range] = {}
+        if "grid" in preset:
+            axes["method"] = _compared(path, preset)
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
@@ -105,7 +106,7 @@ class Search:
                 raise UserError(f"{key}: none of {', '.join(methods)} has this key")
         rows = product(*(repeated[key] for key in repeated))
         repeats = [dict(zip(repeated, row, strict=True)) for row in rows]
-        return cls(base, methods, repeats, axes)
+        return cls(base, methods, repeats, axes, title_of(path))
 
     def trials(self, count: int, seed: int) -> list[Trial]:
         """``count`` trials for each method (0: as many as the smallest grid has)."""
@@ -150,7 +151,8 @@ class Search:
             row = {"method": [trial.method], **values, "tuned": [searched]}
             grid.append(row | {key: list(fresh) for key in SEEDS})
         fixed = {key: value for key, value in self.base.items() if key not in {"out", "name"}}
-        return {**fixed, "paired": [list(SEEDS)], "grid": grid}
+        title = {"title": f"{self.title}, tuned"} if self.title else {}
+        return {**title, **fixed, "paired": [list(SEEDS)], "grid": grid}
 
     def _space(self, method: str) -> dict[str, Sequence[Any] | Range]:
         own = _keys(method) | _COMMON
@@ -166,6 +168,19 @@ class Search:
                 raise UserError("split: without validation images there is nothing to judge by")
             cells.append(Cell(chosen, config))
         return cells
+
+
+def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
+    """The methods of a sweep's preset, in its order; its seeds are of the blocks to come."""
+    grids, _ = grids_of(preset)
+    others = sorted({key for grid in grids for key in grid} - {"method", *SEEDS})
+    if others:
+        raise UserError(
+            f"config '{path}': tune takes the methods of a grid, and this one has "
+            f"{', '.join(others)}, too: copy the preset without them, and give what is searched "
+            "as KEY=V1,V2 or KEY=LOW..HIGH"
+        )
+    return list(dict.fromkeys(str(name) for grid in grids for name in grid.get("method", ())))
 
 
 def validation(folders: Sequence[Path]) -> float | None:

@@ -93,7 +93,10 @@ def test_a_wrong_run_is_one_line_and_leaves_nothing(capsys, here, words, parts):
         (["models", "--classes", "0"], ["--classes: '0'", "at least 1"]),
         (["sweep", "compare/digits", "--workers", "no"], ["--workers: 'no'", "a whole number"]),
         (["report", ".", "--out", "."], ["--out: '.' is a folder of runs"]),
-        (["tune", "compare/digits", "lr=0.1,0.2"], ["tune wants a preset of one run", "grid"]),
+        (
+            ["tune", "compare/cifar100-n100-ablation", "lr=0.1,0.2"],
+            ["tune takes the methods of a grid", "report-all-inference, stabilise, upload-rows"],
+        ),
         (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
     ],
 )

@@ -87,6 +87,9 @@ def _print_result(folder: RunFolder, *, as_json: bool) -> None:
             f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"
         )
+        for first in summary["failures"][:1]:
+            where = f"round {first['round']}, client {first['client']}: {first['reason']}"
+            print(f"the first failure: {one_line(where)}")
         summed = summary.get("secure_sum", {})
         if few := summed.get(UNSUMMED):
             print(

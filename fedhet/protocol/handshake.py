@@ -106,7 +106,7 @@ class Handshake:
             if nodes and expected and len(nodes) >= expected:
                 break
             settled = time.monotonic() - last_news > SETTLE_SECONDS
-            if self._all_refuse(expected, settled=settled):
+            if self._final(expected) or self._all_refuse(expected, settled=settled):
                 break
             if (nodes and not expected and settled) or time.monotonic() > deadline:
                 break
@@ -119,7 +119,14 @@ class Handshake:
                 raise RunFailedError(f"no node can take part in this run: {reasons}")
             raise RunFailedError(f"no client within start-timeout={timeout:g} s: {reasons}")
         if expected and len(nodes) < expected:
-            log.warning("starting with %d of %d clients", len(nodes), expected)
+            reasons = distinct(self.roster.refused.values())
+            refused = f" (refused: {reasons})" if reasons else ""
+            log.warning("starting with %d of %d clients%s", len(nodes), expected, refused)
+
+    def _final(self, expected: int) -> bool:
+        """Whether everybody of a simulation has answered: nobody else will come."""
+        answered = len(self.roster.nodes) + len(self.roster.refused)
+        return self._mail.simulated and bool(expected) and answered >= expected
 
     def _all_refuse(self, expected: int, *, settled: bool) -> bool:
         """Whether everybody has answered, and nobody can take part: waiting changes nothing."""

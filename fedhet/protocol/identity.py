@@ -140,7 +140,9 @@ def _counts(info: Any, key: str, terms: Terms) -> tuple[int, ...]:
     counts = _sequence(info, key)
     for count in counts:
         if type(count) is not int or not 1 <= count <= most:
-            raise ValueError(f"{key}: {_shown(count)} is not a number of images from 1 to {most}")
+            raise ValueError(
+                f"{key}: {_shown(count)} is not a number of examples from 1 to {most} (max-images)"
+            )
     return tuple(counts)
 
 

@@ -61,6 +61,21 @@ def test_a_run_that_nobody_can_join_ends_when_they_know_why(grid, capsys):
     assert not grid.waiting
 
 
+def test_a_simulation_waits_for_nobody_who_was_refused(tmp_path, monkeypatch, caplog):
+    """All its nodes are there from the start: what they bring does not change by waiting."""
+
+    def tamper(node, message, reply):
+        if node == 2:
+            reply.content["info"]["client"] = "a/b"
+        return reply
+
+    grid, roster = LocalGrid(envelope(small(tmp_path), {}), 3, tamper), Roster()
+    monkeypatch.setattr(handshake.time, "sleep", lambda _: pytest.fail("it waits"))
+    Handshake(grid, "x", roster).wait(3, 60)
+    assert len(roster.nodes) == 2 and len(roster.refused) == 1
+    assert "starting with 2 of 3 clients (refused: client id 'a/b'" in caplog.text
+
+
 def test_a_node_that_knows_its_own_fault_is_not_told_it_again(grid, monkeypatch):
     monkeypatch.setattr(
         "fedhet.request.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))

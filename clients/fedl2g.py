@@ -59,23 +59,36 @@ def twice_differentiable() -> Iterator[None]:
         torch.backends.mkldnn.enabled = fused
 
 
-def guiding_gradient(
+def distance(output: Tensor, guides: Tensor, labels: Tensor, led: Tensor | None) -> Tensor:
+    """MSE of outputs (B, w) to the guides (C, w) of their labels (B,), a scalar.
+
+    Classes outside ``led`` (C,), bool, have none, and pull nowhere; None: all have.
+    """
+    towards = guides[labels]
+    if led is not None:
+        towards = torch.where(led[labels][:, None], towards, output.detach())
+    return F.mse_loss(output, towards)
+
+
+def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     answer: Answer,
     weights: Mapping[str, Tensor],
     guides: Tensor,
     sets: tuple[Batch, Batch],
     lr: float,
+    led: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss of the quiz after a guided step, a scalar, and its gradient (C, w) to the guides (C, w).
 
     ``answer(weights, x)`` gives the guided output (B, w) and logits (B, C); ``sets`` are the study
-    and the quiz batch. Exact: see the docstring of ``strategies/fedl2g.py``.
+    and the quiz batch; ``led`` is :func:`distance`'s. Exact: see the docstring of
+    ``strategies/fedl2g.py``.
     """
     (study, labels), (quiz, answers) = sets
     names = list(weights)
     at = {name: weights[name].detach().requires_grad_() for name in names}
     output, logits = answer(at, study)
-    loss = F.cross_entropy(logits, labels) + F.mse_loss(output.float(), guides[labels])
+    loss = F.cross_entropy(logits, labels) + distance(output.float(), guides, labels, led)
     slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
     moved = {
         name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
@@ -90,6 +103,8 @@ def guiding_gradient(
     (along,) = torch.autograd.grad([b for b, _ in pairs], u, [v for _, v in pairs])
     found = torch.zeros_like(guides)
     found.index_add_(0, labels, along.to(found.dtype) * (2 * lr / output.numel()))
+    if led is not None:
+        found *= led[:, None]
     return quizzed.detach(), found
 
 
@@ -117,8 +132,16 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         return self.model.head(features) if self.params.guide == "logits" else features
 
     def receive(self, payload: Payload) -> None:
-        """G of this round; no gradient is known yet."""
+        """G of this round; no gradient is known yet.
+
+        In a sum, a class with too few owners has a vector that was drawn and never moves: it is
+        learned without.
+        """
         super().receive(payload)
+        self.led = None
+        if self.told is not None:
+            told = [c in self.told for c in range(self.classes)]
+            self.led = torch.tensor(told, device=self.device)
         with torch.no_grad():
             self.guides.copy_(self.vectors)
         self.gradient = torch.zeros_like(self.guides)
@@ -156,8 +179,8 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         features = self.model.features(inputs)
         logits = self.model.head(features)
         guided = logits if self.params.guide == "logits" else features
-        guides = self.guides.detach()[labels]
-        return F.cross_entropy(logits, labels) + F.mse_loss(guided.float(), guides)
+        guides = self.guides.detach()
+        return F.cross_entropy(logits, labels) + distance(guided.float(), guides, labels, self.led)
 
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The quiz's CE after a guided step; its gradient is put in by hand, the value stays."""
@@ -175,8 +198,9 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         quiz = self.examples("train").batch(self.quiz)
         with twice_differentiable():
             value, gradient = guiding_gradient(
-                answer, weights, self.guides.detach(), ((inputs, labels), quiz), self.config.lr
-            )
+                answer, weights, self.guides.detach(), ((inputs, labels), quiz), self.config.lr,
+                self.led,
+            )  # fmt: skip
         both.eval()
         self.latest = gradient, labels
         pull = (self.guides * gradient).sum()

@@ -92,9 +92,14 @@ def test_the_meta_gradient_is_that_of_autograd_through_the_step(meta):
     assert torch.allclose(guiding_gradient(answer, weights, guides, sets, LR)[1], through)
 
 
+@pytest.mark.parametrize("owned", [True, False], ids=["", "a class with too few owners"])
 @pytest.mark.parametrize("guide", ["logits", "features"])
-def test_one_round_of_a_client_by_hand(tmp_path, guide):
+def test_one_round_of_a_client_by_hand(tmp_path, guide, owned):
     client = make_client(fedl2g(tmp_path, guide=guide), 0, tmp_path)
+    led = torch.ones(client.classes, 1)
+    if not owned:  # in a sum: nobody but such a class's owner moves its vector, which was drawn
+        led[client.seen()[0]] = 0
+        client.told = frozenset(led.flatten().nonzero().flatten().tolist())
     own, images, labels = deepcopy(client.model), *train_images(client)
     own.requires_grad_(True)  # whatever the last phase in this process has left off
     width = 500 if guide == "features" else client.classes
@@ -116,7 +121,7 @@ def test_one_round_of_a_client_by_hand(tmp_path, guide):
 
     def loss(model, x, y):
         guided, logits = outputs(model, x)
-        return F.cross_entropy(logits, y) + ((guided - guides[y]) ** 2).mean()
+        return F.cross_entropy(logits, y) + (led[y] * (guided - guides[y]) ** 2).mean()
 
     rng = generator(client.config.seed, "shuffle", name, 1)
     moved = [torch.zeros_like(p) for p in own.parameters()]

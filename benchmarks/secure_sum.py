@@ -16,6 +16,7 @@ client's own noise and with noise for the sum. Each line is one measurement.
 
 import argparse
 import functools
+import sys
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -119,14 +120,20 @@ def setting_of(data: str, path: str, more: Sequence[str]) -> list[str]:
 
 
 @functools.cache
-def accuracy_of(overrides: tuple[str, ...], mode: str = "off") -> float:
+def accuracy_of(overrides: tuple[str, ...], mode: str = "off") -> float | None:
     """Mean test accuracy of all clients after the last round, percent; each run once.
+
+    None where the run failed, which noise can do: what is sent down outgrows a site's limit.
 
     In a sum as well each client says its own: a sum of accuracies has only the round's clients,
     which at C = 10 % are others than the ones that are compared with.
     """
     keys = mode_keys(mode) and [*mode_keys(mode), "sum-metrics=false"]
-    last = run_fedhet([*overrides, *keys])[-1]
+    try:
+        last = run_fedhet([*overrides, *keys])[-1]
+    except SystemExit as failed:
+        print(failed, file=sys.stderr)
+        return None
     return round(float(last["test_accuracy_mean"]), 2)
 
 
@@ -134,6 +141,8 @@ def accuracy(setting: Sequence[str], data: str, method: str, length: int) -> Non
     """Off against unmasked; prints its line."""
     keys = (*setting, f"method={method}", f"rounds={length}")
     off, summed = accuracy_of(keys), accuracy_of(keys, "unmasked")
+    if off is None or summed is None:
+        raise SystemExit(f"a run of {method} on {data} failed")
     emit(
         "secure_sum accuracy", data=data, method=method, rounds=length, off=off, unmasked=summed,
         difference=round(summed - off, 2), target=0.2,

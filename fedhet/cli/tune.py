@@ -48,7 +48,7 @@ def tune(
         )
     scores = [validation([runs / cell.name for cell in trial.cells]) for trial in trials]
     chosen = best(trials, scores)
-    written = _write(path, words, options, search, trials, scores, chosen)
+    written = _write(preset, words, options, search, trials, scores, chosen)
     if as_json:
         rows = [
             {"method": trial.method, "values": dict(trial.values), "val_accuracy_mean": score,
@@ -71,7 +71,7 @@ def tune(
 
 
 def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)
-    path: Path,
+    preset: str,
     words: Sequence[str],
     options: Options,
     search: Search,
@@ -85,7 +85,7 @@ def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)
     """
     seeds = f" --search-seed {options.search_seed}" if options.search_seed else ""
     count = f" --trials {options.trials}" if options.trials else ""
-    command = f"by: fedhet tune {path.stem} {shlex.join(words)}{count}{seeds}"
+    command = f"by: fedhet tune {shlex.join([preset, *words])}{count}{seeds}"
     written = []
     for method, position in chosen.items():
         out = options.out.expanduser()
@@ -99,7 +99,7 @@ def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)
         ]
         keys = search.preset(trials[position])
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out, preset_text(keys, f"run {out.stem}", command, lines))
+        write_text(out, preset_text(keys, f"run {out.name}", command, lines))
         written.append(out)
     if len(chosen) > 1:
         out = options.out.expanduser()

@@ -9,6 +9,7 @@ one setting, in the precision that has most runs; the others are its variants.
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -53,6 +54,7 @@ class Arm:
     runs: dict[Block, Run] = field(default_factory=dict)
     failed: list[LeftOut] = field(default_factory=list)
     precision: str = ""  # where it is not the setting's
+    searched: Mapping[str, Any] = field(default_factory=dict)  # keys that were, as they were chosen
 
     @property
     def name(self) -> str:
@@ -71,15 +73,6 @@ class Arm:
             len(self.keys),
             json.dumps(self.keys, sort_keys=True, default=str),
         )
-
-    @property
-    def searched(self) -> dict[str, list[str]]:
-        """The values of keys that were searched for the method, of all its runs."""
-        found: dict[str, dict[str, None]] = {}
-        for run in self.runs.values():
-            for key in sorted(_searched(run.config)):
-                found.setdefault(key, {})[plain(run.config.get(key))] = None
-        return {key: list(values) for key, values in found.items()}
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -221,8 +214,17 @@ def arrange(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Setting]:
             if found is not None:
                 found.failed.append(one)
     for setting in settings.values():
+        _tell_searches_apart(setting.arms)
         setting.arms.sort(key=lambda arm: arm.order)
     return sorted(_one_of_all_precisions(list(settings.values())), key=_natural)
+
+
+def _tell_searches_apart(arms: Sequence[Arm]) -> None:
+    """Arms of one method whose search chose otherwise are called by what it chose."""
+    same = Counter((arm.method, json.dumps(arm.keys, default=str)) for arm in arms)
+    for arm in arms:
+        if same[arm.method, json.dumps(arm.keys, default=str)] > 1:
+            arm.keys = {**arm.keys, **arm.searched}
 
 
 def _one_of_all_precisions(settings: Sequence[Setting]) -> list[Setting]:
@@ -255,9 +257,11 @@ def _arm(settings: dict[str, Setting], config: Mapping[str, Any], *, make: bool)
             return None
         settings[name] = Setting(shared, [])
     arms = settings[name].arms
-    found = next((arm for arm in arms if (arm.method, arm.keys) == (method, own)), None)
+    chosen = {key: config.get(key) for key in sorted(_searched(config))}
+    wanted = (method, own, chosen)
+    found = next((arm for arm in arms if (arm.method, arm.keys, arm.searched) == wanted), None)
     if found is None:
-        found = Arm(method, own)
+        found = Arm(method, own, searched=chosen)
         arms.append(found)
     return found
 

@@ -244,9 +244,9 @@ def _printed(one: Comparison) -> Table:
 
 
 def _tuned(one: Comparison) -> Table:
-    columns = [METHOD, Column("chosen", "by validation accuracy; of all runs of the method", False)]
+    columns = [METHOD, Column("chosen", "by validation accuracy", numeric=False)]
     chosen = [
-        (arm, ", ".join(f"{key} = {' or '.join(own)}" for key, own in arm.searched.items()))
+        (arm, ", ".join(f"{key} = {plain(own)}" for key, own in arm.searched.items()))
         for arm in one.arms
     ]
     rows = [[text(arm.name), text(said)] for arm, said in chosen if said]

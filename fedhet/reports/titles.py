@@ -86,8 +86,11 @@ def name_all(settings: Sequence[Setting]) -> None:
         if found and own in {"", found[0][0].title}:
             preset, changes = found[0]
             setting.title = _title(setting, preset.title, changes)
-        else:
-            setting.title = _title(setting, own or "{data}, N = {clients}, C = {fraction}", {})
+            continue
+        if any(own == preset.title for preset in presets()):
+            own = ""  # overrides have made another setting of it
+        searched = {"tuned": setting.keys["tuned"]} if setting.keys["tuned"] else {}
+        setting.title = _title(setting, own or "{data}, N = {clients}, C = {fraction}", searched)
     _tell_apart(settings)
 
 

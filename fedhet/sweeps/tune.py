@@ -6,6 +6,7 @@ accuracies are in the run folders, as of any run; nothing here reads them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -16,7 +17,7 @@ import numpy as np
 import yaml
 
 from fedhet.config import find_method, method_keys, method_name
-from fedhet.errors import UserError
+from fedhet.errors import UserError, nearest
 from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.summary import diverged
 from fedhet.rng import generator
@@ -80,12 +81,16 @@ class Search:
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         axes: dict[str, Sequence[Any] | Range] = {}
+        given: set[str] = set()
         if "grid" in preset:
             axes["method"] = _compared(path, preset)
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
                 raise UserError(f"'{word}': write key=value, key=v1,v2,... or key=low..high")
+            if key in given:
+                raise UserError(f"{key}: it is given twice: write {key}=V1,V2")
+            given.add(key)
             values = _values(key, text)
             if key == "method" or isinstance(values, Range) or len(values) > 1:
                 axes[key] = values
@@ -101,9 +106,16 @@ class Search:
         if isinstance(named, Range):
             raise UserError("method: a list of methods is allowed, not a range")
         methods = [method_name(str(name)) for name in named]
+        known = _COMMON.union(*map(_keys, methods))
         for key in axes:
-            if key not in _COMMON and not any(key in _keys(method) for method in methods):
-                raise UserError(f"{key}: none of {', '.join(methods)} has this key")
+            if key not in known:
+                hint = nearest(key, known)
+                raise UserError(f"{key}: none of {', '.join(methods)} has this key{hint}")
+        if not axes:
+            raise UserError(
+                "nothing is searched: give a key several values, KEY=V1,V2, or a range, "
+                "KEY=LOW..HIGH, such as lr=0.003,0.01,0.03"
+            )
         rows = product(*(repeated[key] for key in repeated))
         repeats = [dict(zip(repeated, row, strict=True)) for row in rows]
         return cls(base, methods, repeats, axes, title_of(path))
@@ -151,7 +163,7 @@ class Search:
             row = {"method": [trial.method], **values, "tuned": [searched]}
             grid.append(row | {key: list(fresh) for key in SEEDS})
         fixed = {key: value for key, value in self.base.items() if key not in {"out", "name"}}
-        title = {"title": f"{self.title}, tuned"} if self.title else {}
+        title = {"title": self.title} if self.title else {}
         return {**title, **fixed, "paired": [list(SEEDS)], "grid": grid}
 
     def _space(self, method: str) -> dict[str, Sequence[Any] | Range]:
@@ -225,11 +237,17 @@ def _values(key: str, text: str) -> Sequence[Any] | Range:
             ends = float(low), float(high)
         except ValueError:
             raise UserError(f"{key}: '{text}' is no range of numbers, such as 0.001..0.1") from None
-        if not ends[0] < ends[1] or not all(map(math.isfinite, ends)):
+        if not all(map(math.isfinite, ends)):
+            raise UserError(f"{key}: '{text}' is no range: both numbers must be finite")
+        if not ends[0] < ends[1]:
             raise UserError(f"{key}: '{text}' is no range: the second number must be larger")
         return Range(*ends)
     parts = [text] if key in LISTS else text.split(",")
-    return [_plain(part.strip()) for part in parts]
+    values = [_plain(part.strip()) for part in parts]
+    for value, count in Counter(values).items():
+        if count > 1:
+            raise UserError(f"{key}: {value} is given twice in '{text}'")
+    return values
 
 
 def _plain(text: str) -> Any:

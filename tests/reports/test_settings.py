@@ -33,18 +33,30 @@ def test_what_was_searched_for_each_method_is_of_one_setting(tmp_path):
         searched = {"tuned": ["lr", "mu0"], "mu0": 0.3}
         make_run(tmp_path, "fedssa", seed, tests, lr=0.1, **searched)
         make_run(tmp_path, "standalone", seed, tests, lr=0.03, tuned=["lr"])
-        make_run(tmp_path, "fd", seed, tests, lr=0.03 + seed, tuned=["lr"])
+        make_run(tmp_path, "fd", seed, tests, lr=0.05, tuned=["lr"])
     make_run(tmp_path, "standalone", 0, tests, name="plain", lr=0.03)
     plain, tuned = sorted(arrange(*read_runs([tmp_path])), key=lambda one: len(one.arms))
     assert [arm.name for arm in plain.arms] == ["Standalone"]
     assert {arm.name: arm.searched for arm in tuned.arms} == {
-        "Standalone": {"lr": ["0.03"]}, "FD": {"lr": ["0.03", "1.03"]},
-        "FedSSA": {"lr": ["0.1"], "mu0": ["0.3"]},
+        "Standalone": {"lr": 0.03}, "FD": {"lr": 0.05}, "FedSSA": {"lr": 0.1, "mu0": 0.3},
     }  # fmt: skip
     assert all(arm.blocks == [(0, 0), (1, 1)] for arm in tuned.arms)
     assert "lr = tuned" in tuned.conditions and "lr = 0.03" in plain.conditions
     (table,) = [one for one in of_setting(Comparison(tuned, None)) if one.title == "Tuned"]
     assert ["FedSSA", "lr = 0.1, mu0 = 0.3"] in [[cell.text for cell in row] for row in table.rows]
+
+
+def test_two_searches_that_chose_otherwise_are_two_arms(tmp_path):
+    """Together they were one, with some blocks of each, and the rest left out as second runs."""
+    for seed in (0, 1):
+        make_run(tmp_path, "fedproto", seed, [[1.0]], lr=0.01, lam=0.1, tuned=["lam", "lr"])
+        make_run(tmp_path, "fedproto", seed, [[2.0]], name=f"b{seed}", lr=0.02, tuned=["lr"])
+        make_run(tmp_path, "fd", seed, [[2.0]], lr=0.02, tuned=["lr"])
+    runs, left_out = read_runs([tmp_path])
+    (setting,) = arrange(runs, left_out)
+    names = {"FD", "FedProto (lr=0.02)", "FedProto (lam=0.1, lr=0.01)"}
+    assert {arm.name for arm in setting.arms} == names
+    assert all(len(arm.runs) == 2 for arm in setting.arms) and not left_out
 
 
 def test_a_strangers_word_of_what_was_tuned_moves_no_other_key():

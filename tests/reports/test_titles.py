@@ -100,6 +100,16 @@ def test_a_sweep_of_ones_own_says_what_it_is_called_also_in_packed_records(tmp_p
     assert "title: no text of at most 4096" in read_runs([packed])[1][0].reason
 
 
+def test_a_shipped_title_is_not_kept_by_what_overrides_made_another_setting(tmp_path):
+    path = make_run(tmp_path / "own", "fd", 0, [[1.0] * 4], dataset="digits")
+    index = tmp_path / "own" / "sweeps" / "digits" / "sweep.json"
+    index.parent.mkdir(parents=True)
+    told = {"sweep": "digits", "note": "", "title": "Digits, 10 clients"}
+    index.write_text(json.dumps(told | {"cells": [{"name": path.name}]}))
+    (one,) = named(tmp_path / "own")
+    assert one.title == "Digits, N = 4, C = 50 %"
+
+
 def test_a_preset_says_its_title_and_no_cell_has_it(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("title: My cats\ndataset: digits\ngrid: {seed: [0]}\n")

@@ -1,6 +1,7 @@
 """What a search tries, how it judges, and what it leaves."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_sweep_says_which_methods_are_searched_and_keeps_its_title(preset):
     trials = search.trials(0, 0)
     assert [trial.method for trial in trials] == ["fedproto", "fedproto", "fd", "fd"]
     assert all(trial.cells[0].config.seed == 5 for trial in trials)
-    assert search.sweep(trials[::2])["title"] == "Small, tuned"
+    assert search.sweep(trials[::2])["title"] == "Small"
     chosen = Search.read(preset, ["method=standalone", "lr=0.01,0.1"])
     assert {trial.method for trial in chosen.trials(0, 0)} == {"standalone"}
 
@@ -112,7 +113,8 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     config = load_config(path)
     assert (config.method, config.lr, config.rounds) == ("standalone", 0.01, 2)
     text = path.read_text()
-    assert text.startswith("# fedhet run best-standalone\n# by: fedhet tune small method=fedproto")
+    by = f"# by: fedhet tune {preset} method=fedproto"  # as it was given: it can be given again
+    assert text.startswith(f"# fedhet run best-standalone.yaml\n{by}")
     assert "90.50  lr=0.01" in text and "-  lr=0.003" in text
     proto = load_config(out.with_name("best-fedproto.yaml"))
     assert proto.params.lam == chosen["fedproto"]["values"]["lam"]
@@ -123,7 +125,24 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     assert {c.tuned for c in of_proto} == {("lam", "lr")}
     blocks = [(k, k) for k in range(2, 7)]  # the trials had seeds 0 and 1, and so partitions
     assert [(c.partition_seed, c.seed) for c in of_none] == blocks
-    assert out.read_text().startswith("# fedhet sweep best.yaml --out DIR\n# by: fedhet tune small")
+    assert out.read_text().startswith(f"# fedhet sweep best.yaml --out DIR\n{by}")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "nothing is searched: give a key several values"),
+        (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "nothing is searched"),
+        (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
+        (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
+        (["lr=0.1,0.2", "method=fd,fd"], "method: fd is given twice"),
+        (["lr=0.1..inf"], "lr: '0.1..inf' is no range: both numbers must be finite"),
+        (["lrr=0.1,0.2"], "lrr: none of fedssa has this key; did you mean 'lr'"),
+    ],
+)
+def test_a_search_of_nothing_or_of_one_thing_twice_is_refused(preset, words, says):
+    with pytest.raises(UserError, match=f"^{re.escape(says)}"):
+        Search.read(preset, words)
 
 
 def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):

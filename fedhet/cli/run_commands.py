@@ -180,7 +180,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     runs: Annotated[Path, typer.Option(help="folder of the run folders")] = Path("runs"),
     trials: Annotated[
         int,
-        typer.Option(min=0, help="trials for each method; 0: the smallest's grid, 10 of ranges"),
+        typer.Option(min=0, help="trials for each method; 0: the smallest grid, 10 of ranges"),
     ] = 0,
     search_seed: Annotated[int, typer.Option(min=0, help="seed of what is drawn")] = 0,
     workers: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")] = 0,

@@ -89,8 +89,8 @@ def name_all(settings: Sequence[Setting]) -> None:
             continue
         if any(own == preset.title for preset in presets()):
             own = ""  # overrides have made another setting of it
-        searched = {"tuned": setting.keys["tuned"]} if setting.keys["tuned"] else {}
-        setting.title = _title(setting, own or "{data}, N = {clients}, C = {fraction}", searched)
+        added = {"tuned": setting.keys["tuned"]} if setting.keys["tuned"] else {}
+        setting.title = _title(setting, own or "{data}, N = {clients}, C = {fraction}", added)
     _tell_apart(settings)
 
 

@@ -82,8 +82,8 @@ class Search:
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
         axes: dict[str, Sequence[Any] | Range] = {}
         given: set[str] = set()
-        if "grid" in preset:
-            axes["method"] = _compared(path, preset)
+        if "grid" in preset and (compared := _compared(path, preset)):
+            axes["method"] = compared
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:

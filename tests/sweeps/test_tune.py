@@ -73,6 +73,8 @@ def test_a_sweep_says_which_methods_are_searched_and_keeps_its_title(preset):
     assert search.sweep(trials[::2])["title"] == "Small"
     chosen = Search.read(preset, ["method=standalone", "lr=0.01,0.1"])
     assert {trial.method for trial in chosen.trials(0, 0)} == {"standalone"}
+    preset.write_text(yaml.safe_dump(values | {"method": "fd", "grid": {"seed": [0, 1]}}))
+    assert Search.read(preset, ["lr=0.01,0.1"]).methods == ["fd"]
 
 
 def test_a_whole_grid_is_walked_in_order_and_seeds_repeat_a_trial(preset):

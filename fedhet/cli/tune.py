@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedhet.cli import display, execute
 from fedhet.cli.sweep import index_name, placed, run_all
-from fedhet.errors import RunFailedError
-from fedhet.files import plain_path, write_text
+from fedhet.errors import RunFailedError, UserError
+from fedhet.files import plain_path, tried_folder, write_text
 from fedhet.runtime.session import find_preset
 from fedhet.sweeps.executor import Work
 from fedhet.sweeps.job import FAILED
@@ -35,6 +35,7 @@ def tune(
 ) -> None:
     """Run all trials; RunFailedError if one failed (one that diverged is the worst)."""
     path = find_preset(preset)
+    _check_out(options.out.expanduser())
     search = Search.read(path, words)
     trials = search.trials(options.trials, options.search_seed)
     runs = plain_path(options.runs)
@@ -68,6 +69,17 @@ def tune(
     )  # fmt: skip
     for one in written:
         print(plain_path(one))
+
+
+def _check_out(out: Path) -> None:
+    """UserError, before hours of trials, if the preset that they lead to cannot be written."""
+    if out.is_dir():
+        raise UserError(f"--out: '{out}' is a folder: give the file to write, such as tuned.yaml")
+    try:
+        with tried_folder(out.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--out: '{out}' cannot be written: {error.strerror}") from error
 
 
 def _write(  # noqa: PLR0913, PLR0917  (all that there is to say)

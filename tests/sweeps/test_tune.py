@@ -156,6 +156,16 @@ def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):
     assert printed.out.splitlines()[-1] == str(options.out)
 
 
+@pytest.mark.parametrize(("out", "says"), [("here", "is a folder"), ("file/x.yaml", "File exists")])
+def test_where_nothing_can_be_written_no_trial_is_run(preset, tmp_path, out, says):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "file").touch()
+    options = command.Options(tmp_path / out, tmp_path / "runs")
+    with pytest.raises(UserError, match=f"^--out: '{tmp_path / out}' .*{says}"):
+        command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=pretend)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_that_fails_is_no_result(preset, tmp_path):
     options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
     with pytest.raises(RunFailedError, match="2 of 2 runs failed"):

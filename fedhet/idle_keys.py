@@ -52,11 +52,8 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
 
 
 def _of_sums(config: RunConfig) -> dict[str, tuple[bool, str]]:
-    without, plain = "secure-sum=off", "secure-sum=unmasked has no masks"
     keys = ("sum-range", "sum-min", "sum-threshold", "sum-owners", "sum-metrics")
-    found = {key: (not config.summed, without) for key in keys}
-    if config.secure_sum == "unmasked":
-        found["sum-threshold"] = (True, plain)
+    found = {key: (not config.summed, "secure-sum=off") for key in keys}
     if config.summed and config.sum_metrics:
         found["evaluate-all"] = (True, "sum-metrics: nobody outside a round's sum is evaluated")
     return found

@@ -58,6 +58,7 @@ def notes(*words, deployed=False, path=None):
         (["state-backend=context", "keep-state=no"], "keep-state", "state-backend=context"),
         (["state-backend=context", "state-dir=s"], "state-dir=s", "state-backend=context"),
         (["client-keys=off"], "client-keys=off", "--superlink"),
+        (["sum-threshold=9"], "sum-threshold=9", "secure-sum=off"),
     ],
 )  # fmt: skip
 def test_a_key_that_changes_nothing_is_named_with_the_reason(words, key, why):
@@ -77,6 +78,8 @@ def test_what_has_an_effect_is_not_named():
     assert notes("dataset=cifar10", "data-path=/x", "actors=2", "round-timeout=9") == []
     assert notes("fraction=0.5", "evaluate-all=no", "partition-seed=1", "split=6:2:2") == []
     assert notes("partition=dirichlet", "alpha=1", "models=cnn-1,cnn-5", "state-dir=s") == []
+    # Without masks as well it says how many must be left, and how much noise each adds.
+    assert notes("secure-sum=unmasked", "sum-threshold=9") == []
     keys = {kebab(name) for name in RunConfig.model_fields}
     assert idle(RunConfig()).keys() | idle(RunConfig(), deployed=True).keys() <= keys
 

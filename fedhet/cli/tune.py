@@ -41,6 +41,8 @@ def tune(
     runs = plain_path(options.runs)
     cells = {cell.name: placed(cell, runs) for trial in trials for cell in trial.cells}
     found = Sweep.open(f"tune-{index_name(preset, path)}", runs, list(cells.values()), work)
+    if mixed := found.mixed():
+        raise UserError(f"{mixed}: trials of different code are not compared; take another --runs")
     run_all(found, options.workers, options.ray, quiet=as_json, blind=True)
     if found.counts()[FAILED]:
         raise RunFailedError(

@@ -166,6 +166,16 @@ def test_where_nothing_can_be_written_no_trial_is_run(preset, tmp_path, out, say
     assert not (tmp_path / "runs").exists()
 
 
+def test_trials_of_other_code_are_not_taken_up(preset, tmp_path):
+    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
+    command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=True, work=pretend)
+    for folder in (tmp_path / "runs").glob("fedssa-*"):
+        kept = {"source_sha256": "0", "versions": {"torch": "0"}}
+        (folder / "environment.json").write_text(json.dumps(kept))
+    with pytest.raises(UserError, match="trials of different code .* another --runs"):
+        command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=True, work=broken)
+
+
 def test_a_run_that_fails_is_no_result(preset, tmp_path):
     options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
     with pytest.raises(RunFailedError, match="2 of 2 runs failed"):

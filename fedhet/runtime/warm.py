@@ -51,7 +51,9 @@ def folder(env: Mapping[str, str]) -> Path:
     )
     settings = {k: v for k, v in env.items() if k.startswith(READ_ONCE) and k not in READ_LATER}
     code = warm_server.digest()
-    words = json.dumps([sys.executable, sys.version, code, settings], sort_keys=True)
+    # One environment's `python` and `python3` are one interpreter.
+    python = [sys.prefix, os.path.realpath(sys.executable), sys.version]
+    words = json.dumps([*python, code, settings], sort_keys=True)
     path = base / hashlib.sha256(words.encode()).hexdigest()[:12]
     for one in (base, path):
         try:

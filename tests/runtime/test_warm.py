@@ -196,6 +196,16 @@ def test_a_run_gets_the_imported_modules_only_if_its_code_is_the_same(
     assert (own.WHO == 1) == same
 
 
+def test_one_environment_has_one_server_whatever_its_interpreter_is_called(tmp_path, monkeypatch):
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    mine = warm.folder(env)
+    (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert warm.folder(env) == mine
+    monkeypatch.setattr(sys, "prefix", "/another/environment")
+    assert warm.folder(env) != mine
+
+
 def test_a_folder_of_somebody_else_is_not_used(tmp_path):
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
     assert warm.folder(env) == warm.folder(env | {"FLWR_HOME": "/elsewhere"})

@@ -7,6 +7,7 @@
     python -m benchmarks.secure_sum noise [--data digits n100 n100-c10] [--epsilons 8 2]
 
 Several at once share the runs that they have in common.
+
 `masks`: the arithmetic alone, milliseconds: one client's masking and its answer, the server's sum
 with nobody gone and with one. `rounds`: seconds of a simulated round of FedSSA in each mode, the
 modes in turn. `nodes`: a round of warm SuperNodes, and CPU of a client's part of it. `accuracy`:

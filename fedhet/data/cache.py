@@ -231,6 +231,8 @@ def _write_stream(folder: Path, stream: Stream) -> None:
                 start = _header(file, 0, chunk.shape[1:], chunk.dtype.str)
             file.write(np.ascontiguousarray(chunk).tobytes())
             count += len(chunk)
+        if not count:
+            raise UserError("classes: the data set has no example of the classes that are named")
         file.seek(0)
         assert _header(file, count, chunk.shape[1:], chunk.dtype.str) == start
         file.flush()

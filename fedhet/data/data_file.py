@@ -1,6 +1,7 @@
 """What a configuration says about the columns of a file, and what a read file is made of."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedhet.reading.columns import shown
 Chunk = npt.NDArray[Any]
 MAX_BYTES = 16 << 30  # of all examples as they are stored
 MAX_DIFFERENT = 10_000  # values of a target or a category
+MAX_SITES = 100_000
+_NUMBER = re.compile(r"[+-]?(\d{1,300}(\.\d{0,300})?|\.\d{1,300})", re.ASCII)
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 
 
@@ -61,15 +64,26 @@ class Stream:
 
 
 def canonical(value: str) -> str:
-    """A value by which ``1``, ``1.0`` and ``01`` are the same."""
+    """A value by which ``1``, ``1.0`` and ``01`` are the same.
+
+    Numbers are what people write as such: ``1_2`` and ``1e3`` are names.
+    """
     text = value.strip()
-    try:
-        if text.removeprefix("-").isdecimal():  # a float would make one of two long ones
-            return str(int(text))
-        number = float(text)
-    except ValueError:
+    if not _NUMBER.fullmatch(text):
         return text
+    if "." not in text:  # a float would make one of two long ones
+        return str(int(text))
+    number = float(text)
     return str(int(number)) if number.is_integer() else repr(number)
+
+
+def places_of(values: Sequence[str], key: str) -> dict[str, int]:
+    """The place of each value in a list; UserError where two of them are the same value."""
+    places: dict[str, int] = {}
+    for place, value in enumerate(values):
+        if places.setdefault(canonical(value), place) != place:
+            raise UserError(f"{key}: value '{value}' is given twice ({', '.join(values)})")
+    return places
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,7 @@ class Classes:
         self._open = not reading.labels
         self._all = "labels"
         if self._open and wanted:
-            self._code = {canonical(name): label for label, name in enumerate(wanted)}
+            self._code = places_of(wanted, "classes")
             self._open, self._all = False, "classes"
         self._parts: list[npt.NDArray[np.int32]] = []
 
@@ -157,7 +171,8 @@ class Classes:
         labels = np.concatenate(self._parts).astype(np.int64)
         if self._wanted:
             return labels, self._wanted
-        names = sorted(self._code, key=_as_number if _all_numbers(self._code) else str)
+        numbers = all(map(_NUMBER.fullmatch, self._code))
+        names = sorted(self._code, key=_as_number if numbers else str)
         order = np.empty(len(names), dtype=np.int64)
         for label, name in enumerate(names):
             order[self._code[name]] = label
@@ -168,15 +183,8 @@ def _as_number(name: str) -> float:
     return float(name)
 
 
-def _all_numbers(names: Sequence[str] | dict[str, int]) -> bool:
-    try:
-        return all(np.isfinite(float(name)) for name in names)
-    except ValueError:
-        return False
-
-
 class Sites:
-    """The client of every example: the values of one or more columns, joined by a hyphen."""
+    """The client of every example: the values of columns, joined by a hyphen, or its file."""
 
     def __init__(self) -> None:
         self._code: dict[tuple[str, ...], int] = {}
@@ -192,13 +200,23 @@ class Sites:
                 self._new(row, where, index)
         self._parts.append(np.array([code[row] for row in rows], dtype=np.int32))
 
+    def add_file(self, path: Path, count: int) -> None:
+        """The next examples are of that file, and it is their client, under its name."""
+        name, row = path.stem, (path.name,)
+        _check_name(name, f"data-path {path}")
+        if self._names.setdefault(name, row) != row:
+            raise UserError(
+                f"data-path {path}: client {name!r} has another file, {self._names[name][0]}: "
+                "rename one"
+            )
+        code = self._place.setdefault(name, len(self._place))
+        self._parts.append(np.full(count, code, dtype=np.int32))
+
     def _new(self, row: tuple[str, ...], where: Callable[[int], str], index: int) -> None:
         name = "-".join(canonical(value) for value in row)
-        if not is_id(name):
-            raise UserError(
-                f"{where(index)}: {shown(name)} cannot be a client's name (1 to 64 of "
-                "A-Z a-z 0-9 . _ -)"
-            )
+        _check_name(name, where(index))
+        if len(self._place) >= MAX_SITES and name not in self._place:
+            raise UserError(f"{where(index)}: more than {MAX_SITES:,} different clients")
         if self._names.setdefault(name, row) != row and tuple(
             map(canonical, self._names[name])
         ) != tuple(map(canonical, row)):
@@ -209,3 +227,10 @@ class Sites:
         """Sites (n,), or (0,) where no column names them, and their names."""
         none = [np.zeros(0, dtype=np.int32)]
         return np.concatenate(self._parts or none), tuple(self._names)
+
+
+def _check_name(name: str, at: str) -> None:
+    if not is_id(name):
+        raise UserError(
+            f"{at}: {shown(name)} cannot be a client's name (1 to 64 of A-Z a-z 0-9 . _ -)"
+        )

@@ -159,8 +159,10 @@ def _natural(
             "columns of a file, `clients` does in a fedhet.Data"
         )
     ids, clients, small = [], [], []
-    for name in sorted(sites.names, key=client_order):
-        mine = np.flatnonzero(sites.owner == sites.names.index(name)).astype(np.int64)
+    order = np.argsort(sites.owner, kind="stable").astype(np.int64)
+    ends = np.searchsorted(sites.owner[order], np.arange(len(sites.names) + 1))
+    for site in sorted(range(len(sites.names)), key=lambda k: client_order(sites.names[k])):
+        name, mine = sites.names[site], order[ends[site] : ends[site + 1]]
         split = split_client(mine, labels[mine], spec.split, spec.seed, name)
         if len(split.train) and len(split.test):
             ids.append(name)

@@ -73,7 +73,7 @@ class _Several:
         self.columns, self.where = first.columns, first.where
 
     def pieces(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[Piece]:
-        """The rows of all, each with the name of its file as its site."""
+        """The rows of all, each with its file, which is its site."""
         for path in self.paths:
             file = open_rows([path])
             if other := sorted(set(file.columns) ^ set(self.columns)):
@@ -81,4 +81,4 @@ class _Several:
                     f"{file.where}: column {other[0]!r} is not in all files of the folder"
                 )
             for piece in file.pieces(texts, numbers):
-                yield replace(piece, site=path.stem)
+                yield replace(piece, file=path)

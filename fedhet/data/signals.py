@@ -68,7 +68,7 @@ class Signals(DataFile):
                 list(zip(*columns, strict=True)), lambda i: f"{file.where} '{keys}' entry {i}"
             )
         elif len(self.paths) > 1:
-            sites.add([(path.stem,)] * count, lambda _: file.where)
+            sites.add_file(path, count)
         return header
 
 

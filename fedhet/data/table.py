@@ -1,6 +1,7 @@
 """Dataset ``table``: the rows of CSV or Parquet files, numbers and categories with gaps."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedhet.data.data_file import (
     Stream,
     canonical,
     need,
+    places_of,
 )
 from fedhet.data.image_source import Shape
 from fedhet.data.inputs import Inputs
@@ -35,8 +37,8 @@ class Coder:
     Without a list of values they are numbered as they appear.
     """
 
-    def __init__(self, values: Sequence[str]) -> None:
-        self.code = {canonical(value): number for number, value in enumerate(values)}
+    def __init__(self, name: str, values: Sequence[str]) -> None:
+        self.code = places_of(values, f"categories '{name}'")
         self._open = not values
 
     def numbers(self, column: Texts, where: Where) -> npt.NDArray[np.float32]:
@@ -74,22 +76,21 @@ def plain_numbers(column: Texts | Numbers, where: Where) -> npt.NDArray[np.float
 
 def _parsed(column: Texts, where: Where) -> Numbers:
     gap = _GAPS.get
-    try:
-        return np.array([float(gap(value, value)) for value in column])
-    except ValueError:
-        return np.array([_number(value, where, index) for index, value in enumerate(column)])
+    if "_" not in "".join(column):  # float takes 1_000
+        with suppress(ValueError):
+            return np.array([float(gap(value, value)) for value in column])
+    return np.array([_number(value, where, index) for index, value in enumerate(column)])
 
 
 def _number(value: str, where: Where, index: int) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        if value.strip().lower() in MISSING:
-            return np.nan
-        raise UserError(
-            f"{where(index)}: {shown(value)} is no number: name the column in categories or in "
-            "ignore"
-        ) from None
+    if value.strip().lower() in MISSING:
+        return np.nan
+    if "_" not in value:
+        with suppress(ValueError):
+            return float(value)
+    raise UserError(
+        f"{where(index)}: {shown(value)} is no number: name the column in categories or in ignore"
+    )
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Columns:
     @staticmethod
     def of(features: Sequence[str], reading: Reading) -> "Columns":
         """Those features, of which some are categories."""
-        coders = {name: Coder(values) for name, values in reading.categories}
+        coders = {name: Coder(name, values) for name, values in reading.categories}
         return Columns(tuple(features), coders)
 
     @property
@@ -211,8 +212,8 @@ def _add_keys(piece: Piece, reading: Reading, targets: Classes, sites: Sites) ->
     if reading.site:
         columns = [piece.texts(name) for name in reading.site]
         sites.add(list(zip(*columns, strict=True)), piece.at(", ".join(reading.site)))
-    elif piece.site:
-        sites.add([(piece.site,)] * len(piece), lambda _: piece.where)
+    elif piece.file is not None:
+        sites.add_file(piece.file, len(piece))
 
 
 def open_table(data_path: str, reading: Reading) -> Table:

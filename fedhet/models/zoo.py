@@ -202,7 +202,7 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             network = _short_resnet(RESNETS[name])
         else:
             network = get_model(name, weights=None, num_classes=1, **arguments)
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
         raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
     width, cut = _cut(network)
     model = Backbone(network, width, classes, d, cut=cut)

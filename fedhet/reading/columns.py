@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -32,14 +33,14 @@ class Piece:
 
     ``columns`` are texts, (k,) float64 where the file has numbers and they were asked for as such.
     ``places`` number the rows as ``unit`` says (``line`` of a CSV, ``row`` from 0 of a Parquet
-    file); ``site`` is the name of the file where it is one of several.
+    file); ``file`` is theirs where it is one of several.
     """
 
     columns: Mapping[str, Texts | Numbers]
     places: Sequence[int]
     where: str
     unit: str
-    site: str = ""
+    file: Path | None = None
 
     def __len__(self) -> int:
         return len(self.places)

@@ -73,6 +73,7 @@ class CsvFile:
                 lines = _Lines(file, self.where)
                 first = file.readline(MAX_LINE + 1)
                 file.seek(0)
+                csv.field_size_limit(MAX_LINE)  # of the process; a row is bounded by _Lines
                 reader = csv.reader(lines, delimiter=_delimiter(first), strict=True)
                 yield from self._chunked(reader, lines, size, skip)
         except OSError as error:

@@ -113,7 +113,7 @@ class _Child:
 
     def __init__(self, path: Path, where: str) -> None:
         self.where = where
-        command = [sys.executable, "-c", _START, json.dumps(sys.path)]
+        command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path)]
         # malloc gives back and refuses at once; Arrow's other pools keep gigabytes in stock.
         env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(

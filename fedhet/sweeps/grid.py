@@ -24,6 +24,7 @@ from fedhet.sum_keys import GONE
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}
 # Keys that came when cells had names already: at these values no cell is called otherwise.
 LATER = {"max-update-ratio": 10.0, "public-dataset": "", "public-path": ""}
+PATHS = ("data-path", "partition-file", "public-path")
 SWEEP_KEYS = {"grid", "paired", "title"}  # of a preset, not of its cells
 PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and of the epochs
 
@@ -60,9 +61,9 @@ def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in flat.items()
         if key not in INERT and not (key in LATER and value == LATER[key])
     }
-    paths = ("data-path", "partition-file", *({"public-path"} & kept.keys()))
-    for key in paths:  # the same files may lie elsewhere
-        kept[key] = Path(str(kept.get(key, ""))).name
+    for key in PATHS:  # the same files may lie elsewhere
+        if key in kept or key not in LATER:
+            kept[key] = Path(str(kept.get(key, ""))).name
     # Cells are called as if they still had the keys that went.
     return {**kept, **GONE.get(str(kept["method"]), {})}
 
@@ -92,8 +93,19 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
         for values in combinations(grid, paired):
             chosen = values | {key: changes[key] for key in values if key in changes}
             cell = Cell(chosen, _scaled(resolve(common | changes, chosen), profile))
-            cells.setdefault(cell.name, cell)
+            _check_same(cells.setdefault(cell.name, cell), cell)
     return list(cells.values())
+
+
+def _check_same(first: Cell, second: Cell) -> None:
+    """UserError for two cells of one name: files are told by the last part of their paths."""
+    one, other = first.config.flat(), second.config.flat()
+    for key in PATHS:
+        if one.get(key) != other.get(key):
+            raise UserError(
+                f"{key}: '{one.get(key)}' and '{other.get(key)}' end in the same name and would be "
+                "one cell: rename one, since files are called by their last name"
+            )
 
 
 def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], list[list[str]]]:

@@ -6,12 +6,13 @@ accuracies are in the run folders, as of any run; nothing here reads them.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import yaml
@@ -22,14 +23,16 @@ from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.summary import diverged
 from fedhet.rng import generator
 from fedhet.schema import TUNABLE, RunConfig, kebab
-from fedhet.sweeps.grid import SWEEP_KEYS, Cell, grids_of, resolve, title_of
+from fedhet.sweeps.grid import PATHS, SWEEP_KEYS, Cell, grids_of, resolve, title_of
 
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
-LISTS = ("models", "classes")  # whose commas are not a search
 RANDOM_TRIALS = 10  # of a search that has ranges, unless said otherwise
 DRAWS = 1_000  # tries to draw a trial that was not drawn before
 BLOCKS = 5  # of the comparison after it
 _COMMON = {kebab(name) for name in RunConfig.model_fields}
+LISTS = {kebab(name) for name, f in RunConfig.model_fields.items() if ... in get_args(f.annotation)}
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})")
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,16 @@ class Range:
 
     low: float
     high: float
+    whole: bool = False
 
     def draw(self, rng: np.random.Generator) -> float:
-        """A number of three digits."""
+        """A number of three digits, or a whole one."""
         if self.low > 0:
             number = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
         else:
             number = rng.uniform(self.low, self.high)
+        if self.whole:
+            return round(number)
         return min(self.high, max(self.low, float(f"{number:.3g}")))
 
 
@@ -118,7 +124,8 @@ class Search:
             )
         rows = product(*(repeated[key] for key in repeated))
         repeats = [dict(zip(repeated, row, strict=True)) for row in rows]
-        return cls(base, methods, repeats, axes, title_of(path))
+        typed = {key: _typed(key, values, methods) for key, values in axes.items()}
+        return cls(base, methods, repeats, typed, title_of(path))
 
     def trials(self, count: int, seed: int) -> list[Trial]:
         """``count`` trials for each method (0: as many as the smallest grid has)."""
@@ -199,10 +206,11 @@ def validation(folders: Sequence[Path]) -> float | None:
     """Mean over runs of the last round's mean validation accuracy, percent; None: one has none."""
     found = []
     for folder in folders:
-        records = [r for r in read_jsonl(folder / "rounds.jsonl") if r["val_accuracy_mean"]]
-        if not records or diverged(records[-1]):
+        records = list(read_jsonl(folder / "rounds.jsonl"))
+        known = [r["val_accuracy_mean"] for r in records if r["val_accuracy_mean"] is not None]
+        if not known or diverged(records[-1]):
             return None
-        found.append(records[-1]["val_accuracy_mean"])
+        found.append(known[-1])
     return float(np.mean(found))
 
 
@@ -231,12 +239,10 @@ def _keys(method: str) -> set[str]:
 
 def _values(key: str, text: str) -> Sequence[Any] | Range:
     """The values that a word gives to a key."""
-    low, dots, high = text.partition("..")
-    if dots:
-        try:
-            ends = float(low), float(high)
-        except ValueError:
-            raise UserError(f"{key}: '{text}' is no range of numbers, such as 0.001..0.1") from None
+    if ".." in text and key not in PATHS:
+        if not (range_ := RANGE.fullmatch(text)):
+            raise UserError(f"{key}: '{text}' is no range of numbers, such as 0.001..0.1")
+        ends = float(range_[1]), float(range_[2])
         if not all(map(math.isfinite, ends)):
             raise UserError(f"{key}: '{text}' is no range: both numbers must be finite")
         if not ends[0] < ends[1]:
@@ -260,6 +266,19 @@ def _plain(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _typed(
+    key: str, values: Sequence[Any] | Range, methods: Sequence[str]
+) -> Sequence[Any] | Range:
+    """A range of whole numbers where the key takes no others."""
+    known = [RunConfig.model_fields, *(find_method(m).params.model_fields for m in methods)]
+    kinds = [f.annotation for fields in known for name, f in fields.items() if kebab(name) == key]
+    if not isinstance(values, Range) or int not in kinds:
+        return values
+    if not (values.low.is_integer() and values.high.is_integer()):
+        raise UserError(f"{key}: whole numbers are needed, such as 1..{math.ceil(values.high)}")
+    return Range(values.low, values.high, whole=True)
 
 
 def _size(space: Mapping[str, Sequence[Any] | Range]) -> float:

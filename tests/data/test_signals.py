@@ -234,6 +234,11 @@ def test_own_data_that_are_not_what_they_say(load, data, message):
         load(data)
 
 
+def test_classes_that_no_example_has_are_one_line(load):
+    with pytest.raises(UserError, match="^classes: the data set has no example of the classes"):
+        load((np.ones((4, 5)), LABELS, "abcd"), classes=("c", "d"))
+
+
 def test_own_data_name_their_clients(load, tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 3))
     found = load(Data(x, np.arange(40) % 2, "ab", clients=[f"h{k % 2}" for k in range(40)]))

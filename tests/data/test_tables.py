@@ -28,6 +28,8 @@ READING = Reading(
     categories=(("sex", ("f", "m")),), ignore=("note",),
 )  # fmt: skip
 
+READ_W = Reading(target="y", site=("w",))
+
 
 @pytest.fixture
 def opened(tmp_path):
@@ -61,6 +63,36 @@ def test_other_separators_and_a_byte_order_mark(opened, mark):
 def test_classes_without_labels_are_the_values_in_their_order(opened):
     data = opened("x,y\n1,10\n2,9\n3,10.0\n", Reading(target="y"))
     assert data.classes == ("9", "10") and data.labels.tolist() == [1, 0, 1]
+
+
+def test_numbers_are_what_people_write_as_numbers(opened):
+    """Python takes 1_2 for twelve; a file means a name."""
+    data = opened("w,x,y\n1_2,1,1_0\n12,2,10\n012,3,10.0\n1e1,4,1e1\n", READ_W)
+    assert data.site_names == ("1_2", "12", "1e1") and data.sites.tolist() == [0, 1, 1, 2]
+    assert data.classes == ("10", "1_0", "1e1") and data.labels.tolist() == [1, 0, 0, 2]
+    for value, reading in (("1_000", Reading(target="y")), (" 1_0 ", Reading(target="y"))):
+        with pytest.raises(UserError, match=r"line 3 column 'x': '.*' is no number"):
+            opened(f"x,y\n1,0\n{value},1\n", reading)
+
+
+def test_files_of_a_folder_are_clients_by_their_names(tmp_path):
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    for name in ("north", "01", "1", "2_3"):
+        (folder / f"{name}.csv").write_text("x,y\n1,0\n2,1\n")
+    reading = Reading(target="y")
+    data = open_dataset("table", data_path=str(folder), reading=reading, cache_dir=tmp_path / "c")
+    assert data.site_names == ("01", "1", "2_3", "north")
+    assert data.sites.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    (folder / "north.tsv").write_text("x\ty\n1\t0\n")
+    with pytest.raises(UserError, match=r"north\.tsv: client 'north' has another file, north\.csv"):
+        open_dataset("table", data_path=str(folder), reading=reading, cache_dir=tmp_path / "c")
+
+
+def test_a_text_may_be_as_long_as_a_row(opened):
+    text = "word " * 40_000
+    data = opened(f"t,y\n{text},0\nb,1\n", Reading(target="y", text="t", length=3), "texts")
+    assert data.examples.shape == (2, 3)
 
 
 BROKEN = {
@@ -109,6 +141,22 @@ def test_too_many_of_anything(opened, monkeypatch):
     monkeypatch.setattr(data_file, "MAX_DIFFERENT", 5)
     with pytest.raises(UserError, match="line 7 column 'y': more than 5 different values"):
         opened("x,y\n" + "".join(f"1,{n}\n" for n in range(9)), Reading(target="y"))
+    monkeypatch.setattr(data_file, "MAX_SITES", 5)
+    with pytest.raises(UserError, match="line 7 column 'w': more than 5 different clients"):
+        opened("w,x,y\n" + "".join(f"{n},1,0\n" for n in range(9)), READ_W)
+
+
+@pytest.mark.parametrize(
+    ("reading", "classes", "message"),
+    [
+        (Reading(target="num", categories=(("sex", ("f", "m", "f")),)), (), "categories 'sex': va"),
+        (Reading(target="num", categories=(("sex", ("01", "1")),)), (), r"'1' is given twice \(01"),
+        (Reading(target="num", ignore=("sex", "note", "hospital")), ("0", "00"), "classes: value"),
+    ],
+)
+def test_a_value_that_is_listed_twice_is_refused(opened, reading, classes, message):
+    with pytest.raises(UserError, match=message):
+        opened(TABLE, reading, classes=classes)
 
 
 def test_what_is_no_file_is_not_read(tmp_path):

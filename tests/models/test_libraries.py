@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedhet.config import build_config
+from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.models.names import MORE_OF_TORCHVISION, TORCHVISION_NAMES
 from fedhet.models.zoo import build_model
@@ -38,6 +39,12 @@ def test_a_network_that_is_too_large_for_the_images_is_one_line(name, says):
     with pytest.raises(UserError, match=f"model '{name}'.*{says}") as error:
         build_model(name, classes=3)
     assert "\n" not in str(error.value)
+
+
+def test_patches_that_do_not_fit_the_images_are_one_line():
+    inputs = Inputs.image(40)
+    with pytest.raises(UserError, match="'vit_b_32' takes no 40 x 40 images: .*indivisible"):
+        build_model("vit_b_32", classes=3, inputs=inputs)
 
 
 def test_timm_by_name():

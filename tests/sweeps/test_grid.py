@@ -50,6 +50,15 @@ def test_a_cell_is_named_by_what_decides_its_result(tmp_path) -> None:
     assert cell.config.engine == "inline"
 
 
+def test_cells_of_files_of_one_name_are_refused_not_merged(tmp_path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place / "images").mkdir(parents=True)
+    paths = [str(tmp_path / place / "images") for place in ("a", "b")]
+    with pytest.raises(UserError, match=r"^data-path: '.*a/images' and '.*b/images' end in the sa"):
+        cells(tmp_path, {"data-path": paths}, dataset="image-folder")
+    assert len(cells(tmp_path, {"data-path": paths[:1] * 2}, dataset="image-folder")) == 1
+
+
 def test_the_command_line_wins_over_the_grid(tmp_path) -> None:
     (cell,) = cells(tmp_path, {"seed": [0, 1], "method": ["standalone"]}, ["seed=5", "rounds=3"])
     assert (cell.config.seed, cell.config.rounds) == (5, 3)

@@ -97,6 +97,28 @@ def test_ranges_are_drawn_on_a_logarithmic_scale(preset):
     assert 0.3 < sum(v["lam"] for v in values) / 60 < 0.7
 
 
+def test_a_range_of_what_is_counted_is_of_whole_numbers(preset):
+    trials = Search.read(preset, ["method=fedssa", "local-epochs=1..4"]).trials(4, 0)
+    assert sorted(t.values["local-epochs"] for t in trials) == [1, 2, 3, 4]
+    with pytest.raises(UserError, match=r"^local-epochs: whole numbers are needed, such as 1\.\.3"):
+        Search.read(preset, ["local-epochs=1..2.5"])
+
+
+def test_lists_mappings_and_paths_are_no_search(preset):
+    fixed = ["ignore=a,b", "labels={ill: [1, 2], healthy: [0]}", "data-path=../t.csv"]
+    search = Search.read(preset, [*fixed, "lr=0.1,0.2"])
+    assert list(search.axes) == ["lr"]
+    assert search.base["ignore"] == "a,b" and search.base["data-path"] == "../t.csv"
+    assert search.base["labels"] == "{ill: [1, 2], healthy: [0]}"
+
+
+def test_an_accuracy_of_zero_is_one(tmp_path):
+    for rounds, expected in (((40.0, 0.0), 0.0), ((0.0, 0.0), 0.0), ((40.0, None), 40.0)):
+        lines = [round_line(r, 1.0, val_accuracy_mean=v) for r, v in enumerate(rounds, 1)]
+        (tmp_path / "rounds.jsonl").write_text("".join(lines))
+        assert validation([tmp_path]) == expected
+
+
 def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, capsys):
     out = tmp_path / "tuned" / "best.yaml"
     options = command.Options(out, tmp_path / "runs", workers=2)
@@ -138,7 +160,7 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
         (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
         (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
         (["lr=0.1,0.2", "method=fd,fd"], "method: fd is given twice"),
-        (["lr=0.1..inf"], "lr: '0.1..inf' is no range: both numbers must be finite"),
+        (["lr=0.1..1e999"], "lr: '0.1..1e999' is no range: both numbers must be finite"),
         (["lrr=0.1,0.2"], "lrr: none of fedssa has this key; did you mean 'lr'"),
     ],
 )

@@ -13,7 +13,7 @@ from fedhet.records.summary import spread
 from fedhet.reports import papers
 from fedhet.reports.names import method_name
 from fedhet.reports.runs import Run
-from fedhet.reports.settings import Arm, Block, Setting
+from fedhet.reports.settings import Arm, Block, Setting, at_default
 from fedhet.reports.statistics import (
     ENOUGH,
     Interval,
@@ -160,11 +160,15 @@ class Comparison:
 
     def targets(self) -> list[float]:
         """The papers' targets, then what the baseline ends with, in whole percent."""
-        own = papers.targets(self.setting.data, self.setting.keys["clients"])
-        if self.baseline is not None:
-            ends = [final(run) for run in self.baseline.ordered()]
-            own = [*own, float(math.floor(min(ends)))]
-        return sorted({target for target in own if target > 0}, reverse=True)
+        found = {*papers.targets(self.setting.data, self.setting.keys["clients"]), self.own_target}
+        return sorted({one for one in found if one is not None and one > 0}, reverse=True)
+
+    @property
+    def own_target(self) -> float | None:
+        """What the baseline ends with in its worst block, in whole percent."""
+        if self.baseline is None:
+            return None
+        return float(math.floor(min(final(run) for run in self.baseline.ordered())))
 
     def reached(self, arm: Arm, target: float) -> Reached:
         """Rounds, floats and FLOPs of all clients until the mean accuracy reached ``target``."""
@@ -207,10 +211,16 @@ def compare(settings: Sequence[Setting], baseline: str = "") -> list[Comparison]
 
 
 def longest(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Of settings that differ in rounds alone, and so share their first rounds, the longest."""
+    """Of settings that differ in rounds alone, and so share their first rounds, the longest.
+
+    They share none where a schedule of the learning rate spans all rounds, or noise is chosen so
+    that all rounds together keep to an epsilon.
+    """
     found: dict[str, Comparison] = {}
     for one in comparisons:
-        keys = {k: v for k, v in one.setting.keys.items() if k not in {"rounds", "precision"}}
+        keys = {k: v for k, v in one.setting.keys.items() if k != "precision"}
+        if keys["lr-schedule"] == at_default("lr-schedule") and not keys["dp-epsilon"]:
+            del keys["rounds"]
         name = json.dumps(keys, sort_keys=True, default=str)
         kept = found.get(name)
         if kept is None or one.setting.keys["rounds"] > kept.setting.keys["rounds"]:

@@ -9,10 +9,11 @@ from fedhet.reports.comparison import Comparison, final
 from fedhet.reports.drawing import ACCURACY, Colours, Picture, drawn
 from fedhet.reports.lines import Series, draw_lines, tall_enough
 from fedhet.reports.runs import Run
-from fedhet.reports.settings import Arm
+from fedhet.reports.settings import Arm, Setting, at_default
 
 Points = Mapping[str, Sequence[tuple[float, list[float]]]]  # arm's name: x, accuracy per block
 _PRIVACY = ("dp-clip", "dp-epsilon", "dp-delta")
+_SUM = ("secure-sum", "sum-min", "sum-threshold", "sum-owners", "sum-range", "sum-metrics")
 _BARS = "Mean over blocks after the last round; bars: lowest to highest block."
 
 
@@ -91,7 +92,25 @@ def _one_series(name: str, own: Sequence[tuple[float, list[float]]], look: int) 
 
 
 def privacy(comparisons: Sequence[Comparison], colours: Colours) -> list[Picture]:
-    """Accuracy against the epsilon that a run spent, where there was noise: two kinds of it."""
+    """Accuracy against the epsilon that a run spent, where there was noise.
+
+    A figure for the settings in which all else is the same: one line joins no two data sets.
+    """
+    groups: dict[str, list[Comparison]] = {}
+    for one in comparisons:
+        groups.setdefault(_without_noise(one).slug, []).append(one)
+    made = [_privacy(slug, group, colours) for slug, group in groups.items()]
+    return [picture for picture in made if picture is not None]
+
+
+def _without_noise(one: Comparison) -> Setting:
+    """The setting as it is with neither noise nor sums, in full precision."""
+    usual = {key: at_default(key) for key in (*_PRIVACY, *_SUM, "precision")}
+    return Setting({**one.setting.keys, **usual}, [])
+
+
+def _privacy(slug: str, comparisons: Sequence[Comparison], colours: Colours) -> Picture | None:
+    """One such figure, with a line for each of two kinds of noise."""
     points: dict[tuple[str, bool], list[tuple[float, list[float]]]] = {}
     for one in comparisons:
         for arm in one.arms:
@@ -102,24 +121,22 @@ def privacy(comparisons: Sequence[Comparison], colours: Colours) -> list[Picture
                 own = points.setdefault((arm.name, of_sum), [])
                 own.append((x, [accuracy for _, accuracy in spent]))
     if not points:
-        return []
+        return None
     series = [
         _one_series(f"{name}, noise for the sum" if of_sum else name, own, colours[name])
         for (name, of_sum), own in sorted(points.items(), key=lambda one: one[0][1])
     ]
     labels = ("spent epsilon of the client that spent most", ACCURACY)
-    caption = _BARS
+    caption = f"Everything else as in: {_without_noise(comparisons[0]).conditions}. {_BARS}"
     if any(of_sum for _, of_sum in points):
         caption += (
             " Noise is each upload's own or, where a line says so, the sum's, of which every "
             "client adds a share (secure-sum)."
         )
-    return [
-        drawn(
-            "privacy", "Accuracy against spent epsilon", caption, tall_enough(series),
-            lambda panel: draw_lines(panel, series, labels, log=True),
-        )
-    ]  # fmt: skip
+    return drawn(
+        f"privacy-{slug}", "Accuracy against spent epsilon", caption, tall_enough(series),
+        lambda panel: draw_lines(panel, series, labels, log=True),
+    )  # fmt: skip
 
 
 def _noise_of(run: Run) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedhet.reports.names import file_name
 from fedhet.reports.svg import Drawing, side_by_side
 
 ACCURACY = "test accuracy, %"
@@ -12,7 +13,7 @@ Colours = Mapping[str, int]  # arm's name to the number of its look, the same in
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of one or more panels. In a notebook it shows itself."""
+    """A figure of one or more panels; ``name`` becomes a file name. A notebook shows it."""
 
     name: str
     title: str
@@ -20,6 +21,9 @@ class Picture:
     panels: Sequence[Drawing] = field(default=(), repr=False)
     absent: str = ""
     columns: int = 1  # of panels in a file
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", file_name(self.name))
 
     @property
     def svg(self) -> str:

@@ -12,6 +12,7 @@ from fedhet.reports.settings import Arm
 from fedhet.reports.svg import Drawing, cut
 
 _LEVELS = 8  # sizes of the dots of a partition
+_WORDS = 60  # letters of what a record calls a norm
 _CELL, _MOST = 9.0, 120  # pixels of a cell; rows and columns beyond which cells shrink
 
 
@@ -101,14 +102,16 @@ def _norms(one: Comparison, colours: Colours) -> list[Picture]:
     for key, arms in kinds.items():
         series = []
         for arm in arms:
+            alone = len({seed for _, seed in arm.blocks}) == len(arm.blocks)
             for block, run in zip(arm.blocks, arm.ordered(), strict=True):
                 points = [(r["round"], r[key]) for r in run.rounds if r.get(key) is not None]
                 if points:  # none in a record of before this norm was recorded
                     chosen = [points[i] for i in thin(len(points))]
-                    label = f"{arm.name}, seed {block[1]}"
+                    partition = "" if alone else f"partition {block[0]}, "
+                    label = f"{arm.name}, {partition}seed {block[1]}"
                     series.append(Series(label, colours[arm.name], chosen))
         if series:
-            words = key.replace("_", " ")
+            words = cut(key.replace("_", " "), _WORDS)
             made.append(_norm(f"{key}-{one.setting.slug}", words, series))
     return made
 

@@ -29,6 +29,7 @@ from fedhet.reports.drawing import Picture
 from fedhet.reports.reading import own_names
 from fedhet.reports.sections import compared
 from fedhet.reports.settings import Arm
+from fedhet.reports.validity import means_alone
 from fedhet.reports.verdict import sentences
 
 if TYPE_CHECKING:
@@ -65,12 +66,13 @@ def run_table(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     """A dict a run with the keys of :data:`FIGURES`, then those of its configuration."""
     made = []
     for one in comparisons:
-        for setting in (one.setting, *one.setting.variants):
-            for arm in setting.arms:
-                if arm.precision or not arm.runs:  # a variant's, and told of there
-                    continue
-                base = one.baseline if setting is one.setting else None
-                made += [_row(one, arm, block, base) for block in arm.blocks]
+        taken = {id(arm.runs) for arm in one.arms}  # also from variants, and told of here
+        others = [
+            arm for setting in one.setting.variants for arm in setting.arms
+            if arm.runs and id(arm.runs) not in taken
+        ]  # fmt: skip
+        for arms, base in ((one.arms, one.baseline), (others, None)):
+            made += [_row(one, arm, block, base) for arm in arms for block in arm.blocks]
     keys = dict.fromkeys(key for row in made for key in row)
     made.sort(key=lambda row: str(row["run"]))
     return [{key: row.get(key) for key in keys} for row in made]
@@ -78,7 +80,8 @@ def run_table(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 def _row(one: Comparison, arm: Arm, block: tuple[int, int], base: Arm | None) -> dict[str, Any]:
     run = arm.runs[block]
-    over = spread(trained(run))
+    told = not means_alone(run.summary)
+    over = spread(trained(run)) if told else {}
     beside: list[float] = []
     if base is not None and arm is not base:
         beside = block_differences(Arm(arm.method, arm.keys, {block: run}), base)
@@ -89,8 +92,9 @@ def _row(one: Comparison, arm: Arm, block: tuple[int, int], base: Arm | None) ->
         "arm": arm.name, "accuracy": final(run),
         "accuracy_best_validation": run.summary.get("best_validation_test_accuracy_mean"),
         "accuracy_sampled": sum(known) / len(known) if known else None,
-        "accuracy_std": over["std"], "accuracy_p10": over["p10"], "accuracy_worst": over["min"],
-        "difference": beside[0] if beside else None, "never_sampled": never_sampled(run),
+        "accuracy_std": over.get("std"), "accuracy_p10": over.get("p10"),
+        "accuracy_worst": over.get("min"), "difference": beside[0] if beside else None,
+        "never_sampled": never_sampled(run) if told else None,
         "federation": run.federation, "floats_up": per_reply(run, "uplink_floats"),
         "floats_down": per_reply(run, "downlink_floats"),
         "gflops": per_reply(run, "train_flops") / 1e9,

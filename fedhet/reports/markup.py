@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedhet.files import csv_text
+from fedhet.reports.names import file_name
 from fedhet.reports.statistics import Interval
 
 
@@ -29,13 +30,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; ``note`` says how to read them."""
+    """Rows of cells under columns; ``note`` says how to read them, ``name`` becomes a file name."""
 
     name: str
     title: str
     note: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", file_name(self.name))
 
 
 def text(value: str) -> Cell:

@@ -1,5 +1,6 @@
 """How methods, values and models are called in tables and pictures."""
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -11,13 +12,29 @@ from fedhet.reading.structured import parse_yaml
 from fedhet.registry import METHODS, Method
 from fedhet.reports import papers
 
+_FILE = re.compile(r"[a-zA-Z0-9_-]{1,200}")  # file systems take 255 bytes
+_KEPT = 150  # letters of a longer name
+
+
+def file_name(text: str) -> str:
+    """The text as the name of a file and an anchor, without any path; no two texts share one.
+
+    Names of columns, keys and methods are in it, and a record may be a stranger's.
+    """
+    if _FILE.fullmatch(text):
+        return text
+    kept = re.sub(r"[^a-zA-Z0-9_-]+", "_", text)[:_KEPT]
+    return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
 
 def plain(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """A value as it is written on the command line; a mapping as JSON, which YAML reads."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, float) and float(short := f"{value:g}") == value:
         return short
     return str(value)

@@ -3,6 +3,7 @@
 The same runs give the same bytes: nothing here knows the date, the machine or a path.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,19 +11,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedhet import plugins
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path, write_text
 from fedhet.reports import documents, frame
 from fedhet.reports.markup import escaped, to_csv, to_latex, to_markdown
 from fedhet.reports.page import to_page
 from fedhet.reports.reading import own_names
-from fedhet.reports.runs import pack
+from fedhet.reports.runs import numbered, pack
 from fedhet.reports.sections import Report, build
 
 FORMATS = ("md", "csv", "latex", "svg", "parquet")
 USUAL = FORMATS[:-1]
 BEGIN, END = "<!-- fedhet report -->", "<!-- end of fedhet report -->"
 _MADE = (("tables", (".csv", ".tex")), ("figures", (".svg", ".png")))  # .png: of earlier versions
+_BESIDE = ("tables.md", "runs.csv", "runs.parquet")  # the page
+_OWN = re.compile(r"((tables|figures)/)?[a-zA-Z0-9_-]+\.[a-z]+")
 
 
 def report(  # noqa: PLR0913
@@ -69,14 +72,14 @@ def report(  # noqa: PLR0913
             folder.mkdir(parents=True, exist_ok=True)
     if records is not None:
         with _writing(records):
-            for run in made.runs:
+            for run in numbered(made.runs):
                 pack(run, records)
     if out is not None:
         with _writing(out):
             _place(content, out)
     if into is not None:
         with _writing(into):
-            write_text(into, f"{before}{BEGIN}\n\n{to_text(made)}\n{END}{after}")
+            write_text(into, documents.joined(before, f"{BEGIN}\n\n{to_text(made)}\n{END}", after))
     if docs is not None:
         with _writing(docs):
             documents.place(pages, docs)
@@ -114,6 +117,11 @@ def _content(made: Report, formats: Collection[str]) -> dict[str, str | bytes]:
 
 def _place(content: Mapping[str, str | bytes], out: Path) -> None:
     """Replace the tables, figures and page of an earlier report, all or, on a full disk, none."""
+    if odd := [name for name in content if not _OWN.fullmatch(name)]:
+        raise UserError(
+            f"--out: '{one_line(odd[0], 100)}' is not allowed as a file of a report, whose names "
+            "have letters, digits, '-' and '_': leave out the run whose record says it"
+        )
     earlier = (out / "report.html").exists()
     with TemporaryDirectory(dir=out, prefix=".new-") as new:
         for name, value in content.items():
@@ -128,6 +136,9 @@ def _place(content: Mapping[str, str | bytes], out: Path) -> None:
         for path in (out / folder).iterdir():
             if path.suffix in kinds and f"{folder}/{path.name}" not in content:
                 path.unlink()
+    for name in _BESIDE:
+        if name not in content:
+            (out / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ the machine, its processor: small enough to be committed, and read back to the s
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,21 @@ def unrepeated(rounds: list[dict[str, Any]], config: Mapping[str, Any]) -> list[
         else {key: None if "accuracy" in key else value for key, value in r.items()}
         for r in rounds
     ]  # fmt: skip
+
+
+def numbered(runs: Sequence[Run]) -> list[Run]:
+    """The runs, further ones of one name with a number, so that each is a record of its own."""
+    taken = {run.name for run in runs}
+    made: list[Run] = []
+    seen: set[str] = set()
+    for run in runs:
+        name, count = run.name, 1
+        while name in seen or (count > 1 and name in taken):
+            count += 1
+            name = f"{run.name}-{count}"
+        seen.add(name)
+        made.append(run if name == run.name else replace(run, name=name))
+    return made
 
 
 def pack(run: Run, folder: Path) -> Path:

@@ -73,14 +73,14 @@ def compared(
     settings = arrange(runs, left_out)
     name_all(settings)
     comparisons = compare(settings, method_name(baseline) if baseline else "")
-    names = {
-        run.name
+    used = {  # not by name: runs of several folders may share one
+        id(run)
         for one in comparisons
         for setting in (one.setting, *one.setting.variants)
         for arm in setting.arms
         for run in arm.ordered()
     }
-    return comparisons, [run for run in runs if run.name in names], left_out
+    return comparisons, [run for run in runs if id(run) in used], left_out
 
 
 def build(

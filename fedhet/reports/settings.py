@@ -241,8 +241,13 @@ def _one_of_all_precisions(settings: Sequence[Setting]) -> list[Setting]:
         chosen, *others = group
         for other in others:
             for arm in other.arms:
-                if all((arm.method, arm.keys) != (own.method, own.keys) for own in chosen.arms):
-                    chosen.arms.append(replace(arm, precision=str(other.keys["precision"])))
+                wanted, precision = (arm.method, arm.keys), str(other.keys["precision"])
+                own = next((a for a in chosen.arms if (a.method, a.keys) == wanted), None)
+                if own is None:
+                    chosen.arms.append(replace(arm, precision=precision))
+                elif arm.runs and not own.runs:  # there it only failed
+                    own.runs, own.precision, own.searched = arm.runs, precision, arm.searched
+                    own.failed = [*own.failed, *arm.failed]
         chosen.arms.sort(key=lambda arm: arm.order)
         chosen.variants = others
         made.append(chosen)

@@ -194,13 +194,15 @@ def _targets(one: Comparison) -> Table:
                 number(None if hit.gflops is None else hit.gflops / 1e3, 2),
             ]
         rows.append(row)
-    note = "Means over the blocks that reached the target. The targets are the papers'."
-    if one.baseline:
-        note = (
-            "Means over the blocks that reached the target. The lowest target is what "
-            f"{one.baseline.name} ends with in its worst block, in whole percent; the others are "
-            "the papers'."
+    note = "Means over the blocks that reached the target. "
+    if one.baseline and one.own_target in targets:
+        note += (
+            f"The target of {one.own_target:g} % is what {one.baseline.name} ends with in its "
+            "worst block, in whole percent"
         )
+        note += "; the others are the papers'." if len(targets) > 1 else "."
+    else:
+        note += "The targets are the papers'."
     return _table("target", "Costs to a target accuracy", note, columns, rows, one)
 
 

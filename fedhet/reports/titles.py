@@ -7,12 +7,14 @@ A setting of no preset is called by its data, N and C.
 """
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from fedhet.errors import one_line
 from fedhet.layout import folder
 from fedhet.models.names import expand
 from fedhet.reading.structured import read_yaml
@@ -151,13 +153,16 @@ def _title(setting: Setting, pattern: str, changes: Mapping[str, Any]) -> str:
     keys = {key: plain(value) for key, value in setting.keys.items()}
     keys |= {"data": data_name(setting), "fraction": f"{100 * setting.keys['fraction']:g} %"}
     # No str.format: a title may be a stranger's, and formats know widths of a billion.
-    title = _BRACES.sub(lambda found: keys.get(found[1], found[0]), pattern)
+    # Every value is cut before it stands there as often as the title asks for it.
+    title = _BRACES.sub(
+        lambda found: cut(keys.get(found[1], found[0]), _LONGEST), pattern, count=_LONGEST
+    )
     return ", ".join([cut(title, _LONGEST), *_said(changes)])
 
 
 def _said(changes: Mapping[str, Any]) -> list[str]:
     return [
-        "tuned" if key == "tuned" else f"{_SHORT.get(key, key)} = {plain(value)}"
+        "tuned" if key == "tuned" else f"{_SHORT.get(key, key)} = {cut(plain(value), _LONGEST)}"
         for key, value in changes.items()
         if key not in {"precision", "dataset"}  # a mark of its own; the title begins with it
     ]
@@ -184,16 +189,16 @@ def _tell_apart(settings: Sequence[Setting]) -> None:
 
 
 def _sweep(setting: Setting, preset: Preset, changes: Mapping[str, Any]) -> str:
-    given = [f"{key}={setting.keys[key]}" for key in sorted(_FILES) if setting.keys[key]]
-    given += [f"{key}={_quoted(value)}" for key, value in changes.items()]
+    given = [_word(key, setting.keys[key]) for key in sorted(_FILES) if setting.keys[key]]
+    given += [_word(key, value) for key, value in changes.items()]
     return " ".join([f"fedhet sweep {preset.name}", *given, "--out DIR"])
 
 
 def _run(setting: Setting) -> str:
-    given = [f"{key}={_quoted(value)}" for key, value in setting.off_default().items()]
+    given = [_word(key, value) for key, value in setting.off_default().items()]
     return " ".join(["fedhet run METHOD", *given, "partition-seed=P seed=S"])
 
 
-def _quoted(value: Any) -> str:
-    shown = plain(value)
-    return f"'{shown}'" if set(shown) & set(' {}[]*?$&;|<>()"') else shown
+def _word(key: str, value: Any) -> str:
+    """``key=value`` as one word of a shell on one line: a record's values are anybody's."""
+    return shlex.quote(one_line(f"{key}={plain(value)}", None))

@@ -1,6 +1,7 @@
 """Documents beside the records: the committed ones are what the records give."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from written_runs import make_run
 from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.reports.documents import BEGIN, END, page_name, stale, written
+from fedhet.reports.report import BEGIN as TABLES
+from fedhet.reports.report import END as TABLES_END
 from fedhet.reports.report import report
 from fedhet.reports.sections import Report, build
 
@@ -107,3 +110,46 @@ def test_a_page_without_marks_is_nobody_elses_to_write(sweep, tmp_path):
         report([sweep], docs=tmp_path / "docs", models=False)
     assert (tmp_path / "docs" / "results.md").read_text() == "mine\n"
     assert not (tmp_path / "docs" / "results").exists()
+
+
+def test_pictures_that_are_somebodys_own_stay_and_ours_go(sweep, tmp_path):
+    results = tmp_path / "docs" / "results"
+    make_run(sweep, "fd", 0, [[1.0] * 4], lr=0.1)
+    report([sweep], docs=tmp_path / "docs", models=False)
+    (gone,) = results.glob("*lr-0-1.svg")
+    (results / "mine.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (results / "theirs.svg").write_bytes("<svg>\u00e9</svg>".encode("latin-1"))
+    (results / "traffic.svg").write_text("<svg>of an earlier fedhet</svg>")
+    shutil.rmtree(sweep / "fd-s0")
+    report([sweep], docs=tmp_path / "docs", models=False)
+    assert not gone.exists()
+    assert (results / "mine.svg").exists() and (results / "theirs.svg").exists()
+    drawn = (results / "traffic.svg").read_text()
+    assert drawn.startswith("<svg xmlns") and drawn.endswith(f"</svg>\n{BEGIN}\n")
+
+
+def test_a_setting_called_like_a_picture_of_all_has_another_file(sweep, tmp_path):
+    made = build([sweep], models=False)
+    of_all = set(written(made, tmp_path / "docs"))
+    for title in ("Traffic", "Differences", "At a glance"):
+        section = replace(made.sections[0], title=title)
+        content = written(replace(made, sections=[section]), tmp_path / "docs")
+        pages = [path.stem for path in set(content) - of_all if path.suffix == ".md"]
+        assert pages == [section.name]
+        assert len(content) == len(of_all)
+
+
+def test_a_file_keeps_its_line_ends_and_what_is_no_text_is_said(sweep, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_bytes(f"# Ours\r\n{TABLES}old{TABLES_END}\r\nkept\r\n".encode())
+    words = ["report", str(sweep), "--out", str(tmp_path / "out"), "--no-models", "--into"]
+    assert execute([*words, str(page)]) == 0
+    data = page.read_bytes()
+    assert data.startswith(b"# Ours\r\n<!--") and data.endswith(b"-->\r\nkept\r\n")
+    assert data.count(b"\n") == data.count(b"\r\n") > 20
+    assert execute([*words, str(page)]) == 0 and page.read_bytes() == data
+    page.write_bytes(f"one\n{TABLES}{TABLES_END}\u00e9\n".encode("latin-1"))
+    capsys.readouterr()
+    assert execute([*words, str(page)]) == 2
+    error = capsys.readouterr().err
+    assert "page.md' cannot be read: not UTF-8 in line 2" in error and error.count("\n") == 1

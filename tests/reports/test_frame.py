@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from written_runs import make_run
+from written_runs import edit, make_run
 
 import fedhet
 from fedhet.cli.app import execute
@@ -70,3 +70,25 @@ def test_the_pictures_are_functions_of_it_and_show_themselves(sweep):
         runs.rounds("x")
     with pytest.raises(fedhet.UserError, match="baseline: no run has method 'fd'"):
         fedhet.load_sweep(sweep, baseline="fd")
+
+
+def test_a_method_run_in_another_precision_alone_has_the_difference_of_the_page(sweep):
+    make_run(sweep, "fd", 0, [[0.0] * 4, [15.0, 25.0, 35.0, 45.0]], name="low", precision="bf16")
+    frame = fedhet.load_sweep(sweep).frame().set_index("run")
+    assert len(frame) == 11 and frame.loc["low", "difference"] == 5.0
+
+
+def test_a_server_that_learned_means_alone_leaves_the_rest_empty(sweep, tmp_path):
+    path = make_run(sweep, "fedavg", 0, [[5.0] * 4], name="sums")
+    absent = '{"clients": 4, "secure_sum": {"absent": ["clients.csv"]}, '
+    edit(path / "summary.json", "{", absent)
+    clients = (path / "clients.csv").read_text().splitlines()
+    (path / "clients.csv").write_text(f"{clients[0]}\n")
+    words = ["report", str(sweep), "--out", str(tmp_path / "out"), "--format", "csv"]
+    assert execute([*words, "--no-models"]) == 0
+    with (tmp_path / "out" / "runs.csv").open() as file:
+        (row,) = [row for row in csv.DictReader(file) if row["run"] == "sums"]
+    assert row["accuracy"] == "5.0"
+    known = ("sampled", "std", "p10", "worst")
+    assert [row[f"accuracy_{name}"] for name in known] == [""] * 4
+    assert row["never_sampled"] == "" and "nan" not in row.values()

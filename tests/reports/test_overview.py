@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from written_runs import CLIENTS, make_run
 
 from fedhet.reports.markup import to_markdown
@@ -123,3 +124,13 @@ def test_of_a_single_block_nothing_is_the_best(tmp_path):
     make_run(tmp_path, "fd", 0, [[5.0] * 4])
     (one,) = build([tmp_path], models=False).comparisons
     assert one.best == ("", frozenset())
+
+
+@pytest.mark.parametrize(
+    "keys", [{"lr_schedule": "cosine"}, {"dp_clip": 1, "dp_epsilon": 2, "dp_delta": 1e-5}]
+)
+def test_rounds_that_change_training_make_no_first_rounds(tmp_path, keys):
+    pairs(tmp_path, 9.0, rounds=1, **keys)
+    pairs(tmp_path, 3.0, rounds=2, **keys)
+    (row,) = shown(tmp_path, "across")
+    assert row[:4] == ["FedSSA", "2", "2", "+6.00"]

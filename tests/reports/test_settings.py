@@ -92,3 +92,17 @@ def test_no_two_arms_share_a_name(monkeypatch, tmp_path):
     assert method_name("_nowhere:METHOD") == "'_nowhere:METHOD'"  # else in no legend
     both = [Arm("fedssa", keys).name for keys in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
     assert both == ["FedSSA (a=1, b=2)"] * 2
+
+
+def test_a_run_that_failed_in_full_precision_hides_none_in_another(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path, "standalone", seed, [[1.0] * 4])
+        make_run(tmp_path, "fedssa", seed, [[1.0] * 4])
+    make_run(tmp_path, "fd", 0, [[1.0] * 4], name="full", status="failed")
+    make_run(tmp_path, "fd", 0, [[2.0] * 4], name="low", precision="bf16")
+    make_run(tmp_path, "fd", 1, [[2.0] * 4], name="low-1", precision="bf16", status="failed")
+    (setting,) = arrange(*read_runs([tmp_path]))
+    (arm,) = [one for one in setting.arms if one.method == "fd"]
+    assert (arm.precision, [run.name for run in arm.ordered()]) == ("bf16", ["low"])
+    assert {one.name for one in arm.failed} == {"full", "low-1"}
+    assert "FD" in Comparison(setting, None).shown

@@ -104,3 +104,21 @@ def test_names_are_no_markup():
         r"| a\|b | &lt;b>x | \*x\* | [x]\(y) | a_b | \_\_a\_ | p q | \~\~x\~\~ | &amp;lt; | a & b "
         "| 1.00 [0.50, 1.50] | < 0.001 |"
     )
+
+
+def test_the_target_of_the_baseline_is_named_by_its_value(tmp_path):
+    own = {"clients": 100, "fraction": 0.1, "classes_per_client": 10}
+    for method in ("standalone", "fedssa"):
+        make_run(tmp_path, method, 0, [[95.5] * 4], **own)
+    (table,) = [t for t in build([tmp_path], models=False).tables() if t.name.startswith("target")]
+    reached = [column.title for column in table.columns if column.title.startswith("rounds")]
+    assert len(reached) > 1 and reached[0] == "rounds to 95 %"
+    assert "The target of 95 % is what Standalone ends with" in table.note
+    assert table.note.endswith("in whole percent; the others are the papers'.")
+
+
+def test_without_the_papers_targets_nothing_is_said_of_them(tmp_path):
+    for method in ("standalone", "fedssa"):
+        make_run(tmp_path, method, 0, [[95.5] * 4], dataset="digits")
+    (table,) = [t for t in build([tmp_path], models=False).tables() if t.name.startswith("target")]
+    assert table.note.endswith("in its worst block, in whole percent.")

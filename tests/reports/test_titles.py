@@ -1,12 +1,16 @@
 """What settings are called: as their preset says, else by data, N and C."""
 
 import json
+import shlex
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from written_runs import make_run
 
 from fedhet import layout
+from fedhet.config import build_config, read_overrides
 from fedhet.errors import UserError
 from fedhet.reading.structured import read_yaml
 from fedhet.reports.reading import read_runs
@@ -150,3 +154,37 @@ def test_a_cell_of_a_preset_is_called_as_the_preset_says(preset, file, title):
     name_all([setting])
     assert setting.title == title
     assert setting.commands[0] == " ".join([f"fedhet sweep {preset}", *words, "--out DIR"])
+
+
+def test_a_command_is_words_of_a_shell_whatever_the_record_says(tmp_path):
+    labels = {"not ill": ["0"], "ill": ["1", "2"]}
+    targets = ("a`id`", "x'; touch PWN; ''", "$(id)", "plain")
+    for number, target in enumerate(targets):
+        make_run(
+            tmp_path, "fd", 0, [[1.0] * 4], name=str(number), dataset="table", target=target,
+            labels=labels, data_path="/x/my\n    data; id.csv",
+        )  # fmt: skip
+    commands = [one.commands[0] for one in named(tmp_path)]
+    assert not any("\n" in command for command in commands)
+    words = [shlex.split(command) for command in commands]
+    assert {word for own in words for word in own if word.startswith("target=")} == {
+        f"target={target}" for target in targets
+    }
+    keys = [word for word in words[0] if "=" in word and not word.endswith(("=P", "=S"))]
+    given = read_overrides(keys)
+    assert given["data-path"] == "my data; id.csv"
+    assert build_config(given | {"method": "fd"}).flat()["labels"] == labels
+    (plain,) = [command for command in commands if "plain" in command]
+    assert " dataset=table " in plain and " target=plain " in plain
+
+
+def test_a_title_takes_no_more_room_than_it_shows(tmp_path):
+    make_run(tmp_path, "fd", 0, [[1.0] * 4])
+    ((run,), _) = read_runs([tmp_path])
+    keys = split_config(run.config)[0] | {"models": ["m" * 4000] * 50}
+    setting = Setting(keys, [Arm("fd", {}, {(0, 0): replace(run, title="{models}" * 400)})])
+    tracemalloc.start()
+    name_all([setting])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert setting.title == "m" * 79 + "…" and most < 20e6

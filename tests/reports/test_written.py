@@ -7,12 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from written_runs import make_run
+from written_runs import edit, make_run
 
+from fedhet import load_sweep
 from fedhet.cli.app import execute
 from fedhet.errors import UserError
+from fedhet.reports.names import file_name
 from fedhet.reports.page import PAGE_LIMIT, to_page
-from fedhet.reports.report import BEGIN, END, report
+from fedhet.reports.reading import read_runs
+from fedhet.reports.report import BEGIN, END, _place, report
+from fedhet.reports.runs import numbered
 from fedhet.reports.sections import build
 
 
@@ -136,3 +140,61 @@ def test_what_would_make_the_page_too_big_is_linked(sweep, tmp_path, monkeypatch
     linked = re.findall(r'href="(figures/[^"]+)"', page)
     assert linked and all((tmp_path / "out" / name).read_text()[:4] == "<svg" for name in linked)
     assert 'id="differences"' in page and "figures/differences.svg" not in page  # that opens it
+
+
+def test_a_strangers_record_names_no_file_of_ours(tmp_path):
+    """Columns that end in norm, and own keys that differ, are in the names of figures."""
+    for key in (1, 2):
+        path = make_run(tmp_path / "runs", "fedssa", 0, [[1.0] * 4], name=f"r{key}")
+        edit(path / "config.yaml", "method: fedssa", f"method: fedssa\na/b: {key}")
+        new = "".join(f'"{name}_norm": 1.0, ' for name in ("../../../elsewhere/evil", "x/y", "x_y"))
+        edit(path / "rounds.jsonl", '"train_flops"', f'{new}"train_flops"')
+    report([tmp_path / "runs"], tmp_path / "out", models=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "out"}
+    drawn = [path.name for path in (tmp_path / "out" / "figures").iterdir()]
+    assert sum("norm" in name for name in drawn) == 3 and any("a_b" in name for name in drawn)
+
+
+@pytest.mark.parametrize("name", ["../evil.svg", "figures/../../evil.svg", "/evil.svg", "a/b.svg"])
+def test_nothing_is_written_beside_the_folder_of_the_report(tmp_path, name):
+    with pytest.raises(UserError, match="is not allowed as a file of a report"):
+        _place({"report.html": "", name: ""}, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_of_one_name_are_as_many_records(tmp_path):
+    for seed, place in ((0, "p0"), (1, "p1"), (0, "p2")):  # the last repeats the first
+        for method in ("fedssa", "standalone"):
+            make_run(tmp_path / place, method, seed, [[1.0 + seed] * 4], name=method)
+    places = [tmp_path / name for name in ("p0", "p1", "p2")]
+    made = report(places, tmp_path / "one", records=tmp_path / "records", models=False)
+    assert len(made.runs) == 4 and "<4 runs" in repr(load_sweep(*places))
+    names = {path.name for path in (tmp_path / "records").iterdir()}
+    assert names == {"fedssa.run", "fedssa-2.run", "standalone.run", "standalone-2.run"}
+    again = build([tmp_path / "records"], models=False)
+    assert again.verdict == made.verdict and not again.left_out
+
+
+def test_a_number_is_no_other_runs_name(tmp_path):
+    for place, name in (("a", "x"), ("b", "x"), ("c", "x-2")):
+        make_run(tmp_path / place, "fd", ord(place), [[1.0] * 4], name=name)
+    runs, _ = read_runs([tmp_path / place for place in "abc"])
+    assert [run.name for run in numbered(runs)] == ["x", "x-3", "x-2"]
+
+
+def test_a_report_in_other_formats_leaves_no_older_tables_behind(sweep, tmp_path):
+    out = tmp_path / "out"
+    report([sweep], out, formats=["md", "csv", "parquet"], models=False)
+    assert (out / "tables.md").exists() and (out / "runs.parquet").exists()
+    (out / "notes.md").write_text("mine")
+    report([sweep], out, formats=["csv"], models=False)
+    assert {path.name for path in out.iterdir() if path.is_file()} == {
+        "report.html", "runs.csv", "notes.md",
+    }  # fmt: skip
+
+
+def test_a_file_name_is_short_stays_and_is_no_others():
+    texts = ["curve-lr-x", "a/b", "a_b", "../a", "", "x" * 5000, "x" * 4999, "ä", "a\nb"]
+    names = [file_name(text) for text in texts]
+    assert names[0] == texts[0] and len(set(names)) == len(texts)
+    assert max(map(len, names)) <= 200 and names == [file_name(name) for name in names]

@@ -9,6 +9,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 GROUND = {"schema", "ids", "files", "rng", "errors", "plugins", "layout", "reading", "words"}
 GROUND |= {"__version__"}  # of fedhet/__init__, which is always there
+DOORS = {"server_app", "client_app", "request", "sum_client", "api", "cli"}
+MANY = {"sweeps", "reports", "watch"}
+MACHINE = {"runtime", "export", "config", "idle_keys", "sum_keys", "key_errors", "examples"}
+MACHINE |= {"registry", "flop_count", "testing"}
+APPS = {"client_app", "server_app"}  # of Flower's, which these run
+RUN_APPS = {"fedhet/runtime/inline.py", "fedhet/runtime/simulation.py", "fedhet/testing.py"}
 # Below the methods.
 ROOMS = {"records", "node", "protocol", "secure_sum", "training", "models", "data"}
 
@@ -52,6 +58,13 @@ def test_nothing_imports_what_is_above_it(path: Path) -> None:
             assert there in GROUND | ROOMS, f"{path} imports {name}"
         elif here in {"strategies", "clients"}:
             assert there in GROUND | ROOMS | {"strategies", here}, f"{path} imports {name}"
+        elif here in MACHINE:
+            above = MANY | (DOORS - APPS if str(path.relative_to(ROOT)) in RUN_APPS else DOORS)
+            assert there not in above, f"{path} imports {name}"
+        elif here in MANY:
+            assert there not in DOORS, f"{path} imports {name}"
+        else:
+            assert here in DOORS | {"__init__", "__main__"}, f"{path} is on no floor"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "clients").glob("*.py")), ids=lambda p: p.stem)

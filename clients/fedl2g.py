@@ -150,12 +150,14 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     def phases(self) -> list[Phase]:
         """Training on the study set, but for the warm-up; then the quiz, which moves nothing.
 
-        Who has fewer than four training examples has no quiz set, and sends no gradient.
+        Who has fewer than eight training examples has no quiz set, since BatchNorm wants two in
+        it, and sends no gradient.
         """
         count, size = len(self.examples("train")), self.config.batch_size
         client = self.setup.data.client
         order = generator(self.config.seed, "quiz", client).permutation(count)
         held = min(self.params.quiz_batches * size, count // 4)
+        held *= held > 1
         study = torch.from_numpy(np.sort(order[held:])).to(self.device)
         found = []
         if self.round > self.params.warm_up:

@@ -32,29 +32,30 @@ def counter(config: RunConfig, classes: Sequence[str], inputs: Inputs) -> Count:
     Those per training image, and those that do not depend on how many there are.
     """
 
-    def count(info: ClientInfo, payload: Payload) -> tuple[float, float]:
+    def count(info: ClientInfo, payload: Payload, round_: int) -> tuple[float, float]:
         small = any(info.model in names for names in MODELS.values())
         if not small and info.model not in plain_names(config.models):
             raise UserError("neither a module nor a large model is built on a node's word alone")
         with forgotten():  # the models that only the count needs
-            own, others = first_round(config, classes, info, payload, inputs).work()
+            own, others = new_client(config, classes, info, payload, inputs, round_).work()
             return own / EXAMPLES, others
 
     return count
 
 
-def first_round(
+def new_client(  # noqa: PLR0913, PLR0917  (all that a round's work depends on)
     config: RunConfig,
     classes: Sequence[str],
     info: ClientInfo,
     payload: Payload,
     inputs: Inputs,
+    round_: int,
 ) -> MethodClient[Any]:
-    """A client of that model with a few blank examples, as it is before it trains in round 1."""
+    """A client of that model with a few blank examples, before its first training in a round."""
     client: MethodClient[Any] = find_method(config.method).client(
         _setup(config, classes, info, inputs)
     )
-    client.round = 1
+    client.round = round_
     client.restore(0)
     client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
     return client

@@ -8,6 +8,7 @@ runs in which they have a meaning.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedhet.data.inputs import IMAGE, kind_of
 from fedhet.errors import UserError
 from fedhet.schema import RunConfig
 
@@ -34,6 +35,14 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
         "model-assignment": (len(config.models) == 1, "there is one model for all"),
         "evaluate-all": (config.fraction == 1, "fraction=1 samples every client in every round"),
         "data-path": (given, here),
+        **dict.fromkeys(
+            ("image-size", "grey"),
+            (kind_of(config.dataset) not in {"", IMAGE}, f"dataset={config.dataset} has no images"),
+        ),
+        "weighting": (
+            config.aggregation != "mean",
+            f"aggregation={config.aggregation} has no weights",
+        ),
         "actors": (inline, one_process),
         "round-timeout": (inline, one_process),
         "start-timeout": (inline, one_process),

@@ -5,6 +5,7 @@ import re
 from fedhet.errors import UserError
 
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
+NOBODY = "the round"  # in a list of failures: no client's id
 _HINT = "up to 64 of A-Z a-z 0-9 . _ -"
 
 

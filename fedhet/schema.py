@@ -75,7 +75,9 @@ def _lists(value: Any) -> Any:
         value = found if isinstance(found, dict | list) else _words(value)
     if isinstance(value, Mapping):
         pairs = ((k, v if isinstance(v, list | tuple) else [v]) for k, v in value.items())
-        return tuple((str(name), tuple(str(one) for one in ones)) for name, ones in pairs)
+        return tuple(
+            (str(name), tuple(str(one) for one in ones if one is not None)) for name, ones in pairs
+        )
     if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         return tuple((one, ()) for one in value)
     return value

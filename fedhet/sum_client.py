@@ -17,6 +17,7 @@ from fedhet.protocol.sums import (
     read_survivors,
 )
 from fedhet.request import Request
+from fedhet.secure_sum.fixed_point import fraction_bits
 
 
 def own_key(asked: Request, client: str) -> dict[str, Any]:
@@ -57,6 +58,7 @@ def _part(asked: Request) -> Part:
     """This client's part in the sum that a message asks for."""
     try:
         cohort = read_cohort(asked.message)
+        fraction_bits(cohort.size, asked.config.sum_range)  # of a size that fits no word
     except ValueError as error:
         raise Refused(str(error), Word.INSTRUCTION) from error
     client = asked.client()

@@ -1,5 +1,7 @@
 """How figures are written for people, the same everywhere."""
 
+import math
+
 from rich.filesize import decimal
 
 
@@ -9,7 +11,9 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
+    """Seconds as h:mm:ss or m:ss; a question mark for what files of others may add up to."""
+    if not math.isfinite(seconds):
+        return "?"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -27,11 +27,12 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from pydantic import Field
 
+from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.contribution import Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload
-from fedhet.schema import Params
+from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
@@ -78,6 +79,15 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         seen, _ = declared(info)
         sent = seen[others[seen] > 0]
         return ClassVectors(sent, others[sent], mean_of_others(sums[sent], others[sent]))
+
+    @classmethod
+    def check_config(cls, config: RunConfig, params: FDParams) -> None:
+        """Vectors with noise are no distributions; in a sum nobody sees one."""
+        if config.dp_clip and not config.summed:
+            raise UserError(
+                f"dp-clip: {config.dp_clip:g} is not allowed with method={config.method}, whose "
+                "uploads are probabilities: take secure-sum=masked, which adds the noise to sums"
+            )
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """Also: every vector is a probability distribution."""

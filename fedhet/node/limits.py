@@ -97,7 +97,8 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
 
 def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
     """Raise LimitError for the first limit that a run breaks; no round is beyond its ``rounds``."""
-    own = {k: v for k, v in config.params.model_dump().items() if k.endswith("epochs")}
+    params = config.params.model_dump()
+    own = {k: v for k, v in params.items() if k.endswith("epochs") and k != "server-epochs"}
     epochs = {"local_epochs": config.local_epochs} | own
     longest = max(epochs, key=lambda key: epochs[key])
     if limits.max_epochs is not None and epochs[longest] > limits.max_epochs:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,24 @@ def load_dataset(config: RunConfig) -> Dataset:
     )
 
 
-@lru_cache(maxsize=2)
 def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """The pooled dataset and its partition; once per process."""
+    """The pooled dataset and its partition; once per process, until a file of them changes."""
+    return _partition(config, clients, _age(config.data_path), _age(config.partition_file))
+
+
+def _age(path: str) -> tuple[int, int]:
+    """What changes with a file; zeros where there is none."""
+    try:
+        found = Path(path).expanduser().stat() if path else None
+    except (OSError, RuntimeError):
+        found = None
+    if found is None:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=2)
+def _partition(config: RunConfig, clients: int, *_: tuple[int, int]) -> tuple[Dataset, Partition]:
     dataset = load_dataset(config)
     partition = make_partition(
         dataset.labels,
@@ -151,7 +167,7 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
         )
     index, total = int(node["partition-id"]), int(node["num-partitions"])
     dataset, partition = load_partition(config, config.clients or total)
-    if index >= len(partition.clients):
+    if not 0 <= index < len(partition.clients):
         raise UserError(
             f"partition-id: {index} is not allowed: there are {len(partition.clients)} clients"
         )

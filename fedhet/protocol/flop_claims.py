@@ -16,7 +16,7 @@ from fedhet.protocol.payload import Payload
 
 log = logging.getLogger("fedhet")
 
-Count = Callable[[ClientInfo, Payload], tuple[float, float]]
+Count = Callable[[ClientInfo, Payload, int], tuple[float, float]]
 FACTOR = 10.0  # methods may work harder in later rounds, and with larger batches
 ODD = 1000.0  # times the median of a round, for models that only their nodes know
 
@@ -25,7 +25,7 @@ class Work:
     """The server's own counts, one per architecture, made when the first reply comes."""
 
     def __init__(self, count: Count | None = None) -> None:
-        """``count`` gives a round's FLOPs per training image, and those that are the same for all.
+        """``count`` gives the FLOPs of that round per training image, and those alike for all.
 
         What it raises means unknown.
         """
@@ -38,14 +38,14 @@ class Work:
     ) -> None:
         """Rejected if ``flops`` are far above the server's count for a client sent ``payload``.
 
-        What a client is sent may decide what it trains on: before a refusal, once a round and
-        architecture, the server counts again.
+        What a client is sent, and the round, may decide what it trains on: before a refusal, once
+        a round and architecture, the server counts again.
         """
         if info.model not in self._known:
-            self._known[info.model] = self._counted(info, payload)
+            self._known[info.model] = self._counted(info, payload, round_)
             self._when[info.model] = round_
         if self._exceeds(info, flops) and self._when[info.model] != round_:
-            self._known[info.model] = self._counted(info, payload)
+            self._known[info.model] = self._counted(info, payload, round_)
             self._when[info.model] = round_
         if self._exceeds(info, flops):
             raise Rejected(
@@ -67,7 +67,7 @@ class Work:
         known = []
         for info in infos:
             if info.model not in self._known:
-                self._known[info.model] = self._counted(info, payload)
+                self._known[info.model] = self._counted(info, payload, round_)
                 self._when[info.model] = round_
             known.append(self._known[info.model])
         costs = [own * images + others for own, others in filter(None, known)]
@@ -92,12 +92,12 @@ class Work:
         }
 
     def _counted(
-        self, info: ClientInfo, payload: Callable[[], Payload]
+        self, info: ClientInfo, payload: Callable[[], Payload], round_: int
     ) -> tuple[float, float] | None:
         if self._count is None:
             return None
         try:
-            return self._count(info, payload())
+            return self._count(info, payload(), round_)
         except Exception as error:  # a method or a model of somebody else may fail in any way
             log.info("FLOPs of %s are not checked by count: %s", info.model, error)
             return None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.errors import one_line
-from fedhet.ids import client_order
+from fedhet.ids import NOBODY, client_order
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.roster import Roster
 from fedhet.records.hash_chain import Chain
@@ -19,7 +19,6 @@ log = logging.getLogger("fedhet")
 
 # Numbers of every reply, which stand in the record under names of their own, or not at all.
 COMMON = {"num-examples", "train_loss", "train_flops", "seconds", "epsilon_spent"}
-NOBODY = "the round"  # in a list of failures: no client's id
 HEADLINE = ("test_accuracy", "val_accuracy")
 
 

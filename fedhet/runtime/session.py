@@ -54,7 +54,7 @@ class Console:
 def find_preset(name: str) -> Path:
     """A YAML file, or the name of one that is shipped in ``configs``."""
     path = Path(name).expanduser()
-    if path.exists() or path.suffix in {".yaml", ".yml"}:
+    if path.suffix in {".yaml", ".yml"} or (path.exists() and not path.is_dir()):
         return path
     folder = layout.folder("configs")
     shipped = {
@@ -163,6 +163,7 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
     """
     folder = _existing(path)
     with contextlib.ExitStack() as stack:
+        folder.started_config()  # before a lock is made in what is no run
         if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
             stack.enter_context(folder.lock())
         started = stack.enter_context(opened(folder, trust=trust))
@@ -242,7 +243,7 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
             f"run '{folder.path}' is completed: there is nothing to resume; rounds=N with N > "
             f"{config.rounds} adds rounds"
         )
-    if completed and not config.keep_state:
+    if completed and not folder.started_config().get("keep-state", True):
         raise UserError(
             f"run '{folder.path}' cannot go on: with keep-state=false the clients' states were "
             "deleted at its end"

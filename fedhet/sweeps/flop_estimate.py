@@ -16,7 +16,7 @@ from fedhet.config import find_method
 from fedhet.data.inputs import Inputs
 from fedhet.data.synthetic import Synthetic, synthetic
 from fedhet.errors import RunFailedError, UserError, brief
-from fedhet.flop_count import BATCH, EXAMPLES, first_round
+from fedhet.flop_count import BATCH, EXAMPLES, new_client
 from fedhet.models.flops import FlopCounter
 from fedhet.models.names import MODELS, MORE_OF_TORCHVISION
 from fedhet.node.modules import forgotten, to_bundle
@@ -146,7 +146,7 @@ def _counts(probe: RunConfig, classes: tuple[str, ...], inputs: Inputs) -> Count
     found = []
     for info in roster.infos.values():
         with forgotten():
-            client = first_round(probe, classes, info, strategy.download(info, 1), inputs)
+            client = new_client(probe, classes, info, strategy.download(info, 1), inputs, 1)
             once, others = client.work()
             client.config = probe.model_copy(update={"local_epochs": 2, "batch_size": BATCH})
             twice, _ = client.work()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedhet.errors import one_line
-from fedhet.ids import client_order
+from fedhet.ids import NOBODY, client_order
 from fedhet.records.tables import Evaluation
 from fedhet.watch.view import Column, Curve, Line, Table, Value
 
@@ -52,9 +52,10 @@ class Books:
         for one in line["failures"]:
             client, reason = one_line(one["client"], 80), one_line(one["reason"], 300)
             self.failures.append((line["round"], client, reason))
-            self.trouble[client] = line["round"], reason
-            self.times[client] += 1
             self.failed += 1
+            if client != NOBODY:
+                self.trouble[client] = line["round"], reason
+                self.times[client] += 1
         self.rows.append(
             [
                 line["round"], line["test_accuracy_mean"], line["test_accuracy_p10"],

@@ -82,3 +82,27 @@ def test_resume_ends_what_a_killed_command_left_behind(stopped, pretend):
         left.kill()
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize(("first", "second"), [("false", "true"), ("true", "false")])
+def test_whether_states_are_there_is_what_the_run_before_did(capsys, pretend, first, second):
+    """And not what this command asks of its own end."""
+    pretend()
+    assert execute(["run", "quickstart", *SMALL, f"keep-state={first}", "--name", "kept"]) == 0
+    capsys.readouterr()
+    assert execute(["resume", "runs/kept", "rounds=2", f"keep-state={second}"])
+    deleted = "states were deleted at its end" in capsys.readouterr().err
+    assert deleted == (first == "false")
+
+
+def test_a_folder_called_like_a_preset_hides_it_not(here, pretend):
+    launches = pretend()
+    (here / "quickstart").mkdir()
+    assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 0
+    assert launches[-1].config.rounds == 1
+
+
+def test_a_look_at_what_is_no_run_leaves_nothing(capsys, here):
+    (here / "photos").mkdir()
+    refused(capsys, "verify", "photos")
+    assert not list((here / "photos").iterdir())

@@ -59,6 +59,9 @@ def notes(*words, deployed=False, path=None):
         (["state-backend=context", "state-dir=s"], "state-dir=s", "state-backend=context"),
         (["client-keys=off"], "client-keys=off", "--superlink"),
         (["sum-threshold=9"], "sum-threshold=9", "secure-sum=off"),
+        (["dataset=synthetic-table:60x4", "models=mlp-5", "grey=yes"], "grey", "has no images"),
+        (["method=lg_fedavg", "aggregation=median", "weighting=uniform"], "weighting",
+         "median has no weights"),
     ],
 )  # fmt: skip
 def test_a_key_that_changes_nothing_is_named_with_the_reason(words, key, why):

@@ -172,6 +172,13 @@ def test_not_standalone_and_single_owners_are(tmp_path):
     assert loss("fd", **disjoint) == loss("standalone", **disjoint)
 
 
+def test_noise_belongs_to_a_sum_since_it_leaves_no_probabilities():
+    noise = {"method": "fd", "dp-clip": 1.0, "dp-epsilon": 8.0, "dp-delta": 1e-5}
+    with pytest.raises(UserError, match=r"dp-clip: 1 is not allowed with method=fd.*secure-sum=ma"):
+        build_config(noise)
+    assert build_config(noise | {"secure-sum": "masked"}).summed
+
+
 def test_gamma_is_checked():
     assert build_config({"method": "fd"}).params.gamma == 1.0
     with pytest.raises(UserError, match="gamma"):

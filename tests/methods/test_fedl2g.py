@@ -1,6 +1,7 @@
 """FedL2G: the meta-gradient against differences and autograd, rounds by hand."""
 
 from copy import deepcopy
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -207,6 +208,24 @@ def test_nothing_trains_while_warming_up_but_the_guides_move(tmp_path):
         sent.to_ndarrays(), {"round": 1, "generation": 0, "evaluate": True}
     )
     assert same(own, client.model, 0) and marks.any() and np.abs(rows).max() > 0
+
+
+def test_work_after_the_warm_up_is_no_false_claim(tmp_path):
+    """The server counts by the round: ten epochs are far more than the quiz alone."""
+    folder, _ = simulate(fedl2g(tmp_path, rounds=2, warm_up=1, local_epochs=12))
+    assert [record["replied"] for record in folder.read_rounds()] == [3, 3]
+
+
+@pytest.mark.parametrize(("images", "quiz"), [(7, 0), (8, 2)])
+def test_a_quiz_has_two_examples_or_none(tmp_path, images, quiz):
+    client = make_client(fedl2g(tmp_path), 0, tmp_path)
+    client.round = 1
+    data = client.setup.data
+    split = replace(data.split, train=data.split.train[:images])
+    client.setup = replace(client.setup, data=replace(data, split=split))
+    assert len(client.examples("train")) == images
+    assert len(client.phases()) == (2 if quiz else 1)
+    assert len(getattr(client, "quiz", ())) == quiz
 
 
 def test_floats_each_way(tmp_path):

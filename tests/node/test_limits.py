@@ -70,6 +70,7 @@ def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path, text, c
     ("text", "changes"),
     [
         ("max-rounds: 9", {}),
+        ("max-epochs: 1", {"method": "fedtgp"}),  # 100 of the server's
         ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
          "min-noise: 0.05\nmax-upload-bytes: 100000",
          NOISE),

@@ -17,7 +17,7 @@ INFO = ClientInfo("0", ("a",), ("a",), (5,), 5, "cnn-5", "cpu")
 
 
 def test_work_on_others_examples_does_not_grow_with_a_clients_own():
-    work = Work(lambda info, payload: (2.0, 300.0))
+    work = Work(lambda info, payload, round_: (2.0, 300.0))
     work.check(INFO, FACTOR * 310, Empty, 1)
     with pytest.raises(Rejected, match="the server counts 310 for 5 images"):
         work.check(INFO, FACTOR * 310 + 1, Empty, 1)
@@ -27,8 +27,8 @@ def test_what_is_sent_later_may_mean_more_work_and_is_counted_once_a_round():
     """FedMD digests a consensus from round 2 on."""
     asked = []
 
-    def count(info, payload):
-        asked.append(payload)
+    def count(info, payload, round_):
+        asked.append((payload, round_))
         return 2.0, float(payload)
 
     work = Work(count)
@@ -37,12 +37,12 @@ def test_what_is_sent_later_may_mean_more_work_and_is_counted_once_a_round():
     for _ in range(3):
         with pytest.raises(Rejected):
             work.check(INFO, FACTOR * 400, lambda: 300, 2)
-    assert asked == [0, 300]
+    assert asked == [(0, 1), (300, 2)]
 
 
 @pytest.mark.parametrize("model", ["regnet_y_128gf", "vit_h_14", "timm:vit_giant", "theirs:make"])
 def test_nothing_large_is_built_on_a_nodes_word(model, monkeypatch):
-    monkeypatch.setattr("fedhet.flop_count.first_round", lambda *_: pytest.fail("it is built"))
+    monkeypatch.setattr("fedhet.flop_count.new_client", lambda *_: pytest.fail("it is built"))
     count = counter(RunConfig(), ("a",), Inputs.image(32))
     with pytest.raises(UserError, match="on a node's word alone"):
-        count(replace(INFO, model=model), Empty())
+        count(replace(INFO, model=model), Empty(), 1)

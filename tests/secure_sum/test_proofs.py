@@ -1,5 +1,6 @@
 """Who may say that a key is whose."""
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -24,6 +25,13 @@ def certificate(subject, key, issuer, signer, days=(-1, 1)):
         .not_valid_after(now + timedelta(days=days[1]))
         .sign(signer, SHA384())
     )  # fmt: skip
+
+
+def broken(whole: Proof, place: int) -> Proof:
+    """With one bit of the certificate turned over."""
+    der = bytearray(whole.certificate)
+    der[place] ^= 1
+    return Proof(bytes(der), whole.signature)
 
 
 CA_KEY, KEY, OTHER = (generate_private_key(SECP384R1()) for _ in range(3))
@@ -52,3 +60,11 @@ def test_a_clients_own_key_is_accepted() -> None:
 def test_nobody_elses_is(proof, text) -> None:
     with pytest.raises(ProofError, match=text):
         check(proof, CA, "run", "a", PUBLIC)
+
+
+def test_no_bit_of_a_certificate_raises_anything_else() -> None:
+    """One that did would end the introduction of everybody."""
+    whole = prove(KEY, OWN, "run", "a", PUBLIC)
+    for place in range(len(whole.certificate)):
+        with suppress(ProofError):
+            check(broken(whole, place), CA, "run", "a", PUBLIC)

@@ -8,6 +8,7 @@ import pytest
 from filelock import FileLock
 from watch.folders import append, begin, end, failure, line, scores
 
+from fedhet.ids import NOBODY
 from fedhet.records.locks import LOCK, OWNER
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime.control_api import Node
@@ -72,6 +73,21 @@ def test_who_replied_and_who_failed_and_why(tmp_path):
     assert (state.status, state.says) == (
         "not running", "it was broken off; `fedhet resume` goes on with it",
     )  # fmt: skip
+
+
+def test_what_befell_a_round_is_no_clients(tmp_path):
+    run = begin(tmp_path / "r")
+    failures = [failure(NOBODY, "no sum"), failure("1", "late")]
+    append(run / "rounds.jsonl", line(1, failures=failures))
+    state = RunView(run).look().state
+    assert [row[0] for row in table(state, "clients").rows] == ["0", "1"]
+    assert [row[1] for row in table(state, "failures").rows] == ["1", NOBODY]
+
+
+def test_seconds_that_add_up_to_nothing_sensible_are_shown(tmp_path):
+    run = begin(tmp_path / "r")
+    append(run / "rounds.jsonl", line(1, seconds=1e308) + line(2, seconds=1e308))
+    assert "?" in dict(RunView(run).look().state.facts).values()
 
 
 def test_of_too_many_clients_those_with_trouble_stay(tmp_path, monkeypatch):

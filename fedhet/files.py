@@ -5,6 +5,7 @@ They are read in :mod:`fedhet.reading`.
 
 import contextlib
 import csv
+import errno
 import io
 import json
 import math
@@ -17,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from fedhet.errors import UserError
 
 _umask = threading.Lock()
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
@@ -44,8 +47,19 @@ def private_files() -> Iterator[None]:
 
 
 def plain_path(path: str | os.PathLike[str]) -> Path:
-    """The path from the root, ``~`` and ``..`` resolved; links stay where there is no ``..``."""
-    found = Path(path).expanduser().absolute()
+    """The path from the root, ``~`` and ``..`` resolved; links stay where there is no ``..``.
+
+    UserError for what can be no path, and for the home of a user whom nobody knows.
+    """
+    if "\0" in os.fspath(path):
+        raise UserError(f"'{path}' is not allowed: no path has a null character in it")
+    try:
+        found = Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        if user == "~":
+            raise
+        raise UserError(f"'{path}': '{user}' is the home of no user here: write it out") from error
     return found.resolve() if ".." in found.parts else found
 
 
@@ -86,8 +100,10 @@ def replacing(
     Whatever fails, the old file stays as it was and no other is left. ``private``: only its owner
     can read it. ``synced``: it is on the disk before it has the name, and then the name is.
     ``shared``: several processes may write the same file at a time. A link that somebody has put
-    at the other name is not followed.
+    at the other name is not followed. Raises OSError for a device or a pipe, which would be gone.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, no regular file", str(path))
     owner = f".{os.getpid()}" if shared else ""
     temporary = path.with_name(f".{path.name}{owner}.tmp")
     try:

@@ -111,3 +111,10 @@ def test_a_link_at_the_other_name_is_not_followed(tmp_path, private):
         new.write_text("new")
     assert dear.read_text() == "dear" and (tmp_path / "x").read_text() == "new"
     assert not (tmp_path / "x").is_symlink() and names(tmp_path) == ["dear", "x"]
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"), replacing(tmp_path / "pipe"):
+        pass
+    assert names(tmp_path) == ["pipe"] and (tmp_path / "pipe").is_fifo()

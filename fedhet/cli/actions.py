@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedhet.cli import execute
 from fedhet.cli.display import RunProgress, show_table
+from fedhet.cli.saying import say
 from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config import load_config, load_noted
 from fedhet.data.image_source import Indices
@@ -70,7 +71,7 @@ def _warn(lines: Sequence[str]) -> None:
 
 def _say(line: str) -> None:
     """A line for people; what programs read goes to stdout."""
-    print(f"fedhet: {one_line(line, None)}", file=sys.stderr, flush=True)
+    say(f"fedhet: {one_line(line, None)}", sys.stderr)
 
 
 def _print_result(folder: RunFolder, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ torch, which takes seconds: each is imported when its command is called, so that
 and a mistyped option answer at once.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ import typer
 import fedhet
 from fedhet.cli import deploy_commands, list_commands, model_commands, run_commands
 from fedhet.cli.options import Command
-from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.cli.saying import say, silence
+from fedhet.errors import RunFailedError, UserError, brief, one_line
 from fedhet.plugins import look_here
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig, kebab
@@ -58,14 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # a closed terminal: Python would try again, and exit with 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except OSError as error:  # Python would try again, and exit with 120
+            silence(stream)
+            if error.errno == errno.ENOSPC:  # and not a terminal or a reader that has gone
+                code = code or _complain(_of_system(error), UserError.exit_code)
     sys.exit(code)
 
 
 def execute(arguments: list[str]) -> int:
     """Run one command line; returns 0, 2 (mistake), 3 (run failed) or 128 + signal."""
-    look_here()
     try:
         return _call(arguments)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -81,13 +84,30 @@ def execute(arguments: list[str]) -> int:
         return error.exit_code
 
 
+def _of_system(error: OSError) -> str:
+    """What the system refused, and for which file."""
+    why = error.strerror or brief(error)
+    return f"'{error.filename}': {why}" if error.filename else why
+
+
 def _call(arguments: list[str]) -> int:
-    """Parse and run; UserError where pathlib finds no home, as for some users of containers."""
+    """Parse and run; UserError for what the system refuses, where nothing nearer has words for it.
+
+    Such as a home, which some users of containers have not.
+    """
+    try:
+        look_here()
+    except OSError as error:
+        raise UserError("the working folder is gone: change to one that is there") from error
     try:
         code = app(arguments, prog_name="fedhet", standalone_mode=False)
+    except OSError as error:
+        raise UserError(_of_system(error)) from error
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
+        if os.path.expanduser("~") != "~":
+            raise UserError("a path begins with the ~USER of no user here: write it out") from error
         raise UserError("this user has no home directory: set HOME") from error
     return code if isinstance(code, int) else 0
 
@@ -115,5 +135,5 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
 
 def _complain(message: str, code: int) -> int:
     """One line, whatever a text that came from elsewhere contains."""
-    print(f"fedhet: error: {one_line(message, None)}", file=sys.stderr)
+    say(f"fedhet: error: {one_line(message, None)}", sys.stderr)
     return code

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhet.cli.options import Json, Register
+from fedhet.cli.saying import say
 from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path
 from fedhet.ids import check_id
@@ -23,7 +24,7 @@ Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet
 
 
 def _say(text: str) -> None:
-    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {one_line(text, None)}", flush=True)
+    say(f"{datetime.now():%Y-%m-%d %H:%M:%S} {one_line(text, None)}", sys.stdout)
 
 
 def certs(
@@ -153,7 +154,7 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
     if data is not None:
         return {"data-dir": str(_there(data, "--data")), "name": name}
     index, _, total = str(partition).partition("/")
-    if not (index.isdigit() and total.isdigit() and int(index) < int(total)):
+    if not (_is_number(index) and _is_number(total) and int(index) < int(total)):
         raise UserError(f"--partition: '{partition}' is not allowed: K/N with 0 <= K < N")
     return {"partition-id": int(index), "num-partitions": int(total)}
 
@@ -203,9 +204,14 @@ def _address(server: str) -> str:
     host, colon, port = server.rpartition(":")
     if not colon:
         return f"{server}:{PORT}"
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not host or not _is_number(port) or not 0 < int(port) < 1 << 16:
         raise UserError(f"--server: '{server}' is not allowed: HOST:PORT, without a scheme")
     return server
+
+
+def _is_number(word: str) -> bool:
+    """Whether int() takes it for a number: not a ², which isdigit() takes, nor too many digits."""
+    return word.isascii() and word.isdecimal() and len(word) < 20  # noqa: PLR2004  (any int64)
 
 
 def _check(plan: Any) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedhet.cli.saying import say
 from fedhet.errors import one_line
 from fedhet.files import plain_path
 from fedhet.records.summary import seconds_left
@@ -28,7 +29,8 @@ class RunProgress:
     """A bar with round, accuracy and time left; in a pipe a plain line every few seconds.
 
     ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
-    nothing at all. In a notebook the bar stands below the cell.
+    nothing at all. In a notebook the bar stands below the cell. Where nothing can be written any
+    more, the run goes on unseen.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class RunProgress:
         self._task = self._bar.add_task(title, total=rounds, note="")
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        with contextlib.suppress(OSError):  # a closed terminal takes no more text
+            self._bar.start()
         return self
 
     def __exit__(
@@ -58,7 +61,7 @@ class RunProgress:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(OSError):  # a closed terminal takes no more text
+        with contextlib.suppress(OSError):
             self._bar.stop()
 
     def note(self, text: str) -> None:
@@ -66,7 +69,7 @@ class RunProgress:
         text = one_line(text, None)
         self._bar.update(self._task, note=text)
         if self._bar.disable and not self.silent:
-            print(f"fedhet: {text}", file=sys.stderr, flush=True)
+            say(f"fedhet: {text}", sys.stderr)
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""
@@ -82,7 +85,7 @@ class RunProgress:
         last = self.done == self.rounds
         if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):
             self._printed = now
-            print(f"{self.title}: round {self.done}/{self.rounds}, {note}", flush=True)
+            say(f"{self.title}: round {self.done}/{self.rounds}, {note}", sys.stdout)
 
 
 def shows_bars(console: Console) -> bool:

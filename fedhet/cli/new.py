@@ -100,11 +100,12 @@ def test_the_loss_is_the_papers(tmp_path: Path) -> None:
 
 def new_method(name: str, folder: Path) -> list[Path]:
     """Write ``NAME.py`` and ``test_NAME.py``; UserError if a name or a file is taken."""
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
+    spelling = "".join(word.capitalize() for word in name.split("_"))
+    words = name.isidentifier() and not keyword.iskeyword(name) and name == name.lower()
+    if not words or not spelling.isidentifier():  # of _1 the classes' names would begin with a 1
         raise UserError(f"'{name}' is not allowed: a module's name is needed, such as my_method")
     if name in METHODS:
         raise UserError(f"'{name}' is a method of fedhet already: choose another name")
-    spelling = "".join(word.capitalize() for word in name.split("_"))
     files = {folder / f"{name}.py": METHOD, folder / f"test_{name}.py": TEST}
     for path in files:
         if path.exists():

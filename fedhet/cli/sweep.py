@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.cli import execute
+from fedhet.cli.saying import say
 from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path
@@ -140,7 +141,7 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
 
 
 def _told(text: str) -> None:
-    print(f"fedhet: {text}", file=sys.stderr, flush=True)
+    say(f"fedhet: {text}", sys.stderr)
 
 
 def _rows(found: Sweep, guesses: Mapping[str, "Guess"]) -> list[dict[str, object]]:
@@ -293,7 +294,7 @@ class Progress:
         if self.live is not None:
             self.live.__exit__(None, None, None)
         if kind is Interrupted:
-            print("fedhet: interrupted; the same command goes on", file=sys.stderr, flush=True)
+            _told("interrupted; the same command goes on")
 
     def update(self, found: Sweep) -> None:
         """Show how it stands."""
@@ -314,8 +315,7 @@ class Progress:
                 self.told.add(job.cell.name)
                 accuracy = percent(None if self.blind else job.accuracy)
                 why = f": {job.reason}" if job.reason else ""
-                print(f"fedhet: {job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                _told(f"{job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}")
 
 
 def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:

@@ -35,12 +35,16 @@ def batches(places: Sequence[Path], inputs: Inputs) -> Iterator[Batch]:
     """
     for place in places:
         path = place.expanduser()
-        if path.is_dir():
+        try:
+            folder, there = path.is_dir(), path.is_file()
+        except OSError as error:
+            raise UserError(f"'{place}': {error.strerror}") from error
+        if folder:
             files = {SIGNAL: "NPZ", TABLE: "CSV or Parquet"}.get(
                 inputs.kind, "CSV, Parquet or text"
             )
             raise UserError(f"'{place}' is a folder: this model takes {files} files, name those")
-        if not path.is_file():
+        if not there:
             raise UserError(f"'{place}': no such file")
         read = {SIGNAL: _signals, TABLE: _rows}.get(inputs.kind, _texts)
         for names, examples in read(path, inputs):

@@ -7,6 +7,7 @@ the network again, so neither the run nor the client's private state is needed t
 
 import copy
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief, one_line
 from fedhet.ids import is_id
+from fedhet.models.names import with_weights
 from fedhet.node.site import without_examples
 from fedhet.node.state import FileStore
 from fedhet.reading.structured import read_yaml
@@ -105,6 +107,8 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
         raise UserError(f"'{folder}': {key}: '{error['input']}': {error['msg']}") from None
     inputs = _inputs(description, config)
     architecture = str(description["architecture"])
+    if with_weights(architecture)[1]:  # whoever wrote it would choose which file is opened here
+        raise UserError(f"'{folder}': architecture: '{architecture}' is not allowed: no weights=")
     client = method.client(
         Setup(
             config=config.model_copy(update={"params": params}),
@@ -138,9 +142,13 @@ def write_weights(model: Personalised, folder: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def model_key(card: Mapping[str, Any]) -> str:
-    """What an exported model is called in the register: by its weights."""
-    return f"model-{str(card.get('sha256'))[:32]}"
+def model_key(card: Mapping[str, Any], folder: Path) -> str:
+    """What an exported model is called in the register: by its weights and by where it is.
+
+    The same state exported twice is two models, each known.
+    """
+    what = f"{card.get('sha256')} {folder.resolve()}"
+    return f"model-{hashlib.sha256(os.fsencode(what)).hexdigest()[:32]}"
 
 
 def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict[str, Any]]:
@@ -150,7 +158,7 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
     of others, unless this user exported it or ``trust``.
     """
     card = _read_card(folder)
-    names, key = register.named(card), model_key(card)
+    names, key = register.named(card), model_key(card, folder)
     known = is_id(key) and register.trusts(key, folder, names)
     register.require_trust(f"model '{folder}'", names, trusted=trust or known)
     try:

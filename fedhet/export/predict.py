@@ -39,14 +39,18 @@ def predict(
     out = out.expanduser()
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
     if model.inputs.kind != IMAGE:
+        _check_out(out, (path.expanduser() for path in places))
         try:
             with replacing(out, private=True, shared=True) as temporary:
                 count = _write(model, batches(places, model.inputs), temporary)
+                if not count:
+                    raise UserError("examples: nothing to classify: the files hold no example")
                 return Predicted(count, "examples", "")
         except OSError as error:
             raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
     shape = model.inputs.image_shape
     files = ImageFiles(find_images(path.expanduser() for path in places), shape)
+    _check_out(out, map(Path, files.paths))
     try:
         with replacing(out, private=True, shared=True) as temporary:
             count = _write(model, files.batches(), temporary)
@@ -57,6 +61,12 @@ def predict(
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
     lines = [*([files.complaint()] if files.unreadable else []), *files.lost.lines(shape)]
     return Predicted(count, "images", "; ".join(lines))
+
+
+def _check_out(out: Path, examples: Iterable[Path]) -> None:
+    """UserError if the answers would take the place of what they are about."""
+    if out.exists() and any(path.exists() and path.samefile(out) for path in examples):
+        raise UserError(f"out: '{out}' is one of the files to classify: choose another name")
 
 
 def _write(model: Personalised, found: Iterable[tuple[list[str], Tensor]], path: Path) -> int:

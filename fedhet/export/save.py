@@ -69,7 +69,7 @@ def describe_input(inputs: Inputs) -> dict[str, Any]:
     about: dict[str, Any] = {"shape": ["batch", *inputs.shape], "dtype": dtype}
     if inputs.kind == IMAGE:
         return about | {
-            "channels": "RGB",
+            "channels": "grey" if inputs.channels == 1 else "RGB",
             "resize": "bilinear, aspect not kept",
             "normalisation": "pixel / 127.5 - 1, pixel in 0..255",
         }
@@ -107,7 +107,7 @@ def export(
         with appearing(out) as folder:  # private: a model trained on private images is, too
             card = exported.card() | {"sha256": write_weights(exported.model, folder)}
             with contextlib.suppress(OSError):  # then the model needs --trust, as a stranger's does
-                register.note(model_key(card), out, register.named(card))
+                register.note(model_key(card, out), out, register.named(card))
             if images is not None:
                 card["onnx"] = onnx_file.write(exported.model, folder, images)
             text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)

@@ -88,10 +88,21 @@ class NodePlan:
     port: int = 0  # of the SuperNode's own API on 127.0.0.1; 0: a free one
     warm: bool = True
 
+    def __post_init__(self) -> None:
+        """UserError for a value that Flower could not read again from the command line."""
+        for option, value in self.config.items():
+            if isinstance(value, str) and ('"' in value or not value.isprintable()):
+                raise UserError(
+                    f"{option}: '{value}' is not allowed: Flower takes no '\"' and nothing that "
+                    "cannot be printed: use another name"
+                )
+
     def words(self) -> list[str]:
         """The SuperNode's command line."""
         port = self.port or free_ports(1)[0]
-        config = " ".join(f"{key}={json.dumps(value)}" for key, value in self.config.items())
+        config = " ".join(
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.config.items()
+        )
         return [
             script("flower-supernode"), "--root-certificates", str(self.ca),
             "--superlink", self.server, "--host", "127.0.0.1", "--port", str(port),

@@ -42,8 +42,7 @@ class FederationServer:
     def run(self) -> None:
         """Until a signal (the caller turns it into an exception); UserError if it cannot start."""
         self._check()
-        self.folder.prepare(self.folder.last_port() or free_ports(1)[0])
-        self.inner = self.folder.last_port()
+        self.folder.make()
         lock = FileLock(self.folder.home / ".lock", blocking=False)
         try:
             lock.acquire()
@@ -51,6 +50,9 @@ class FederationServer:
             raise UserError(f"'{self.folder.tls}' has a running server already") from error
         started: list[subprocess.Popen[bytes]] = []
         try:
+            # Under the lock: what is written there leads to the server that runs.
+            self.inner = self.folder.last_port() or free_ports(1)[0]
+            self.folder.prepare(self.inner)
             self._serve(started)
         finally:
             _stop(started)

@@ -61,8 +61,8 @@ class ServerFolder:
         """Public keys of the clients, by client id."""
         return {path.stem: path for path in sorted((self.tls / "clients").glob("*.pub"))}
 
-    def prepare(self, inner: int) -> None:
-        """Make the folder, and note that the Control API answers at 127.0.0.1:``inner``."""
+    def make(self) -> None:
+        """Make the folder; UserError without certificates, or if Flower could not read its name."""
         missing = [
             path
             for path in (self.credentials.ca, self.credentials.certificate, self.credentials.key)
@@ -73,14 +73,23 @@ class ServerFolder:
                 f"'{missing[0]}' is missing: make it with `fedhet certs --out {self.tls} "
                 "--server HOST --client NAME`"
             )
+        if not str(self.tls.absolute()).isprintable():  # TOML takes no such characters
+            raise UserError(
+                f"'{self.tls}' is not allowed: its path has characters that cannot be printed, "
+                "which Flower does not read: rename the folder"
+            )
         self.flwr_home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
+
+    def prepare(self, inner: int) -> None:
+        """Note, in the folder, that the Control API answers at 127.0.0.1:``inner``."""
         ca = self.credentials.ca.absolute()
         write_text(
             self.flwr_home / "config.toml",
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f"address = {json.dumps(f'127.0.0.1:{inner}')}\n"
-            f"root-certificates = {json.dumps(str(ca))}\n",
+            # As it is: TOML knows no pair of escapes for a character such as 😀.
+            f"root-certificates = {json.dumps(str(ca), ensure_ascii=False)}\n",
         )
         write_json(self._address, {"control": f"127.0.0.1:{inner}"})
 

@@ -19,7 +19,11 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP into :class:`Interrupted`, also if a shell ignored them."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into :class:`Interrupted`.
+
+    Ctrl-C also if it was ignored, as a shell does for what it puts in the background; not SIGHUP,
+    which ``nohup`` ignores so that the command outlives its terminal.
+    """
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(number)
@@ -41,7 +45,9 @@ def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = [number for number in _SIGNALS if hangup or number != signal.SIGHUP]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

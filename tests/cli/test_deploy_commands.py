@@ -4,14 +4,19 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
+from filelock import FileLock
+from flwr.common.config import parse_config_args
 
+from fedhet.cli import deploy_commands
 from fedhet.cli.app import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
+from fedhet.reading.structured import read_toml
 from fedhet.records.json_models import Line
 from fedhet.records.run_folder import RunFolder
 from fedhet.runtime import launch, node
@@ -41,6 +46,8 @@ def tls(tmp_path, monkeypatch):
     [
         (["node", "tls/clients/a", "--server", "h:1"], "--data FOLDER"),
         (["node", "tls/clients/a", "--server", "h:1", "--partition", "3/3"], "'3/3'"),
+        (["node", "tls/clients/a", "--server", "h:1", "--partition", "²/3"], "'²/3'"),
+        (["node", "tls/clients/a", "--server", "h:²", "--partition", "0/1"], "'h:²'"),
         (["node", "tls/clients/a", "--server", "h:1", "--data", "nowhere"], "nowhere"),
         (["node", "tls/clients/b", "--server", "h:1", "--partition", "0/1"], "clients/b"),
         (["node", "tls/clients/a", "--server", "https://h", "--partition", "0/1"], "https://h"),
@@ -84,10 +91,16 @@ def test_a_unit_runs_the_command_it_is_for(capsys, what):
     assert f"fedhet {what} " in text and "[Install]" in text and "Restart=always" in text
 
 
+def _served(tls, port):
+    """As a server leaves its folder that answered at that port."""
+    ServerFolder(tls).make()
+    ServerFolder(tls).prepare(port)
+
+
 @pytest.mark.parametrize("words", [["status"], ["run", "quickstart"]])
 def test_a_server_that_does_not_run_is_to_be_started(tls, capsys, words):
     (port,) = free_ports(1)
-    ServerFolder(tls).prepare(port)
+    _served(tls, port)
     assert execute([*words, "--superlink", str(tls)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert f"is not running: start it with `fedhet server {tls}`" in line
@@ -102,10 +115,47 @@ def test_categories_that_every_node_would_refuse_are_refused_here(tls, capsys):
 def test_a_folder_of_certificates_stands_for_its_server(tls, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", "/elsewhere")
     assert connect("supergrid") == "supergrid"  # Flower makes a file with it
-    ServerFolder(tls).prepare(4711)
+    _served(tls, 4711)
     assert connect("tls") == CONNECTION
     assert ServerFolder(tls).control() == "127.0.0.1:4711"
     assert ServerFolder(tls).home.stat().st_mode & 0o077 == 0
+
+
+def test_a_second_server_leaves_the_first_one_reachable(tls, capsys):
+    (port,) = free_ports(1)
+    _served(tls, port)
+    with FileLock(ServerFolder(tls).home / ".lock"), socket.create_server(("127.0.0.1", port)):
+        assert (
+            execute(["server", "tls", "--host", "127.0.0.1", "--port", f"{free_ports(1)[0]}"]) == 2
+        )
+    assert "has a running server already" in capsys.readouterr().err
+    assert ServerFolder(tls).control() == f"127.0.0.1:{port}"
+
+
+def test_flower_reads_the_path_of_a_folder_whatever_it_is_called(tls, tmp_path):
+    moved = tls.rename(tmp_path / 'tls "😀"')
+    _served(moved, 4711)
+    found = read_toml(ServerFolder(moved).flwr_home / "config.toml")["superlink"][CONNECTION]
+    assert found["root-certificates"] == str(moved / "ca.crt")
+    with pytest.raises(UserError, match="cannot be printed"):
+        ServerFolder(moved.rename(tmp_path / "a\x7f")).make()
+
+
+def test_a_node_takes_no_path_that_flower_could_not_read(tls):
+    with pytest.raises(UserError, match="data-dir: "):
+        NodePlan(tls, tls, "h:1", {"data-dir": 'a"b'}, tls)
+    config = {"data-dir": "/😀 's"}
+    words = NodePlan(tls, tls, "h:1", config, tls, port=1).words()
+    assert parse_config_args([words[-1]]) == config
+
+
+def test_a_node_whose_output_nobody_reads_goes_on(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        for _ in range(2):
+            deploy_commands._say("still there")
 
 
 def test_what_flower_says_is_said_once_and_plainly(tmp_path):

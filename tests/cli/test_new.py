@@ -1,11 +1,13 @@
 """`fedhet new method`: what it writes passes lint, types and its own tests as it stands."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cli.refusals import refused
 
 from fedhet.cli.app import execute
 
@@ -41,6 +43,7 @@ def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, cap
     ("words", "text"),
     [
         (["method", "My-Method"], "'My-Method' is not allowed"),
+        (["method", "_1"], "'_1' is not allowed"),
         (["method", "fedssa"], "a method of fedhet already"),
         (["model", "x"], "'model' is not allowed"),
     ],
@@ -49,3 +52,12 @@ def test_a_wrong_name_writes_nothing(tmp_path, monkeypatch, capsys, words, text)
     monkeypatch.chdir(tmp_path)
     assert execute(["new", *words]) == 2
     assert text in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_file_is_one_line(tmp_path, monkeypatch, capsys):
+    def full(path, *_, **_more):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "write_text", full)
+    assert "my_method.py': Permission denied" in refused(capsys, "new", "method", "my_method")

@@ -11,8 +11,9 @@ from helpers.pictures import images_of
 from safetensors.torch import load_file
 
 from fedhet.cli import app as cli
+from fedhet.data.inputs import Inputs
 from fedhet.export.model import load_model, rebuild
-from fedhet.export.save import export, open_state
+from fedhet.export.save import describe_input, export, open_state
 from fedhet.node.state import FileStore
 from fedhet.registry import METHODS
 from fedhet.testing import simulate, small
@@ -136,3 +137,8 @@ def test_the_command_line_prints_the_folder(run, tmp_path, capsys):
     state = str(states(folder, config)["1"])
     assert cli.execute(["export", state, "--out", str(tmp_path / "deep" / "m")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "deep" / "m")
+
+
+def test_the_card_of_a_grey_model_says_grey():
+    assert describe_input(Inputs.image(8, grey=True))["channels"] == "grey"
+    assert describe_input(Inputs.image(8))["channels"] == "RGB"

@@ -147,6 +147,20 @@ def test_a_text_file_is_one_text_a_line(made, tmp_path):
         return
     predict(model, [tmp_path / "lines.txt"], tmp_path / "p.csv")
     assert len(answers(tmp_path / "p.csv")) == 2
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UserError, match="nothing to classify"):
+        predict(model, [tmp_path / "empty.txt"], tmp_path / "p.csv")
+    assert len(answers(tmp_path / "p.csv")) == 2
+
+
+def test_no_input_is_overwritten_and_no_name_is_blamed_on_the_answers(made, tmp_path):
+    config, _, model = made
+    own = Path(shutil.copy(config.data_path, tmp_path))
+    with pytest.raises(UserError, match="one of the files to classify"):
+        predict(model, [own], own)
+    assert own.read_bytes() == _path(config).read_bytes()
+    with pytest.raises(UserError, match=f"^'{'x' * 300}': File name too long"):
+        predict(model, [Path("x" * 300)], tmp_path / "p.csv")
 
 
 def test_rows_and_texts_of_a_parquet_file_are_answered_as_those_of_the_csv(made, tmp_path):

@@ -129,6 +129,8 @@ def test_what_is_no_exported_model(model, tmp_path):
         assert words in said(spoilt)
     write({**card, "architecture": "cnn-1"}, data)
     assert "does not fit" in said(spoilt)
+    write({**card, "architecture": "cnn-5 weights=/no/such"}, data)
+    assert "no weights=" in said(spoilt)
     write({**card, "method": "fedmlr"}, data)
     assert "method" in said(spoilt)
     write({**card, "format": 2}, data)
@@ -148,3 +150,7 @@ def test_what_cannot_be_classified(model, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     with pytest.raises(UserError, match="cannot be written"):
         predict(model, [tmp_path / "x.png"], tmp_path / "nowhere" / "p.csv")
+    with pytest.raises(UserError, match="one of the files to classify"):
+        predict(model, [tmp_path], tmp_path / "x.png")
+    with Image.open(tmp_path / "x.png") as there:
+        assert there.size == (8, 8)

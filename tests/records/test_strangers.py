@@ -339,6 +339,10 @@ def test_predict_too(home, theirs, capsys):
     assert not mark.exists() and "--trust" in capsys.readouterr().err
     assert execute(["predict", str(home / "model"), *words[2:]]) == 0  # exported here
     assert execute([*words, "--trust"]) == 0
+    # The same weights once more: both are known.
+    assert execute(["export", state, "--out", str(home / "again"), "--trust"]) == 0
+    for made in ("model", "again"):
+        assert execute(["predict", str(home / made), *words[2:]]) == 0
 
 
 def test_a_module_called_like_data_of_ours_is_a_strangers_too(home, capsys):

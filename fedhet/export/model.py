@@ -36,6 +36,7 @@ from fedhet.sum_keys import HIDE_CLASSES
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1
+SPARE = 64 << 20  # bytes that a header may take beyond the weights: methods hold theirs otherwise
 _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
     "grey",
@@ -167,6 +168,7 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
             raise UserError(
                 f"model '{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's"
             )
+        _check_size(card, len(data), folder)
         with plugins.guarded(lambda _: trust or known):
             model = Personalised(rebuild(card, folder))
         weights = parse_weights(data, folder / WEIGHTS)
@@ -179,6 +181,16 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
             f"model '{folder}': {CARD} does not fit {WEIGHTS}: {brief(error)}"
         ) from error
     return model, card
+
+
+def _check_size(card: Mapping[str, Any], weights: int, folder: Path) -> None:
+    """UserError for a header that the weights cannot hold, before the network takes its memory."""
+    d = int(card.get("representation", RunConfig.model_fields["representation"].default))
+    if 4 * len(card["classes"]) * d > weights + SPARE:
+        raise UserError(
+            f"model '{folder}': {CARD} names {len(card['classes']):,} classes and representation "
+            f"{d}, which are not those of {WEIGHTS}"
+        )
 
 
 def _check_weights(found: Mapping[str, Tensor], own: Mapping[str, Tensor], folder: Path) -> None:

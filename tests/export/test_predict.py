@@ -131,6 +131,9 @@ def test_what_is_no_exported_model(model, tmp_path):
     assert "does not fit" in said(spoilt)
     write({**card, "architecture": "cnn-5 weights=/no/such"}, data)
     assert "no weights=" in said(spoilt)
+    many = [str(number) for number in range(15_000)]
+    write({**card, "classes": many, "representation": 8192}, data)
+    assert "15,000 classes and representation 8192, which are not those of" in said(spoilt)
     write({**card, "method": "fedmlr"}, data)
     assert "method" in said(spoilt)
     write({**card, "format": 2}, data)

@@ -190,10 +190,16 @@ class Rounds:
         return [message for _, message in self._requests]
 
     def _sampled(self, round_: int) -> list[str]:
-        """The round's clients that are online; the others are booked as such."""
-        cohort, here = self.config.cohort(len(self.roster.ids)), []
-        for client in self.roster.sample(self.config.seed, round_, cohort):
-            self.ledger.round.sampled += 1
+        """The round's clients that are online."""
+        cohort = self.config.cohort(len(self.roster.ids))
+        chosen = self.roster.sample(self.config.seed, round_, cohort)
+        self.ledger.round.sampled += len(chosen)
+        return self._online(chosen)
+
+    def _online(self, clients: list[str]) -> list[str]:
+        """Those that are online; the others are booked as offline."""
+        here = []
+        for client in clients:
             if client in self.roster.nodes:
                 here.append(client)
             else:

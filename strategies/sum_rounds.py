@@ -68,7 +68,8 @@ class SumRounds(Rounds):
         self.counts_owners = config.sum_owners > 1 and strategy.sums_classes(
             config, strategy.params
         )
-        self.told: list[int] | None = None if kept is None else kept.meta.get("told")
+        self.told: list[int] | None = None  # classes whose rows may be summed
+        self._counted: list[str] | None = None  # of whom: a resumed run counts again
         self.few = 0 if kept is None else kept.meta.get("few", 0)  # classes whose rows may not
         self._numbers = Counter(folder.attempts)
         self._attempt: Attempt | None = None
@@ -126,21 +127,27 @@ class SumRounds(Rounds):
     # --- which classes have owners enough ----------------------------------------------------
 
     def _count_owners(self, round_: int, members: list[str]) -> list[str]:
-        """Find out whose rows may be summed, once where everybody takes part in every round.
+        """Find out whose rows may be summed, unless the members are those of the last count.
 
-        Returns who is in the count; NoSumError if there is none.
+        Returns who is in the count and still online; NoSumError if there is none.
         """
-        everybody = len(self.roster.ids)
-        if self.told is not None and self.config.cohort(everybody) == everybody:
-            return members
-        self.told = None
+        # A count holds for exactly those who were in it: where the other owners of a class have
+        # gone, also while they were being counted, the sum would be a lone owner's row.
+        while members != self._counted:
+            members = self._online(self._count(round_, members))
+        return members
+
+    def _count(self, round_: int, members: list[str]) -> list[str]:
+        """Count the owners among ``members``; returns who is in the count."""
+        self.told, self._counted = None, None
         attempt = self._new(round_, members, len(self.roster.classes))
         if len(members) >= attempt.collector.least:
             self._ask_owners(attempt)
         total = attempt.total(self.deadline)
         self._book_unmasking(attempt)
         self._set_told(total)
-        return sorted(attempt.collector.survivors, key=client_order)
+        self._counted = sorted(attempt.collector.survivors, key=client_order)
+        return self._counted
 
     def _set_told(self, owners: Vector) -> None:
         """Which classes have owners (C,) enough, and a line if others have some."""
@@ -240,5 +247,5 @@ class SumRounds(Rounds):
         return [] if self.config.sum_metrics else super().evaluate_messages(round_)
 
     def own_marks(self) -> dict[str, Any]:
-        """See :class:`Rounds`: whose rows may be summed."""
-        return {} if self.told is None else {"told": self.told, "few": self.few}
+        """See :class:`Rounds`: what the user has been told of."""
+        return {"few": self.few} if self.counts_owners else {}

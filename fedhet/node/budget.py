@@ -5,11 +5,13 @@ starts from, and going back to an old one must not give back what was spent. An 
 before it leaves. One that is asked for again, after a crash or a lost reply, is the same bytes if
 the client came to the same update from the same payload, and then costs nothing; its noise is
 drawn from a secret of this client and the update, so that equal noise never meets two updates.
+Messages may be at work side by side, so what was read before training is not what is booked on.
 """
 
+import contextlib
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,7 @@ class Budget:
         self.store = store
         self.config = config
         self.client = client
-        self.note = dict(store.read_note(NOTE) or {})
+        self.note = self._read()
 
     def check(self, round_: int, source: int) -> None:
         """Refuse a round in which this client could not upload, before it trains.
@@ -57,15 +59,7 @@ class Budget:
                     f"state of generation {source} is without its account of the privacy budget"
                 )
             return
-        if not _sound(self.note):
-            raise StateError("the account of the privacy budget is damaged")
-        agreed, wanted = self.note["agreed"], _agreed(self.config)
-        for key in {**agreed, **wanted}:
-            now, before = wanted.get(key, "off"), agreed.get(key, "off")  # off: no sum
-            if now != before:
-                raise BudgetError(
-                    f"{key.replace('_', '-')} is {now} now, but this run began with {before}"
-                )
+        self._check_agreed()
         if self.note["uploads"] >= self.config.rounds and self.note["round"] != round_:
             raise self._spent()
 
@@ -117,21 +111,48 @@ class Budget:
 
         Returns its keyed digest.
         """
-        note = self.note or self._new()
-        digest = _digest(bytes.fromhex(note["secret"]), round_, arrays)
-        if note["digest"] != digest:
-            if note["uploads"] >= self.config.rounds:
-                raise self._spent()
-            count = note["uploads"] + 1
-            self.note = note | {"uploads": count, "round": round_, "digest": digest}
-            self.store.write_note(NOTE, self.note)
+        with self._changing():
+            digest = _digest(bytes.fromhex(self.note["secret"]), round_, arrays)
+            if self.note["digest"] != digest:
+                if self.note["uploads"] >= self.config.rounds:
+                    raise self._spent()
+                count = self.note["uploads"] + 1
+                self.note |= {"uploads": count, "round": round_, "digest": digest}
         return digest
 
     def open(self) -> None:
         """An account of nothing, for who sends nothing: the next round must find one."""
-        if not self.note:
-            self.note = self._new()
+        with self._changing():
+            pass
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Take up the account as it is now, checked again, and write down what becomes of it."""
+        with self.store.alone():
+            before, self.note = self.note, self._read()
+            if before and not self.note:
+                raise StateError("the account of the privacy budget has gone meanwhile")
+            if self.note:
+                self._check_agreed()
+            else:
+                self.note = self._new()
+            yield
             self.store.write_note(NOTE, self.note)
+
+    def _read(self) -> dict[str, Any]:
+        return dict(self.store.read_note(NOTE) or {})
+
+    def _check_agreed(self) -> None:
+        """StateError for a damaged account, BudgetError if the run began with another budget."""
+        if not _sound(self.note):
+            raise StateError("the account of the privacy budget is damaged")
+        agreed, wanted = self.note["agreed"], _agreed(self.config)
+        for key in {**agreed, **wanted}:
+            now, before = wanted.get(key, "off"), agreed.get(key, "off")  # off: no sum
+            if now != before:
+                raise BudgetError(
+                    f"{key.replace('_', '-')} is {now} now, but this run began with {before}"
+                )
 
     def _new(self) -> dict[str, Any]:
         return {

@@ -213,7 +213,7 @@ class Meta(_Strict):
     sha256: Digest
     steps: Steps = Steps()
     scores: dict[Id, Score]
-    told: list[Count] | None = None  # classes with owners enough (sum-owners)
+    told: list[Count] | None = None  # of older versions: a resumed run counts owners again
     few: Count = 0  # how many have some, and too few
     means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
     rounds: Mark

@@ -20,8 +20,8 @@ def test_the_server_counts_every_methods_flops_for_itself(tmp_path, monkeypatch,
     """Honest clients pass with a third of the slack, and liars by more than that do not."""
     counted, original = [], flop_claims.Work._counted
 
-    def count(self, info, payload):
-        counted.append(original(self, info, payload))
+    def count(self, info, payload, round_):
+        counted.append(original(self, info, payload, round_))
         return counted[-1]
 
     monkeypatch.setattr(flop_claims.Work, "_counted", count)

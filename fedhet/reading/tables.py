@@ -18,7 +18,7 @@ from fedhet.reading.bounds import LARGEST, MEBI, read_bytes
 
 MOST_CSV = 512 * MEBI
 LINE = 32 * MEBI  # characters: a table of ten thousand columns has three million
-FIELD = 131_072  # characters, Python's own bound
+FIELD = 131_072  # characters; Python's own bound is that of the process, and may be another
 
 
 def rows(
@@ -44,6 +44,10 @@ def rows(
         if width and row and len(row) != width:
             what = f"has {len(row)} fields, and {width} are needed"
             raise ReadError(source, f"line {line}", what)
+        if max(map(len, row), default=0) > FIELD:
+            raise ReadError(
+                source, f"line {line}", f"not CSV: a field of more than {FIELD} characters"
+            )
         if row:
             yield line, row
 

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 from filelock import FileLock
-from flwr.common.config import parse_config_args
 
 from fedhet.cli import deploy_commands
 from fedhet.cli.app import execute
 from fedhet.config import build_config
 from fedhet.errors import RunFailedError, UserError
+from fedhet.protocol.flower import read_run_config
 from fedhet.reading.structured import read_toml
 from fedhet.records.json_models import Line
 from fedhet.records.run_folder import RunFolder
@@ -146,7 +146,7 @@ def test_a_node_takes_no_path_that_flower_could_not_read(tls):
         NodePlan(tls, tls, "h:1", {"data-dir": 'a"b'}, tls)
     config = {"data-dir": "/😀 's"}
     words = NodePlan(tls, tls, "h:1", config, tls, port=1).words()
-    assert parse_config_args([words[-1]]) == config
+    assert read_run_config([words[-1]]) == config
 
 
 def test_a_node_whose_output_nobody_reads_goes_on(monkeypatch):

@@ -68,7 +68,7 @@ def test_there_and_back(clients):
 def test_flops_are_the_servers_own_count_for_the_mean_of_images():
     costs = {"cnn-1": (10.0, 5.0), "cnn-2": (30.0, 0.0)}
     infos = [ClientInfo(m, (), (), (), 0, m, "cpu") for m in ("cnn-1", "cnn-2", "own:model")]
-    work = Work(lambda info, payload: costs[info.model])
+    work = Work(lambda info, payload, round_: costs[info.model])
     assert work.estimate(infos[:2], 20.0, Empty, 1) == 205.0 + 600.0
     assert work.estimate(infos, 20.0, Empty, 1) == 805.0 / 2 * 3  # the third as the others
     assert Work().estimate(infos, 20.0, Empty, 1) == 0.0

@@ -1,5 +1,6 @@
 """The readers: what is not allowed is one kind of error with file and place, soon and cheaply."""
 
+import csv
 import io
 import json
 import os
@@ -144,6 +145,17 @@ def test_a_file_is_never_longer_than_its_bound_nor_a_pipe(tmp_path):
         read_bytes(tmp_path / "short", 9)
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "none", 10)
+
+
+@pytest.mark.parametrize("limit", [131_072, 4 << 20])
+def test_a_long_field_is_refused_whatever_python_allows(limit):
+    """Whose bound is the process's: a reader of long texts may have raised it."""
+    before = csv.field_size_limit(limit)
+    try:
+        with pytest.raises(ReadError, match="not CSV: .*field"):
+            list(tables.rows(["a,b\n", "x" * 200_000 + ",1\n"], "here"))
+    finally:
+        csv.field_size_limit(before)
 
 
 HEAD = b"round,client,model,generation,test_accuracy,val_accuracy,other\n"

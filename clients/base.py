@@ -14,8 +14,8 @@ from fedhet.data.inputs import IMAGE
 from fedhet.data.preparation import FITTED, normalise, preparation
 from fedhet.models import SplitModel, build_model
 from fedhet.node.budget import Budget
+from fedhet.node.on_device import examples_of
 from fedhet.node.public_set import PublicSet, open_public
-from fedhet.node.site import examples_of
 from fedhet.protocol.contribution import Vector
 from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import Scalar

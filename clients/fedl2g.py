@@ -156,8 +156,8 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         count, size = len(self.examples("train")), self.config.batch_size
         client = self.setup.data.client
         order = generator(self.config.seed, "quiz", client).permutation(count)
-        held = min(self.params.quiz_batches * size, count // 4)
-        held *= held > 1
+        quarter = count // 4
+        held = min(self.params.quiz_batches * size, quarter) if quarter > 1 else 0
         study = torch.from_numpy(np.sort(order[held:])).to(self.device)
         found = []
         if self.round > self.params.warm_up:

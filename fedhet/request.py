@@ -15,14 +15,9 @@ from fedhet.errors import UserError
 from fedhet.ids import check_id
 from fedhet.node.context_state import ContextStore
 from fedhet.node.limits import Asked, Limits, check_run, read_limits
+from fedhet.node.on_device import choose_device
 from fedhet.node.public_set import own_copy
-from fedhet.node.site import (
-    LocalData,
-    assigned_model,
-    choose_device,
-    client_name,
-    load_local,
-)
+from fedhet.node.site import LocalData, assigned_model, client_name, load_local
 from fedhet.node.state import SUM_KEY, FileStore, StateStore
 from fedhet.protocol.downloads import read_instruction
 from fedhet.protocol.flower import is_simulated

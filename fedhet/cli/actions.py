@@ -1,7 +1,6 @@
 """What the commands of ``fedhet`` do; :mod:`fedhet.cli.app` reads their arguments."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -10,8 +9,8 @@ from pathlib import Path
 
 from fedhet.cli import execute
 from fedhet.cli.display import RunProgress, show_table
-from fedhet.cli.saying import say
-from fedhet.cli.sweep import Progress as SweepProgress
+from fedhet.cli.saying import tell
+from fedhet.cli.sweep_display import Progress as SweepProgress
 from fedhet.config import load_config, load_noted
 from fedhet.data.image_source import Indices
 from fedhet.data.inputs import noun
@@ -41,7 +40,7 @@ WIDEST = 20  # classes that a table can show side by side
 
 def console(*, quiet: bool) -> session.Console:
     """A progress bar or lines for people; ``quiet``: nothing on stdout, which a program reads."""
-    return session.Console(_say, partial(RunProgress, quiet=quiet))
+    return session.Console(tell, partial(RunProgress, quiet=quiet))
 
 
 def run(
@@ -59,19 +58,14 @@ def run(
     if watching:
         from fedhet.cli.watch import beside  # noqa: PLC0415  (a web server)
 
-        shown = replace(shown, beside=beside(_say, tls_of(connection)))
+        shown = replace(shown, beside=beside(tell, tls_of(connection)))
     folder = session.start(config, path.stem, shown, connection, notes=notes)
     _print_result(folder, as_json=as_json)
 
 
 def _warn(lines: Sequence[str]) -> None:
     for line in lines:
-        _say(f"warning: {line}")
-
-
-def _say(line: str) -> None:
-    """A line for people; what programs read goes to stdout."""
-    say(f"fedhet: {one_line(line, None)}", sys.stderr)
+        tell(f"warning: {line}")
 
 
 def _print_result(folder: RunFolder, *, as_json: bool) -> None:
@@ -145,7 +139,7 @@ def demo(out: str, *, as_json: bool) -> None:
         for method in DEMO_METHODS
     ]
     found = Sweep("demo", base, [Job(cell, base / cell.config.name) for cell in cells], execute)
-    _say(f"starting {len(cells)} runs side by side, one process each; logs: {found.folder}")
+    tell(f"starting {len(cells)} runs side by side, one process each; logs: {found.folder}")
     with interruptible(), SweepProgress(found, quiet=as_json) as progress:
         found.run(len(cells), progress.update)
     for job in found.jobs:

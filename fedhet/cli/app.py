@@ -18,8 +18,8 @@ import typer
 import fedhet
 from fedhet.cli import deploy_commands, list_commands, model_commands, run_commands
 from fedhet.cli.options import Command
-from fedhet.cli.saying import say, silence
-from fedhet.errors import RunFailedError, UserError, brief, one_line
+from fedhet.cli.saying import silence, tell
+from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.plugins import look_here
 from fedhet.runtime.signals import Interrupted
 from fedhet.schema import RunConfig, kebab
@@ -135,5 +135,5 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
 
 def _complain(message: str, code: int) -> int:
     """One line, whatever a text that came from elsewhere contains."""
-    say(f"fedhet: error: {one_line(message, None)}", sys.stderr)
+    tell(f"error: {message}")
     return code

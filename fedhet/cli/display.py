@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedhet.cli.saying import say
+from fedhet.cli.saying import say, tell
 from fedhet.errors import one_line
 from fedhet.files import plain_path
 from fedhet.records.summary import seconds_left
@@ -69,7 +69,7 @@ class RunProgress:
         text = one_line(text, None)
         self._bar.update(self._task, note=text)
         if self._bar.disable and not self.silent:
-            say(f"fedhet: {text}", sys.stderr)
+            tell(text)
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand
 from typer.models import ArgumentInfo
 
-from fedhet.cli.saying import say
+from fedhet.cli.saying import tell
 from fedhet.errors import UserError
 
 Register = Callable[[], Callable[[Callable[..., None]], object]]  # makes a command's decorator
@@ -75,4 +75,4 @@ def loading(*, as_json: bool = False) -> None:
     Not to a program: what it reads on stderr is a run's trouble, nothing else.
     """
     if sys.stderr.isatty() and not as_json and "torch" not in sys.modules:
-        say("fedhet: loading torch and Flower ...", sys.stderr)
+        tell("loading torch and Flower ...")

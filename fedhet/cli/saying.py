@@ -1,7 +1,15 @@
 """Lines about something that goes on. It goes on as well where nobody can read them."""
 
 import os
+import sys
 from typing import TextIO
+
+from fedhet.errors import one_line
+
+
+def tell(text: str) -> None:
+    """A line for people; what programs read goes to stdout."""
+    say(f"fedhet: {one_line(text, None)}", sys.stderr)
 
 
 def say(line: str, stream: TextIO) -> None:

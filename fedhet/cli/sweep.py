@@ -6,42 +6,33 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
 from rich.filesize import decimal
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from fedhet.cli import execute
-from fedhet.cli.saying import say
+from fedhet.cli.saying import tell
+from fedhet.cli.sweep_display import Progress
 from fedhet.config import read_overrides
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path
 from fedhet.idle_keys import check_cells, small_cohort
 from fedhet.runtime import preflight
 from fedhet.runtime.session import find_preset
-from fedhet.runtime.signals import Interrupted, interruptible
+from fedhet.runtime.signals import interruptible
 from fedhet.sweeps.grid import Cell, read_cells, title_of
-from fedhet.sweeps.job import ENDED, FAILED, RUNNING, Job
+from fedhet.sweeps.job import ENDED, FAILED, Job
 from fedhet.sweeps.sweep import Sweep, default_workers, shard
-from fedhet.words import duration, percent
+from fedhet.words import duration
 
 if TYPE_CHECKING:
     from fedhet.sweeps.estimate import Guess
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
-SHOWN = 20  # lines of cells in the table of progress
-WAITS = "is being run by another process, which is waited for since {}"
 EVERYWHERE = 1_000_000  # cells at a time where machines say how many fit
-REASON = 120  # characters of a cell's reason there; the end of the sweep says it whole
 
 
 @dataclass(frozen=True)
@@ -92,8 +83,7 @@ def _on_cluster(found: Sweep, address: str, stack: contextlib.ExitStack, *, quie
     from fedhet.sweeps.ray_machines import joined  # noqa: PLC0415
 
     if any(job.cell.config.engine == "ray" for job in found.jobs) and not quiet:
-        print("fedhet: engine: inline, not ray: each cell is one process of the cluster",
-              file=sys.stderr)  # fmt: skip
+        tell("engine: inline, not ray: each cell is one process of the cluster")
     for job in found.jobs:
         job.cell = fitting(job.cell)
     found.executor = Cluster(stack.enter_context(joined(address)))
@@ -109,7 +99,7 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
     path, found = open_sweep(preset, overrides, options)
     if not as_json:
         print(f"{index_name(preset, path)}: {len(found.jobs)} cells in '{found.out}'", flush=True)
-    estimator = Estimator(measure=options.calibrate, tell=_told)
+    estimator = Estimator(measure=options.calibrate, tell=tell)
     guesses: dict[str, Guess] = {}
     for job in found.jobs:
         if job.due:
@@ -138,10 +128,6 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
         )
     if found.note:
         print(found.note)
-
-
-def _told(text: str) -> None:
-    say(f"fedhet: {text}", sys.stderr)
 
 
 def _rows(found: Sweep, guesses: Mapping[str, "Guess"]) -> list[dict[str, object]]:
@@ -203,7 +189,7 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
     configs = [cell.config for cell in cells]
     small = dict.fromkeys(line for config in configs for line in small_cohort(config))
     for line in (*check_cells(configs, read_overrides(overrides)), *small):
-        _told(f"note: {line}")
+        tell(f"note: {line}")
     chosen = shard(cells, options.shard)
     if options.cell:
         chosen = [cell for cell in cells if cell.name == options.cell]
@@ -265,85 +251,6 @@ def _report(found: Sweep, path: Path, *, as_json: bool) -> None:
             f"{counts[FAILED]} of {len(found.jobs)} cells of '{path.stem}' failed; the same "
             f"command tries them again (logs: {found.folder})"
         )
-
-
-class Progress:
-    """A table of the cells on a terminal; elsewhere a line per cell that has ended.
-
-    ``blind`` leaves out test accuracies, by which a search must not be followed.
-    """
-
-    def __init__(self, found: Sweep, *, quiet: bool, blind: bool = False) -> None:
-        self.console = Console(stderr=True, markup=False)
-        self.quiet, self.blind = quiet, blind
-        self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
-        self.waiting: dict[str, str] = {}  # since when, by cell
-        self.noted = 0
-        self.live: Live | None = None
-        if not quiet and self.console.is_terminal:
-            self.live = Live(
-                _table(found, {}, blind=blind), console=self.console, auto_refresh=False
-            )
-
-    def __enter__(self) -> "Progress":
-        if self.live is not None:
-            self.live.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.live is not None:
-            self.live.__exit__(None, None, None)
-        if kind is Interrupted:
-            _told("interrupted; the same command goes on")
-
-    def update(self, found: Sweep) -> None:
-        """Show how it stands."""
-        for note in [] if self.quiet else found.notes[self.noted :]:
-            self.console.print(f"fedhet: {note}", soft_wrap=True, highlight=False)
-        self.noted = len(found.notes)
-        news = [job.cell.name for job in found.jobs if job.waits]
-        news = [name for name in news if name not in self.waiting]
-        self.waiting |= dict.fromkeys(news, f"{datetime.now():%H:%M:%S}")
-        if self.live is not None:
-            self.live.update(_table(found, self.waiting, blind=self.blind), refresh=True)
-            return
-        for job in found.jobs:
-            if job.cell.name in news and not self.quiet:
-                _told(f"{job.cell.name} {WAITS.format(self.waiting[job.cell.name])}")
-            ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
-            if ended and job.cell.name not in self.told and not self.quiet:
-                self.told.add(job.cell.name)
-                accuracy = percent(None if self.blind else job.accuracy)
-                why = f": {job.reason}" if job.reason else ""
-                _told(f"{job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}")
-
-
-def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:
-    table = Table(box=None, pad_edge=False)
-    for column in ("cell", "state", "round", "accuracy", "what"):
-        table.add_column(column, no_wrap=column != "what")
-    running = [job for job in found.jobs if job.state == RUNNING]
-    others = [job for job in found.jobs if job.state != RUNNING]
-    others.sort(key=lambda job: job.state not in ENDED)
-    for job in (*running, *others)[:SHOWN]:
-        table.add_row(*_row(job, waiting.get(job.cell.name, ""), blind=blind))
-    counts = ", ".join(f"{count} {state}" for state, count in found.counts().items() if count)
-    left = found.seconds_left()
-    more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
-    line = f"{counts}{more}" + (f", about {duration(left)} left" if left else "")
-    return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
-
-
-def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
-    rounds = f"{job.rounds}/{job.cell.config.rounds}"
-    if job.state == RUNNING and job.rounds > job.begun_at:
-        pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
-        rounds += f" {duration(pace * (job.cell.config.rounds - job.rounds))} left"
-    accuracy = percent(None if blind else job.accuracy)
-    ended = job.state in ENDED and job.reason
-    why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
-    why = f": {WAITS.format(since)}" if job.waits else why
-    return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
 
 
 def _time(guess: "Guess") -> str:

@@ -12,6 +12,7 @@ from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path, tried_folder, write_text
 from fedhet.runtime.session import find_preset
 from fedhet.sweeps.executor import Work
+from fedhet.sweeps.grid import once
 from fedhet.sweeps.job import FAILED
 from fedhet.sweeps.sweep import Sweep
 from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
@@ -39,8 +40,8 @@ def tune(
     search = Search.read(path, words)
     trials = search.trials(options.trials, options.search_seed)
     runs = plain_path(options.runs)
-    cells = {cell.name: placed(cell, runs) for trial in trials for cell in trial.cells}
-    found = Sweep.open(f"tune-{index_name(preset, path)}", runs, list(cells.values()), work)
+    cells = once(placed(cell, runs) for trial in trials for cell in trial.cells)
+    found = Sweep.open(f"tune-{index_name(preset, path)}", runs, cells, work)
     if mixed := found.mixed():
         raise UserError(f"{mixed}: trials of different code are not compared; take another --runs")
     run_all(found, options.workers, options.ray, quiet=as_json, blind=True)

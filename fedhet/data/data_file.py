@@ -74,7 +74,7 @@ def canonical(value: str) -> str:
     if "." not in text:  # a float would make one of two long ones
         return str(int(text))
     number = float(text)
-    return str(int(number)) if number.is_integer() else repr(number)
+    return str(int(number)) if number.is_integer() else np.format_float_positional(number)
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:

@@ -97,8 +97,8 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
 
 def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
     """Raise LimitError for the first limit that a run breaks; no round is beyond its ``rounds``."""
-    params = config.params.model_dump()
-    own = {k: v for k, v in params.items() if k.endswith("epochs") and k != "server-epochs"}
+    keys = config.params.model_dump().items()
+    own = {k: v for k, v in keys if k.endswith("epochs") and not k.startswith("server-")}
     epochs = {"local_epochs": config.local_epochs} | own
     longest = max(epochs, key=lambda key: epochs[key])
     if limits.max_epochs is not None and epochs[longest] > limits.max_epochs:

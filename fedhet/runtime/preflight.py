@@ -14,7 +14,8 @@ from fedhet.errors import UserError
 from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model
 from fedhet.models.small import small_name
-from fedhet.node.site import DEFAULT_CLIENTS, choose_device, load_partition
+from fedhet.node.on_device import choose_device
+from fedhet.node.site import DEFAULT_CLIENTS, load_partition
 from fedhet.protocol.contribution import about_few, too_few
 from fedhet.records.tracker import tracker_package
 from fedhet.runtime import bundle

@@ -20,7 +20,7 @@ from fedhet.flop_count import BATCH, EXAMPLES, new_client
 from fedhet.models.flops import FlopCounter
 from fedhet.models.names import MODELS, MORE_OF_TORCHVISION
 from fedhet.node.modules import forgotten, to_bundle
-from fedhet.node.site import choose_device
+from fedhet.node.on_device import choose_device
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster
 from fedhet.registry import METHODS

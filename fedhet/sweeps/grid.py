@@ -8,7 +8,7 @@ configuration, so that equal cells of different sweeps are one run.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -88,24 +88,26 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
         where = "edit it there" if key in SWEEP_KEYS else "--out names the folder of all"
         raise UserError(f"{key}: it {what} in a sweep and is not given with key=value; {where}")
     common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
-    cells: dict[str, Cell] = {}
+    cells = []
     for grid in grids:
         for values in combinations(grid, paired):
             chosen = values | {key: changes[key] for key in values if key in changes}
-            cell = Cell(chosen, _scaled(resolve(common | changes, chosen), profile))
-            _check_same(cells.setdefault(cell.name, cell), cell)
-    return list(cells.values())
+            cells.append(Cell(chosen, _scaled(resolve(common | changes, chosen), profile)))
+    return once(cells)
 
 
-def _check_same(first: Cell, second: Cell) -> None:
-    """UserError for two cells of one name: files are told by the last part of their paths."""
-    one, other = first.config.flat(), second.config.flat()
-    for key in PATHS:
-        if one.get(key) != other.get(key):
-            raise UserError(
-                f"{key}: '{one.get(key)}' and '{other.get(key)}' end in the same name and would be "
-                "one cell: rename one, since files are called by their last name"
-            )
+def once(cells: Iterable[Cell]) -> list[Cell]:
+    """Every cell once; UserError for two of one name, as files are called by their last name."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        one, other = found.setdefault(cell.name, cell).config.flat(), cell.config.flat()
+        for key in PATHS:
+            if one.get(key) != other.get(key):
+                raise UserError(
+                    f"{key}: '{one.get(key)}' and '{other.get(key)}' end in the same name and "
+                    "would be one run: rename one, since files are called by their last name"
+                )
+    return list(found.values())
 
 
 def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], list[list[str]]]:

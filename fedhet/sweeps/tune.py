@@ -23,14 +23,16 @@ from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.summary import diverged
 from fedhet.rng import generator
 from fedhet.schema import TUNABLE, RunConfig, kebab
-from fedhet.sweeps.grid import PATHS, SWEEP_KEYS, Cell, grids_of, resolve, title_of
+from fedhet.sweeps.grid import SWEEP_KEYS, Cell, grids_of, resolve, title_of
 
 SEEDS = ("partition-seed", "seed")  # further values repeat a trial, and are not searched
 RANDOM_TRIALS = 10  # of a search that has ranges, unless said otherwise
 DRAWS = 1_000  # tries to draw a trial that was not drawn before
 BLOCKS = 5  # of the comparison after it
 _COMMON = {kebab(name) for name in RunConfig.model_fields}
-LISTS = {kebab(name) for name, f in RunConfig.model_fields.items() if ... in get_args(f.annotation)}
+_KINDS = {kebab(name): field.annotation for name, field in RunConfig.model_fields.items()}
+LISTS = {key for key, kind in _KINDS.items() if ... in get_args(kind)}  # commas are no search
+TEXTS = {key for key, kind in _KINDS.items() if kind is str}  # paths among them: no range
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})")
 
@@ -103,14 +105,13 @@ class Search:
             else:
                 base[key] = values[0]
         named = axes.pop("method", [base.get("method", "fedssa")])
+        assert not isinstance(named, Range)  # of a text
         repeated: dict[str, Sequence[Any]] = {}
         for key in SEEDS:
             values = axes.pop(key, ())
             if isinstance(values, Range):
                 raise UserError(f"{key}: a list of seeds is allowed, not a range")
             repeated |= {key: values} if values else {}
-        if isinstance(named, Range):
-            raise UserError("method: a list of methods is allowed, not a range")
         methods = [method_name(str(name)) for name in named]
         known = _COMMON.union(*map(_keys, methods))
         for key in axes:
@@ -239,7 +240,7 @@ def _keys(method: str) -> set[str]:
 
 def _values(key: str, text: str) -> Sequence[Any] | Range:
     """The values that a word gives to a key."""
-    if ".." in text and key not in PATHS:
+    if ".." in text and key not in LISTS | TEXTS:
         if not (range_ := RANGE.fullmatch(text)):
             raise UserError(f"{key}: '{text}' is no range of numbers, such as 0.001..0.1")
         ends = float(range_[1]), float(range_[2])

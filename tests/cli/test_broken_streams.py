@@ -7,9 +7,9 @@ import sys
 import pytest
 from cli.refusals import refused
 
-from fedhet.cli.actions import _say
 from fedhet.cli.app import main
 from fedhet.cli.display import RunProgress
+from fedhet.cli.saying import tell
 from fedhet.runtime.signals import Interrupted, interruptible
 
 ROUNDS = [{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}]
@@ -35,7 +35,7 @@ def test_a_run_goes_on_where_nobody_reads_its_progress(unwritable, monkeypatch):
         for _ in range(2):
             progress.note("starting")
             progress.update(ROUNDS)
-            _say("note")
+            tell("note")
     print("the result")
     unwritable.flush()  # and what is left over is not tried again
 

@@ -67,6 +67,8 @@ def test_classes_without_labels_are_the_values_in_their_order(opened):
 
 def test_numbers_are_what_people_write_as_numbers(opened):
     """Python takes 1_2 for twelve; a file means a name."""
+    small = opened("x,y\n1,0.00001\n2,0.50\n3,-2.\n", Reading(target="y"))
+    assert small.classes == ("-2", "0.00001", "0.5")
     data = opened("w,x,y\n1_2,1,1_0\n12,2,10\n012,3,10.0\n1e1,4,1e1\n", READ_W)
     assert data.site_names == ("1_2", "12", "1e1") and data.sites.tolist() == [0, 1, 1, 2]
     assert data.classes == ("10", "1_0", "1e1") and data.labels.tolist() == [1, 0, 0, 2]

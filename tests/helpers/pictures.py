@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from fedhet.node.site import examples_of, load_local
+from fedhet.node.on_device import examples_of
+from fedhet.node.site import load_local
 from fedhet.schema import RunConfig
 from fedhet.training.loop import Examples
 

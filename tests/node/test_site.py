@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fedhet.errors import UserError
-from fedhet.node.site import examples_of, load_local
+from fedhet.node.on_device import examples_of
+from fedhet.node.site import load_local
 from fedhet.testing import small
 
 

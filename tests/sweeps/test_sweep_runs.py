@@ -8,7 +8,7 @@ from sweeps import cell_work as work
 from sweeps.left import leave
 
 from fedhet.cli.app import execute
-from fedhet.cli.sweep import Progress
+from fedhet.cli.sweep_display import Progress
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
 from fedhet.sweeps import executor, sweep

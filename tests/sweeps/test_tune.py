@@ -105,7 +105,8 @@ def test_a_range_of_what_is_counted_is_of_whole_numbers(preset):
 
 
 def test_lists_mappings_and_paths_are_no_search(preset):
-    fixed = ["ignore=a,b", "labels={ill: [1, 2], healthy: [0]}", "data-path=../t.csv"]
+    fixed = ["ignore=a,b", "labels={ill: [1, 2], healthy: [0]}", "data-path=../t.csv",
+             "models=cnn-5 weights=../w.safetensors"]  # fmt: skip
     search = Search.read(preset, [*fixed, "lr=0.1,0.2"])
     assert list(search.axes) == ["lr"]
     assert search.base["ignore"] == "a,b" and search.base["data-path"] == "../t.csv"
@@ -203,6 +204,14 @@ def test_a_run_that_fails_is_no_result(preset, tmp_path):
     with pytest.raises(RunFailedError, match="2 of 2 runs failed"):
         command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=broken)
     assert not options.out.exists()
+
+
+def test_trials_on_files_of_one_name_are_not_one_run(preset, tmp_path):
+    paths = ",".join(str(tmp_path / place / "t.csv") for place in ("a", "b"))
+    words = ["dataset=table", "target=y", "models=mlp-5", f"data-path={paths}"]
+    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs")
+    with pytest.raises(UserError, match="^data-path: .*a/t.csv' and .*b/t.csv' end in the same"):
+        command.tune(str(preset), words, options, as_json=True, work=broken)
 
 
 def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):

@@ -21,7 +21,8 @@ from benchmarks.common import emit, median
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config import build_config
 from fedhet.models import build_model
-from fedhet.node.site import LocalData, assigned_model, examples_of, load_local
+from fedhet.node.on_device import examples_of
+from fedhet.node.site import LocalData, assigned_model, load_local
 from fedhet.node.state import FileStore
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.common import config_of, emit, median, settings
+from fedhet.config.schema import RunConfig
 from fedhet.models import build_model
-from fedhet.node.site import load_partition
-from fedhet.schema import RunConfig
+from fedhet.site.local_data import load_partition
 from fedhet.training.denormals import without_denormals
 
 Client = tuple[nn.Module, dict[str, tuple[Tensor, Tensor]]]

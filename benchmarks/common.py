@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from fedhet.config import load_config
+from fedhet.config.load import load_config
+from fedhet.config.schema import RunConfig
+from fedhet.engines.superlink import script
 from fedhet.reading.structured import read_jsonl
 from fedhet.records.environment import processor
-from fedhet.runtime.superlink import script
-from fedhet.schema import RunConfig
 
 SETTINGS: dict[str, list[str]] = {
     "n10": ["clients=10", "fraction=1.0", "local-epochs=1"],

@@ -19,15 +19,15 @@ import torch
 from benchmarks.bare_loop import train as bare_train
 from benchmarks.common import emit, median
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS
+from fedhet.config.schema import RunConfig
 from fedhet.models import build_model
-from fedhet.node.on_device import examples_of
-from fedhet.node.site import LocalData, assigned_model, load_local
-from fedhet.node.state import FileStore
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster
-from fedhet.registry import METHODS
-from fedhet.schema import RunConfig
+from fedhet.site.local_data import LocalData, assigned_model, load_local
+from fedhet.site.on_device import examples_of
+from fedhet.site.state import FileStore
 from fedhet.strategies.base import Upload
 from fedhet.training.denormals import without_denormals
 

@@ -13,8 +13,8 @@ from flwr.app import RecordDict
 from benchmarks.deployed import Deployed
 from benchmarks.hostile_folders import Found
 from benchmarks.hostile_server import BYTES, INSTRUCTIONS, RECORDS, instruction_with, payloads
+from fedhet.config.registry import METHODS
 from fedhet.protocol.reasons import Word
-from fedhet.registry import METHODS
 
 KINDS = ("instruction", "instructions", "record", "bytes", "payload")
 # Alone this is an honest message where a method sends nothing.

@@ -27,9 +27,9 @@ from PIL import Image
 import fedhet
 from benchmarks.hostile_craft import FAILURES, craft, craft_model, craft_record
 from fedhet.cli.app import execute
-from fedhet.config import build_config
-from fedhet.runtime.control_api import Run
-from fedhet.runtime.status import collect
+from fedhet.config.load import build_config
+from fedhet.deploy.control_api import Run
+from fedhet.deploy.status import collect
 from fedhet.sweeps.grid import read_cells
 from fedhet.testing import simulate
 from fedhet.watch.run import RunView

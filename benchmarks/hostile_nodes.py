@@ -23,7 +23,8 @@ from flwr.app import Error, Message, RecordDict
 
 from benchmarks.common import emit
 from benchmarks.mutate import mutate
-from fedhet.config import envelope
+from fedhet.config.load import envelope
+from fedhet.config.registry import METHODS
 from fedhet.errors import RunFailedError
 from fedhet.flop_count import counter
 from fedhet.ids import is_id
@@ -34,7 +35,6 @@ from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.identity import Terms
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
-from fedhet.registry import METHODS
 from fedhet.strategies.rounds import Rounds
 from fedhet.testing import LocalGrid, small
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedhet.config.registry import METHODS
 from fedhet.protocol.messages import PACKED, to_record
-from fedhet.registry import METHODS
 
 Arrays = list[np.ndarray]
 

@@ -27,13 +27,13 @@ import numpy as np
 from flwr.app import Error, Message
 
 from benchmarks.common import emit
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS
 from fedhet.errors import RunFailedError
 from fedhet.protocol.messages import TRAIN, arrays_of, instruction, to_record
 from fedhet.protocol.payload import Array
 from fedhet.protocol.steps import Steps
 from fedhet.records.run_folder import RunFolder
-from fedhet.registry import METHODS
 from fedhet.testing import Tamper, simulate
 
 LIAR, TIMES, NORM, WITHIN = 3, 100, 9_999.0, 9.0

@@ -20,9 +20,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import command, emit, median
+from fedhet.deploy.warm import Warm, state
+from fedhet.engines.superlink import CONNECTION, environment, free_ports, script
 from fedhet.reading.structured import read_jsonl
-from fedhet.runtime.superlink import CONNECTION, environment, free_ports, script
-from fedhet.runtime.warm import Warm, state
 
 SETTLE = 12.0  # seconds for imports and the first connection
 WARM_UP = 2  # rounds before the count starts

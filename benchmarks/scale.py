@@ -21,7 +21,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from benchmarks.common import emit, median
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.protocol.flower import be_one_process, posted, simulator_sweep
 from fedhet.protocol.messages import QUERY, answer, instruction

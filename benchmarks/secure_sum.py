@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks.common import COMMON, emit, median, run_fedhet
 from benchmarks.nodes import federation, run
-from fedhet.secure_sum.collector import Collector
-from fedhet.secure_sum.masks import public_bytes
-from fedhet.secure_sum.member import Member, Terms
+from fedhet.sums.collector import Collector
+from fedhet.sums.masks import public_bytes
+from fedhet.sums.member import Member, Terms
 
 MODES = ("off", "unmasked", "masked")
 WARM_UP = 1

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.common import emit
 from benchmarks.sites import PATIENCE, Deployment, compare
-from fedhet.runtime.signals import interruptible
+from fedhet.engines.signals import interruptible
 
 COLUMNS = ("subject", "device")
 PHONE = ("conv1d-1", "conv1d-2", "conv1d-3")

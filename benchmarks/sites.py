@@ -28,11 +28,11 @@ import psutil
 from flwr.app import Error, Message
 
 from benchmarks.common import emit
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.engines.signals import interruptible
+from fedhet.engines.superlink import environment, free_ports, script
 from fedhet.protocol.messages import instruction
 from fedhet.reading.structured import read_jsonl
-from fedhet.runtime.signals import interruptible
-from fedhet.runtime.superlink import environment, free_ports, script
 from fedhet.testing import simulate
 
 MODELS = ["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5", "resnet18"]

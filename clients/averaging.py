@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from fedhet.clients.base import MethodClient
+from fedhet.config.schema import P
 from fedhet.errors import HookError
 from fedhet.models.base import exchanged
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
-from fedhet.schema import P
 
 Shared = TypeVar("Shared", bound=nn.Module)
 

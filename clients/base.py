@@ -10,20 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.kept import PREPARATION, KeptClient, Setup
+from fedhet.config.schema import P
 from fedhet.data.inputs import IMAGE
 from fedhet.data.preparation import FITTED, normalise, preparation
 from fedhet.models import SplitModel, build_model
-from fedhet.node.budget import Budget
-from fedhet.node.on_device import examples_of
-from fedhet.node.public_set import PublicSet, open_public
-from fedhet.protocol.contribution import Vector
 from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import Scalar
 from fedhet.protocol.messages import Instruction
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
-from fedhet.schema import P
+from fedhet.site.budget import Budget
+from fedhet.site.on_device import examples_of
+from fedhet.site.public_set import PublicSet, open_public
+from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.flop_cost import phase_flops
 from fedhet.training.loop import Examples, Phase, correct, set_trainable, train

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
+from fedhet.config.schema import REPRESENTATION
 from fedhet.models import SplitModel
-from fedhet.schema import REPRESENTATION
 from fedhet.strategies.fedmrl import FedMRLParams, global_model
 from fedhet.training.loop import Phase
 

@@ -8,17 +8,17 @@ from typing import Any, Generic, cast
 import torch
 from torch import Tensor, nn
 
+from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import IMAGE, Inputs
 from fedhet.data.preparation import FITTED, Preparation, preparation
 from fedhet.errors import HookError, RunFailedError, brief
 from fedhet.models.names import plain_names, with_weights
-from fedhet.node.limits import Limits
-from fedhet.node.modules import Modules, fill, instance, not_finite, to_bundle
-from fedhet.node.site import LocalData
-from fedhet.node.state import StateError, StateStore
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.rng import torch_seeded
-from fedhet.schema import P, RunConfig
+from fedhet.site.limits import Limits
+from fedhet.site.local_data import LocalData
+from fedhet.site.modules import Modules, fill, instance, not_finite, to_bundle
+from fedhet.site.state import StateError, StateStore
 from fedhet.training.loop import Examples, Fixed
 
 PREPARATION = "preparation"  # the module, beside a method's own, that was fitted to own examples

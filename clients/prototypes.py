@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.config.schema import P
 from fedhet.protocol.payload import Array, Payload
-from fedhet.schema import P
 
 
 class PrototypeClient(ClassVectorClient[P]):

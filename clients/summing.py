@@ -1,7 +1,7 @@
 """A client's part in a sum: its upload as a vector, the vector as words, the words masked.
 
 The method says what it adds (by its strategy, which the ClientApp hands over), the
-notes hold the rules and the masks (:mod:`fedhet.node.sums`); neither knows of the other.
+notes hold the rules and the masks (:mod:`fedhet.sums.kept`); neither knows of the other.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from fedhet.clients.base import MethodClient, round_config
 from fedhet.errors import UserError
-from fedhet.node.budget import Budget
-from fedhet.node.privacy import clipped, share_steps
-from fedhet.node.sums import SumNotes
-from fedhet.protocol.contribution import Method, Own, Vector, ownership
 from fedhet.protocol.messages import Instruction, Reply
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.reasons import Refused, Word
-from fedhet.protocol.sum_metrics import SPENT, SumMetrics
-from fedhet.protocol.sums import Cohort
-from fedhet.secure_sum.fixed_point import RangeError, fraction_bits, grid, to_words
-from fedhet.secure_sum.member import Terms
+from fedhet.site.budget import Budget
+from fedhet.site.privacy import clipped, share_steps
+from fedhet.sums.contribution import Method, Own, Vector, ownership
+from fedhet.sums.fixed_point import RangeError, fraction_bits, grid, to_words
+from fedhet.sums.kept import SumNotes
+from fedhet.sums.member import Terms
+from fedhet.sums.messages import Cohort
+from fedhet.sums.metrics import SPENT, SumMetrics
 
 
 @dataclass

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhet.config import load_config
-from fedhet.node.limits import Asked, LimitError, Limits, check_run
-from fedhet.node.state import FileStore
-from fedhet.node.sums import Credentials, SumNotes
+from fedhet.config.load import load_config
+from fedhet.deploy.certs import make
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.reasons import Refused
-from fedhet.protocol.sums import Cohort, SumKey, Survivors
-from fedhet.runtime.certs import make
-from fedhet.secure_sum.collector import Collector, NoSumError
-from fedhet.secure_sum.member import Terms
+from fedhet.site.limits import Asked, LimitError, Limits, check_run
+from fedhet.site.state import FileStore
+from fedhet.sums.collector import Collector, NoSumError
+from fedhet.sums.kept import Credentials, SumNotes
+from fedhet.sums.member import Terms
+from fedhet.sums.messages import Cohort, SumKey, Survivors
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
 TERMS = Terms(least=3, threshold=4)  # one of five may drop out

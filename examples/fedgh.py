@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fedhet.clients.averaging import blanks_of, set_parameters
 from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.config.registry import Method
+from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, ModelArrays, Payload
-from fedhet.registry import Method
 from fedhet.rng import torch_seeded
-from fedhet.schema import REPRESENTATION, Params
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy
 

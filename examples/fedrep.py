@@ -8,8 +8,8 @@ trains the extractor with the header frozen, the next one the header alone. Run 
 from torch import nn
 
 from fedhet.clients.averaging import AveragingClient
+from fedhet.config.registry import Method
 from fedhet.models import build_model
-from fedhet.registry import Method
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.training.loop import Phase
 

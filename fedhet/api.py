@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.cli.display import RunProgress
-from fedhet.config import build_config, load_noted
+from fedhet.config.load import build_config, load_noted
+from fedhet.config.schema import kebab
+from fedhet.engines import session
+from fedhet.engines.signals import Interrupted
 from fedhet.errors import one_line
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
@@ -24,9 +27,6 @@ from fedhet.reading.structured import read_jsonl
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tables import OTHER, read_evaluations
 from fedhet.records.trusted import opened, own_states
-from fedhet.runtime import session
-from fedhet.runtime.signals import Interrupted
-from fedhet.schema import kebab
 
 
 class Run:

@@ -23,16 +23,16 @@ from fedhet.clients.base import round_config
 from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
-from fedhet.node.budget import BudgetError
-from fedhet.node.limits import LimitError, check_upload
-from fedhet.node.public_set import own_copy, public_digest
-from fedhet.node.site import LocalData
-from fedhet.node.state import StateError, StateLostError
 from fedhet.protocol.downloads import read_arrays
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import Reply, answer, message_bytes
 from fedhet.protocol.reasons import Refused, Word, new_number, telling
 from fedhet.request import Request
+from fedhet.site.budget import BudgetError
+from fedhet.site.limits import LimitError, check_upload
+from fedhet.site.local_data import LocalData
+from fedhet.site.public_set import own_copy, public_digest
+from fedhet.site.state import StateError, StateLostError
 from fedhet.training.denormals import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
@@ -197,7 +197,7 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
 
 def _sums() -> ModuleType:
     """The part of runs with sums, which no other needs to import."""
-    return import_module("fedhet.sum_client")
+    return import_module("fedhet.sums.client")
 
 
 @app.query("introduce")

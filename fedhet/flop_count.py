@@ -8,19 +8,19 @@ import numpy as np
 import torch
 
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config import find_method
+from fedhet.config.load import find_method
+from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset
 from fedhet.data.inputs import Inputs
 from fedhet.data.partition import ClientSplit
 from fedhet.errors import UserError
 from fedhet.models.names import MODELS, plain_names
-from fedhet.node.modules import forgotten
-from fedhet.node.site import LocalData
-from fedhet.node.state import FileStore
 from fedhet.protocol.flop_claims import Count
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Payload
-from fedhet.schema import RunConfig
+from fedhet.site.local_data import LocalData
+from fedhet.site.modules import forgotten
+from fedhet.site.state import FileStore
 
 EXAMPLES = 20
 BATCH = 2  # FLOPs grow with the examples of a batch; BatchNorm needs two

@@ -10,25 +10,25 @@ import torch
 from flwr.app import Context, Message
 
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config import envelope, find_method, from_run_config
+from fedhet.config.load import envelope, find_method, from_run_config
+from fedhet.config.registry import Method
+from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
 from fedhet.ids import check_id
-from fedhet.node.context_state import ContextStore
-from fedhet.node.limits import Asked, Limits, check_run, read_limits
-from fedhet.node.on_device import choose_device
-from fedhet.node.public_set import own_copy
-from fedhet.node.site import LocalData, assigned_model, client_name, load_local
-from fedhet.node.state import SUM_KEY, FileStore, StateStore
 from fedhet.protocol.downloads import read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import message_bytes
 from fedhet.protocol.reasons import Refused, Word, telling
-from fedhet.registry import Method
 from fedhet.rng import one_blas_thread
-from fedhet.schema import RunConfig
+from fedhet.site.context_state import ContextStore
+from fedhet.site.limits import Asked, Limits, check_run, read_limits
+from fedhet.site.local_data import LocalData, assigned_model, client_name, load_local
+from fedhet.site.on_device import choose_device
+from fedhet.site.public_set import own_copy
+from fedhet.site.state import SUM_KEY, FileStore, StateStore
 
 if TYPE_CHECKING:
-    from fedhet.node.sums import SumNotes
+    from fedhet.sums.kept import SumNotes
 
 
 @lru_cache(maxsize=4)
@@ -141,7 +141,7 @@ class Request:
         UserError where a reply may leave before its notes are kept: Flower keeps a node's context
         after the reply, in memory, or loses it.
         """
-        from fedhet.node.sums import SumNotes, terms_of  # noqa: PLC0415  (for runs that mask)
+        from fedhet.sums.kept import SumNotes, terms_of  # noqa: PLC0415  (for runs that mask)
 
         if self.config.state_backend == "context" and not self.simulated:
             raise UserError(

@@ -15,11 +15,12 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedhet.config import find_method, from_run_config
+from fedhet.config.load import find_method, from_run_config
+from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
+from fedhet.engines.signals import Interrupted
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.flop_count import counter
-from fedhet.node.public_set import public_digest
 from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
@@ -31,8 +32,7 @@ from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import claim_states, remove_states
 from fedhet.records.tracker import Tracker
 from fedhet.rng import one_blas_thread
-from fedhet.runtime.signals import Interrupted
-from fedhet.schema import RunConfig
+from fedhet.site.public_set import public_digest
 from fedhet.strategies.rounds import Rounds
 from fedhet.strategies.sum_rounds import SumRounds
 

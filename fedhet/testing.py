@@ -15,17 +15,17 @@ import torch
 from flwr.app import Error, Message
 
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config import build_config, envelope, find_method
-from fedhet.node.site import assigned_model, load_local
-from fedhet.node.state import FileStore
+from fedhet.config.load import build_config, envelope, find_method
+from fedhet.config.schema import RunConfig
+from fedhet.engines.inline import FIRST_NODE, InlineGrid
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Payload
 from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime.inline import FIRST_NODE, InlineGrid
-from fedhet.schema import RunConfig
 from fedhet.server_app import Job, run
+from fedhet.site.local_data import assigned_model, load_local
+from fedhet.site.state import FileStore
 from fedhet.strategies.base import MethodStrategy, Upload
 
 Tamper = Callable[[int, Message, Message], Message | None]

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedhet.node.privacy import sigma
 from fedhet.protocol.checks import (
     Rejected,
     check_arrays,
@@ -17,6 +16,7 @@ from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Payload
 from fedhet.protocol.steps import Steps, size
+from fedhet.site.privacy import sigma
 from fedhet.strategies.base import MethodStrategy
 
 SWOLLEN = 10.0  # times the usual size: what went down came of no honest round

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedhet.config.schema import P, RunConfig
 from fedhet.models.base import exchanged
-from fedhet.protocol.contribution import Own, Vector, too_few
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import P, RunConfig
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, ROBUST, Rule, capped
+from fedhet.sums.contribution import Own, Vector, too_few
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 

@@ -18,15 +18,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.node.public_set import PublicSet, open_public
 from fedhet.protocol.checks import Rejected, form
-from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.steps import size
-from fedhet.schema import P, RunConfig
+from fedhet.site.public_set import PublicSet, open_public
 from fedhet.strategies.robust import Rule
+from fedhet.sums.contribution import Own, Vector
 
 if TYPE_CHECKING:
     from fedhet.protocol.roster import Roster

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhet.config.schema import P, RunConfig
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.schema import P, RunConfig
 from fedhet.strategies.averaging import ClassSums, class_sums
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, Rule
+from fedhet.sums.contribution import Own, Vector
 
 
 def declared(info: ClientInfo) -> tuple[Array, Array]:

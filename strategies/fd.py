@@ -27,15 +27,15 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from pydantic import Field
 
+from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.contribution import Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
+from fedhet.sums.contribution import Vector
 
 _ID = 64  # bytes of the longest client id
 _TOLERANCE = 1e-3  # of the sum of probabilities; bf16 and sums over many images stay far below

@@ -24,8 +24,8 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params
 from fedhet.models.small import small_model
-from fedhet.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
 

@@ -18,8 +18,8 @@ averaged like the rest, as the model is sent whole.
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params
 from fedhet.models.small import small_model
-from fedhet.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 
 

@@ -25,8 +25,8 @@ is the last FC alone and the contrastive features are non-negative.
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import UserError
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
 
 TAU = 0.5

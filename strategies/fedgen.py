@@ -36,11 +36,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
-from fedhet.schema import REPRESENTATION, Params
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
 from fedhet.strategies.server_training import (

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedhet.config.schema import Params
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import Params
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, stacked
 from fedhet.strategies.server_training import (

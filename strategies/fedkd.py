@@ -34,6 +34,7 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import UserError
 from fedhet.models.small import small_model
 from fedhet.protocol.checks import Rejected, check_shapes
@@ -50,7 +51,6 @@ from fedhet.protocol.low_rank import (
 )
 from fedhet.protocol.payload import Array, LowRank, Payload
 from fedhet.protocol.steps import size
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
 

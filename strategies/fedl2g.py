@@ -48,12 +48,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from fedhet.config.schema import Params
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import Params
 from fedhet.strategies.averaging import ClassSums, class_means, short_of
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
@@ -63,6 +62,7 @@ from fedhet.strategies.class_vectors import (
     sums_of,
     told,
 )
+from fedhet.sums.contribution import Own, Vector
 
 log = logging.getLogger("fedhet")
 

@@ -18,11 +18,11 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.models import SplitModel
 from fedhet.models.small import small_extractor, small_model
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
 
 

@@ -32,14 +32,14 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedhet.protocol.contribution import Own, Vector
+from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import ClassSums, short_of
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import payloads_of, sums_of, told
 from fedhet.strategies.prototypes import PrototypeStrategy
 from fedhet.strategies.robust import ROBUST
+from fedhet.sums.contribution import Own, Vector
 
 
 class FedProtoParams(Params):

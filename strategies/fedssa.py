@@ -17,16 +17,16 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import RunFailedError
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.contribution import Own, Vector
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
+from fedhet.sums.contribution import Own, Vector
 
 Rows = Literal["seen", "whole"]
 

@@ -35,9 +35,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.protocol.payload import Array
 from fedhet.rng import torch_seeded
-from fedhet.schema import REPRESENTATION, Params
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import stacked
 from fedhet.strategies.prototypes import PrototypeStrategy

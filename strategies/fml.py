@@ -12,8 +12,8 @@ every KL term train its teacher as well, and divide it by the number of classes.
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params
 from fedhet.models.small import small_model
-from fedhet.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 
 

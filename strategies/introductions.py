@@ -7,7 +7,7 @@ from flwr.app import Message
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.messages import INTRODUCE, Instruction, read_reply, request
-from fedhet.protocol.sums import SUM, introduction_record
+from fedhet.sums.messages import SUM, introduction_record
 
 PATIENCE = 60.0  # seconds that a round waits for somebody to take in the others' keys
 

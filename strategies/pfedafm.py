@@ -19,8 +19,8 @@ leave 1 within a run's few hundred steps.
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params
 from fedhet.models.small import small_extractor
-from fedhet.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 
 

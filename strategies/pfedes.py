@@ -24,9 +24,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from fedhet.config.schema import Params, RunConfig
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.averaging import AveragingStrategy
 
 

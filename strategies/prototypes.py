@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedhet.config.schema import P
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.schema import P
 from fedhet.strategies.averaging import class_means
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared, payloads_of

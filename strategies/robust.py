@@ -12,8 +12,8 @@ from typing import Self
 
 import numpy as np
 
+from fedhet.config.schema import RunConfig
 from fedhet.protocol.payload import Array
-from fedhet.schema import RunConfig
 
 CHUNK = 1 << 20  # values that are sorted at a time
 ROBUST = ("mean", "trimmed-mean", "median")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from fedhet.config.schema import RunConfig
 from fedhet.protocol.payload import Array
 from fedhet.rng import one_thread, torch_seed
-from fedhet.schema import RunConfig
 from fedhet.training.loop import batches
 from fedhet.training.optimisers import SGD, Optimiser
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedhet.protocol.contribution import Own, Vector
+from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
-from fedhet.schema import Params, RunConfig
 from fedhet.strategies.base import MethodStrategy
+from fedhet.sums.contribution import Own, Vector
 
 
 class StandaloneStrategy(MethodStrategy):

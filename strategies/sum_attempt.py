@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ConfigRecord, Message
 
+from fedhet.config.schema import RunConfig
 from fedhet.protocol.checks import Rejected, check_origin
-from fedhet.protocol.contribution import Vector
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
@@ -25,7 +25,11 @@ from fedhet.protocol.messages import (
     request,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.sums import (
+from fedhet.sums.collector import Collector, NoSumError, PlainCollector
+from fedhet.sums.contribution import Vector
+from fedhet.sums.fixed_point import RangeError, check_total, fraction_bits, from_words
+from fedhet.sums.member import BOX_BYTES, SEED_BYTES, Terms
+from fedhet.sums.messages import (
     SUM,
     Cohort,
     Survivors,
@@ -34,11 +38,7 @@ from fedhet.protocol.sums import (
     survivors_record,
     upload_of,
 )
-from fedhet.schema import RunConfig
-from fedhet.secure_sum.collector import Collector, NoSumError, PlainCollector
-from fedhet.secure_sum.fixed_point import RangeError, check_total, fraction_bits, from_words
-from fedhet.secure_sum.member import BOX_BYTES, SEED_BYTES, Terms
-from fedhet.secure_sum.shares import SHARE_BYTES
+from fedhet.sums.shares import SHARE_BYTES
 
 log = logging.getLogger("fedhet")
 

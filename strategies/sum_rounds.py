@@ -16,7 +16,6 @@ from flwr.app import Message, MetricRecord
 from fedhet.errors import HookError
 from fedhet.ids import client_order
 from fedhet.protocol.checks import Rejected, check_epsilon, check_metrics, check_origin
-from fedhet.protocol.contribution import Vector, about_few, enough, too_few
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.messages import (
@@ -29,18 +28,19 @@ from fedhet.protocol.messages import (
     to_record,
 )
 from fedhet.protocol.payload import Payload
-from fedhet.protocol.sum_metrics import SPENT, Summed, SumMetrics
-from fedhet.protocol.sums import SUM
 from fedhet.records.append_only import Counter
 from fedhet.records.checkpoint import Checkpoint
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.sum_ledger import SumLedger
 from fedhet.records.summary import UNSUMMED
-from fedhet.secure_sum.collector import NoSumError
 from fedhet.strategies.base import MethodStrategy
 from fedhet.strategies.introductions import PATIENCE, Introductions
 from fedhet.strategies.rounds import Rounds
 from fedhet.strategies.sum_attempt import Attempt, terms_of
+from fedhet.sums.collector import NoSumError
+from fedhet.sums.contribution import Vector, about_few, enough, too_few
+from fedhet.sums.ledger import SumLedger
+from fedhet.sums.messages import SUM
+from fedhet.sums.metrics import SPENT, Summed, SumMetrics
 
 log = logging.getLogger("fedhet")
 

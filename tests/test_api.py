@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import fedhet
-from fedhet.runtime import session
-from fedhet.runtime.signals import Interrupted
+from fedhet.engines import session
+from fedhet.engines.signals import Interrupted
 
 SMALL = {
     "engine": "inline", "dataset": "synthetic:240x4", "models": ["cnn-5"], "clients": 2,

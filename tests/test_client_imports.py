@@ -60,7 +60,7 @@ def test_a_deployed_client_imports_its_own_method_and_no_server(tmp_path, method
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
     assert loaded & (SERVER | HEAVY) == set()
     rooms = {".".join(name.split(".")[:2]) for name in loaded}
-    assert rooms & {"fedhet.records", "fedhet.cli", "fedhet.runtime", "fedhet.export"} == set()
+    assert rooms & {"fedhet.records", "fedhet.cli", "fedhet.engines", "fedhet.export"} == set()
     methods = {name for name in loaded if name.startswith(("fedhet.strategies", "fedhet.clients"))}
     shared = {f"fedhet.strategies{part}" for part in ("", ".base", ".averaging", ".robust")}
     shared |= {"fedhet.clients", "fedhet.clients.base", "fedhet.clients.kept"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedhet.config import (
+from fedhet.config.load import (
     build_config,
     envelope,
     find_method,
@@ -15,10 +15,10 @@ from fedhet.config import (
     load_config,
     method_keys,
 )
+from fedhet.config.registry import METHODS
+from fedhet.config.schema import QUIET, RunConfig, kebab
 from fedhet.errors import UserError
 from fedhet.protocol.flower import read_run_config, with_overrides
-from fedhet.registry import METHODS
-from fedhet.schema import QUIET, RunConfig, kebab
 
 
 def write(tmp_path: Path, **values) -> Path:
@@ -162,8 +162,8 @@ def test_cohort_is_at_least_one():
 
 
 def test_every_key_says_what_it_means():
-    from fedhet.registry import METHODS
-    from fedhet.schema import RunConfig
+    from fedhet.config.registry import METHODS
+    from fedhet.config.schema import RunConfig
 
     for schema in (RunConfig, *(method.params for method in METHODS.values())):
         for name, field in schema.model_fields.items():

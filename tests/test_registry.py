@@ -3,8 +3,8 @@
 import pytest
 
 from fedhet.clients.base import MethodClient
+from fedhet.config.registry import METHODS, Method
 from fedhet.errors import HookError
-from fedhet.registry import METHODS, Method
 from fedhet.strategies.base import MethodStrategy
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 
 CLIENTS = 4
 

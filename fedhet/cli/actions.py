@@ -11,19 +11,19 @@ from fedhet.cli import execute
 from fedhet.cli.display import RunProgress, show_table
 from fedhet.cli.saying import tell
 from fedhet.cli.sweep_display import Progress as SweepProgress
-from fedhet.config import load_config, load_noted
+from fedhet.config.load import load_config, load_noted
 from fedhet.data.image_source import Indices
 from fedhet.data.inputs import noun
+from fedhet.deploy.server_folder import tls_of
+from fedhet.engines import preflight, session
+from fedhet.engines.session import find_preset
+from fedhet.engines.signals import interruptible
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import plain_path
-from fedhet.node.site import load_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import UNSUMMED
 from fedhet.records.verification import SHOWN
-from fedhet.runtime import preflight, session
-from fedhet.runtime.server_folder import tls_of
-from fedhet.runtime.session import find_preset
-from fedhet.runtime.signals import interruptible
+from fedhet.site.local_data import load_partition
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import FINISHED, Job
 from fedhet.sweeps.sweep import Sweep

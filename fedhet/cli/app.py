@@ -19,10 +19,10 @@ import fedhet
 from fedhet.cli import deploy_commands, list_commands, model_commands, run_commands
 from fedhet.cli.options import Command
 from fedhet.cli.saying import silence, tell
+from fedhet.config.schema import RunConfig, kebab
+from fedhet.engines.signals import Interrupted
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.plugins import look_here
-from fedhet.runtime.signals import Interrupted
-from fedhet.schema import RunConfig, kebab
 
 app = typer.Typer(
     add_completion=False,

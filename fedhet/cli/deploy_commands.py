@@ -13,11 +13,11 @@ import typer
 
 from fedhet.cli.options import Json, Register
 from fedhet.cli.saying import say
+from fedhet.engines.process_groups import look_away
+from fedhet.engines.signals import Interrupted, interruptible
 from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path
 from fedhet.ids import check_id
-from fedhet.runtime.processes import look_away
-from fedhet.runtime.signals import Interrupted, interruptible
 
 PORT = 8443
 Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet certs`")]
@@ -35,7 +35,7 @@ def certs(
     client: Annotated[list[str] | None, typer.Option(help="client id; repeat for more")] = None,
 ) -> None:
     """Make a CA, a server certificate and a key pair per client; only keys without --server."""
-    from fedhet.runtime.certs import advice, make
+    from fedhet.deploy.certs import advice, make
 
     servers, clients = server or [], client or []
     if not servers and not clients:
@@ -52,8 +52,8 @@ def server(
     ] = None,
 ) -> None:
     """Serve a federation: TLS, keys of TLS/clients, and nothing but the clients' API outside."""
-    from fedhet.runtime.server import FederationServer
-    from fedhet.runtime.server_folder import ServerFolder
+    from fedhet.deploy.server import FederationServer
+    from fedhet.deploy.server_folder import ServerFolder
 
     folder = ServerFolder(tls.expanduser().absolute())
     state = (database or folder.database).expanduser().absolute()
@@ -99,8 +99,8 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = False,
 ) -> None:
     """Take part in a federation, and stay: a line for every round."""
-    from fedhet.runtime.fleet_probe import read_ca, read_key
-    from fedhet.runtime.node import Node, NodePlan
+    from fedhet.deploy.fleet_probe import read_ca, read_key
+    from fedhet.deploy.node import Node, NodePlan
 
     own = check_id(key.name if name is None else name, "--name")
     home = plain_path(state or Path.home() / ".fedhet" / own)
@@ -140,7 +140,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
 
 
 def _refuse(plan: Any) -> None:
-    from fedhet.runtime.node_check import refuse
+    from fedhet.deploy.node_check import refuse
 
     refuse(plan)
 
@@ -215,7 +215,7 @@ def _is_number(word: str) -> bool:
 
 
 def _check(plan: Any) -> None:
-    from fedhet.runtime.node_check import check as findings
+    from fedhet.deploy.node_check import check as findings
 
     bad = []
     for finding in findings(plan):
@@ -236,9 +236,9 @@ def status(
 ) -> None:
     """Nodes with their models, examples, last rounds and failures, and the runs."""
     from fedhet.cli.display import show_table
-    from fedhet.runtime.control_api import Control
-    from fedhet.runtime.server_folder import ServerFolder
-    from fedhet.runtime.status import collect
+    from fedhet.deploy.control_api import Control
+    from fedhet.deploy.server_folder import ServerFolder
+    from fedhet.deploy.status import collect
     from fedhet.words import percent
 
     folder = ServerFolder(superlink.expanduser().absolute())
@@ -309,7 +309,7 @@ def unit(
     what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")],
 ) -> None:
     """Print a systemd unit for `fedhet server` or `fedhet node`."""
-    from fedhet.runtime.superlink import script
+    from fedhet.engines.superlink import script
 
     if what not in {"server", "node"}:
         raise UserError(f"unit: '{what}' is not allowed: server or node")

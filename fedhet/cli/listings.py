@@ -12,13 +12,13 @@ from pydantic.fields import FieldInfo
 
 from fedhet import plugins
 from fedhet.cli.display import show_table
-from fedhet.config import find_method, method_name
+from fedhet.config.load import find_method, method_name
+from fedhet.config.registry import METHODS, Method
+from fedhet.config.schema import RunConfig, Schema, kebab
 from fedhet.errors import RunFailedError, UserError, nearest
 from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import DEEPEST
-from fedhet.registry import METHODS, Method
-from fedhet.schema import RunConfig, Schema, kebab
 from fedhet.words import percent
 
 _SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhet.cli.display import show_table
-from fedhet.config import build_config, read_overrides
+from fedhet.config.load import build_config, read_overrides
 from fedhet.data.inputs import IMAGE, KINDS, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
 from fedhet.models import GROUPS, MODELS, ModelRow, model_table, validate_model_name
 from fedhet.models.names import MORE, MORE_OF_TORCHVISION, expand, is_known, with_weights
-from fedhet.node.site import load_dataset
+from fedhet.site.local_data import load_dataset
 
 CLASSES = 10
 EXAMPLES = {  # where no data set is named

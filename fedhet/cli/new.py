@@ -3,8 +3,8 @@
 import keyword
 from pathlib import Path
 
+from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
-from fedhet.registry import METHODS
 
 METHOD = '''"""{spelling}: what it does, from which paper (authors, year, arXiv id).
 
@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.registry import Method
-from fedhet.schema import REPRESENTATION, Params
+from fedhet.config.registry import Method
+from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.strategies.averaging import AveragingStrategy
 
 

@@ -16,13 +16,13 @@ from rich.filesize import decimal
 from fedhet.cli import execute
 from fedhet.cli.saying import tell
 from fedhet.cli.sweep_display import Progress
-from fedhet.config import read_overrides
+from fedhet.config.idle_keys import check_cells, small_cohort
+from fedhet.config.load import read_overrides
+from fedhet.engines import preflight
+from fedhet.engines.session import find_preset
+from fedhet.engines.signals import interruptible
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path
-from fedhet.idle_keys import check_cells, small_cohort
-from fedhet.runtime import preflight
-from fedhet.runtime.session import find_preset
-from fedhet.runtime.signals import interruptible
 from fedhet.sweeps.grid import Cell, read_cells, title_of
 from fedhet.sweeps.job import ENDED, FAILED, Job
 from fedhet.sweeps.sweep import Sweep, default_workers, shard

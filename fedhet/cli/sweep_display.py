@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.cli.saying import say, tell
-from fedhet.runtime.signals import Interrupted
+from fedhet.engines.signals import Interrupted
 from fedhet.sweeps.job import ENDED, FAILED, RUNNING, Job
 from fedhet.sweeps.sweep import Sweep
 from fedhet.words import duration, percent

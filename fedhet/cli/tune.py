@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedhet.cli import display, execute
 from fedhet.cli.sweep import index_name, placed, run_all
+from fedhet.engines.session import find_preset
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path, tried_folder, write_text
-from fedhet.runtime.session import find_preset
 from fedhet.sweeps.executor import Work
 from fedhet.sweeps.grid import once
 from fedhet.sweeps.job import FAILED

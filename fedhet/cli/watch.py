@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from fedhet.engines.signals import Interrupted, interruptible
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime.signals import Interrupted, interruptible
 from fedhet.watch.beside import watcher
 from fedhet.watch.finding import open_view
 from fedhet.watch.plain import follow

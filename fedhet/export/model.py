@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from fedhet import plugins
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.clients.kept import PREPARATION
-from fedhet.config import find_method
+from fedhet.config.load import find_method
+from fedhet.config.schema import RunConfig
+from fedhet.config.sum_keys import HIDE_CLASSES
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief, one_line
 from fedhet.ids import is_id
 from fedhet.models.names import with_weights
-from fedhet.node.site import without_examples
-from fedhet.node.state import FileStore
 from fedhet.reading.structured import read_yaml
 from fedhet.reading.tensors import parse_weights, read_weights
 from fedhet.records import register
-from fedhet.schema import RunConfig
-from fedhet.sum_keys import HIDE_CLASSES
+from fedhet.site.local_data import without_examples
+from fedhet.site.state import FileStore
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1

@@ -14,19 +14,19 @@ import yaml
 
 import fedhet
 from fedhet import plugins
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, model_key, rebuild, write_weights
 from fedhet.files import appearing, plain_path
 from fedhet.ids import client_order, is_id
-from fedhet.node.modules import accuracies_of
-from fedhet.node.state import DESCRIPTION, FileStore, StateError
 from fedhet.reading.structured import read_json
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.trusted import opened, own_states
+from fedhet.site.modules import accuracies_of
+from fedhet.site.state import DESCRIPTION, FileStore, StateError
 
 _CARD = ("method", "architecture", "run", "client")  # of the description, for the card
 

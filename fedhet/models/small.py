@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
 from fedhet.models.base import SplitModel
@@ -14,7 +15,6 @@ from fedhet.models.names import (
     with_weights,
 )
 from fedhet.models.zoo import build_model
-from fedhet.schema import RunConfig
 
 SMALLEST = {IMAGE: "cnn-5", SIGNAL: "conv1d-5", TABLE: "mlp-5", TOKENS: "fasttext"}
 

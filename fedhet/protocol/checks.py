@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedhet.config.schema import RunConfig
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.messages import QUERY_BYTES, Reply
 from fedhet.protocol.payload import Array, Payload
-from fedhet.schema import RunConfig
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100

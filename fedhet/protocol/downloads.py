@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from flwr.app import Message
 
+from fedhet.config.schema import RunConfig
 from fedhet.ids import is_id
 from fedhet.protocol.checks import Rejected, check_shapes
 from fedhet.protocol.identity import MAX_TEXT
@@ -27,7 +28,6 @@ from fedhet.protocol.messages import (
 )
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.reasons import Refused, Word
-from fedhet.schema import RunConfig
 
 BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache
 DIGEST = r"[0-9a-f]{64}"

@@ -13,7 +13,7 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import one_line
 from fedhet.ids import is_id
 from fedhet.protocol.messages import Reply
-from fedhet.protocol.sums import SumKey, key_of
+from fedhet.sums.messages import SumKey, key_of
 
 EXACT = 2**53  # counts below are exact as floats, too
 MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.serverapp import Grid
 
+from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED
 from fedhet.errors import UserError
 from fedhet.ids import is_id
-from fedhet.schema import KEY_POLICIES, OFF, REGISTERED
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from fedhet.errors import UserError, one_line
-from fedhet.secure_sum.member import Refusal
+from fedhet.sums.member import Refusal
 
 MOST = 999_999  # the largest number of an entry
 
@@ -53,7 +53,7 @@ class Word(StrEnum):
     SECURE_SUM = "limit-secure-sum"
     RANGE = "sum-range"
     PROOF = "sum-proof"
-    # The rules of a member of a sum: see fedhet.secure_sum.member.
+    # The rules of a member of a sum: see fedhet.sums.member.
     SMALL = Refusal.SMALL.value
     ABSENT = Refusal.ABSENT.value
     STRANGER = Refusal.STRANGER.value

@@ -14,8 +14,8 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailedError
 from fedhet.ids import client_order
 from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.sums import SumKey
 from fedhet.rng import generator
+from fedhet.sums.messages import SumKey
 
 log = logging.getLogger("fedhet")
 

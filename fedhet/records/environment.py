@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet import __version__, layout
-from fedhet.schema import RunConfig
+from fedhet.config.schema import RunConfig
 
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")

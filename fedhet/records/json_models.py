@@ -18,7 +18,7 @@ from pydantic import (
 
 from fedhet.data.inputs import load_inputs
 from fedhet.ids import is_id
-from fedhet.protocol.sums import SumKey
+from fedhet.sums.messages import SumKey
 
 
 def _id(name: str) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedhet.config.schema import RunConfig
 from fedhet.ids import client_order
 from fedhet.records.tables import read_partition
-from fedhet.schema import RunConfig
 
 NOT_COVERED = (
     "class ids and masks",
@@ -33,7 +33,7 @@ def privacy_summary(
     """
     if not config.dp_clip:
         return None
-    from fedhet.node.privacy import noise_multiplier, sigma  # noqa: PLC0415  (torch)
+    from fedhet.site.privacy import noise_multiplier, sigma  # noqa: PLC0415  (torch)
 
     told = dict.fromkeys(clients, 0.0)
     for record in rounds:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from fedhet.config.schema import RunConfig
 from fedhet.errors import ReadError, UserError, VerifyError, one_line
 from fedhet.files import csv_text, finite, plain_path, private_files, write_json, write_text
 from fedhet.reading.bounds import decoded, read_bytes
@@ -25,7 +26,6 @@ from fedhet.records.locks import LOCK, OWNER, held
 from fedhet.records.privacy_cost import partition_clients, privacy_summary
 from fedhet.records.summary import summarise
 from fedhet.records.tables import CLIENT_COLUMNS, OTHER
-from fedhet.schema import RunConfig
 
 WAITING = 65_536  # bytes of the note that says what is waited for
 _AGAIN = "; without this file `fedhet resume` goes on, and computes it again"

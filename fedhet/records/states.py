@@ -8,11 +8,11 @@ any place. ``fedhet resume RUN state-dir=PLACE``, the user's own word, enters th
 import shutil
 from pathlib import Path
 
+from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError, VerifyError
 from fedhet.files import private_files, write_text
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
-from fedhet.schema import RunConfig
 
 OWNER = "owner~"  # beside the clients' folders, none of which can be called that
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhet.schema import RunConfig
+from fedhet.config.schema import RunConfig
 
 ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
 UNSUMMED = "unsummed_classes"  # of a round: those that too few clients have (sum-owners)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError, brief
-from fedhet.schema import RunConfig
 
 PACKAGES = {
     "tensorboard": "torch.utils.tensorboard",

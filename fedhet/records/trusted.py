@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fedhet import plugins
+from fedhet.config.schema import RunConfig
 from fedhet.data.named_sources import TORCHVISION
 from fedhet.errors import UserError
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import check_owner, states_of
-from fedhet.schema import RunConfig
 
 
 def check_downloads(folder: RunFolder, config: RunConfig) -> None:

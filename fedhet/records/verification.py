@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedhet.config.schema import RunConfig
 from fedhet.errors import VerifyError, brief
 from fedhet.files import csv_text, finite
 from fedhet.ids import client_order
-from fedhet.node.state import FileStore, StateLostError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array
 from fedhet.protocol.roster import Roster
@@ -27,10 +27,10 @@ from fedhet.records.append_only import final_part, present_bytes
 from fedhet.records.checkpoint import Checkpoint, load_checkpoint
 from fedhet.records.run_folder import RunFolder, checked_lines, digest
 from fedhet.records.states import check_owner, states_of
-from fedhet.records.sum_ledger import EVALUATED
 from fedhet.records.summary import spread
 from fedhet.records.tables import Evaluation, parse_evaluations
-from fedhet.schema import RunConfig
+from fedhet.site.state import FileStore, StateLostError
+from fedhet.sums.ledger import EVALUATED
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
 

@@ -22,7 +22,6 @@ from fedhet.data.preparation import normalise
 from fedhet.errors import UserError, VerifyError
 from fedhet.export.model import Personalised, rebuild
 from fedhet.export.save import open_state
-from fedhet.node.state import DESCRIPTION, StateError
 from fedhet.reading.structured import read_json
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
@@ -32,6 +31,7 @@ from fedhet.reports.model_gate import ENHANCED, NO_STATES, TSNE
 from fedhet.reports.run_models import Labels, Missing, Opened, examples_of, open_runs
 from fedhet.reports.settings import Arm
 from fedhet.reports.svg import HUES, Drawing
+from fedhet.site.state import DESCRIPTION, StateError
 from fedhet.training.loop import EVALUATION_BATCH, autocast
 
 MOST_ARMS, MOST_CLIENTS, MOST_IMAGES = 4, 10, 1000

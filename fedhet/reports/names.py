@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fedhet.config import find_method
+from fedhet.config.load import find_method
+from fedhet.config.registry import METHODS, Method
 from fedhet.errors import ReadError
 from fedhet.reading.structured import parse_yaml
-from fedhet.registry import METHODS, Method
 from fedhet.reports import papers
 
 _FILE = re.compile(r"[a-zA-Z0-9_-]{1,200}")  # file systems take 255 bytes

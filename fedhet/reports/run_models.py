@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError, VerifyError
-from fedhet.node.site import load_partition
-from fedhet.node.state import DESCRIPTION, FileStore
 from fedhet.reading.structured import read_yaml
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.trusted import check_downloads, own_states
@@ -20,7 +19,8 @@ from fedhet.reports.comparison import Comparison
 from fedhet.reports.model_gate import NO_STATES
 from fedhet.reports.runs import Run
 from fedhet.reports.settings import Arm, known_keys
-from fedhet.schema import RunConfig
+from fedhet.site.local_data import load_partition
+from fedhet.site.state import DESCRIPTION, FileStore
 
 Labels = NDArray[np.int64]
 

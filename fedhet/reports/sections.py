@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import method_name
+from fedhet.config.load import method_name
 from fedhet.data.inputs import noun
 from fedhet.errors import UserError
 from fedhet.reports import curves, figures, overview, panels, tables

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedhet.schema import kebab
+from fedhet.config.schema import kebab
 
 LIMIT = 2**63  # no count is as large
 LONGEST = 4096  # characters of a text or value: it stands in headings and drawings

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from fedhet.config.schema import RunConfig
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.reading.structured import parse_json
-from fedhet.schema import RunConfig
 from fedhet.sweeps import ray_actor
 from fedhet.sweeps.executor import CellProcess, Order
 from fedhet.sweeps.grid import Cell

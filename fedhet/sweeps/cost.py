@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset
 from fedhet.data.inputs import DATASETS, SYNTHETIC
 from fedhet.data.synthetic import invented
-from fedhet.node.site import reading_of
-from fedhet.schema import RunConfig
+from fedhet.site.local_data import reading_of
 
 GENERATIONS = 2  # of a client's state that stay: the last, and the one before it if there was one
 BATCHES = 2  # of training images per probed client

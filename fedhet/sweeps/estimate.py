@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedhet.config.schema import RunConfig
 from fedhet.data.flower_partition import says_clients
 from fedhet.data.folder import ImageFolder
 from fedhet.data.named_sources import find_source
 from fedhet.data.partition_file import count_clients
 from fedhet.data.synthetic import Synthetic, SyntheticKind
 from fedhet.errors import RunFailedError, UserError
-from fedhet.node.site import DEFAULT_CLIENTS, load_partition
-from fedhet.schema import RunConfig
+from fedhet.site.local_data import DEFAULT_CLIENTS, load_partition
 from fedhet.sweeps.calibration import Calibration
 from fedhet.sweeps.cost import Cost, opened, probe_of
 from fedhet.sweeps.flop_estimate import Rough

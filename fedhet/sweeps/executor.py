@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fedhet.engines.process_groups import end_with_maker, look_away
 from fedhet.errors import RunFailedError
-from fedhet.runtime.processes import end_with_maker, look_away
 
 if TYPE_CHECKING:
     from fedhet.sweeps.job import Job
@@ -83,7 +83,7 @@ class LocalExecutor:
 
     def start(self, job: "Job", order: Order) -> CellProcess:
         """Fork it; the cell's own command finds out who else is at the folder."""
-        _FORKS.set_forkserver_preload(["fedhet.runtime.session", "fedhet.runtime.inline"])
+        _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.inline"])
         words = command(job.folder, order.preset, begun=begun(job.folder))
         process = _Forked(target=_in_cell, args=(order.work, words, order.log))
         look_away()

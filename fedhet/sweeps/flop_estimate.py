@@ -12,19 +12,19 @@ from itertools import chain
 
 import torch
 
-from fedhet.config import find_method
+from fedhet.config.load import find_method
+from fedhet.config.registry import METHODS
+from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.data.synthetic import Synthetic, synthetic
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.flop_count import BATCH, EXAMPLES, new_client
 from fedhet.models.flops import FlopCounter
 from fedhet.models.names import MODELS, MORE_OF_TORCHVISION
-from fedhet.node.modules import forgotten, to_bundle
-from fedhet.node.on_device import choose_device
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster
-from fedhet.registry import METHODS
-from fedhet.schema import RunConfig
+from fedhet.site.modules import forgotten, to_bundle
+from fedhet.site.on_device import choose_device
 from fedhet.sweeps.calibration import Calibration
 from fedhet.sweeps.cost import Cost
 from fedhet.training.loop import autocast

@@ -14,11 +14,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedhet.config import build_config, find_method, method_keys, read_overrides
+from fedhet.config.load import build_config, find_method, method_keys, read_overrides
+from fedhet.config.schema import RunConfig
+from fedhet.config.sum_keys import GONE
 from fedhet.errors import UserError
 from fedhet.reading.structured import read_yaml
-from fedhet.schema import RunConfig
-from fedhet.sum_keys import GONE
 
 # What changes neither a bit of the result nor what is recorded of it.
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}

@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedhet.config import RESUMABLE
+from fedhet.config.load import RESUMABLE
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.reading.structured import read_jsonl, read_yaml
 from fedhet.records.run_folder import RunFolder

@@ -9,15 +9,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedhet.config.schema import RunConfig
+from fedhet.engines.inline import run
+from fedhet.engines.launch import Launch
 from fedhet.errors import RunFailedError
 from fedhet.reading.structured import read_jsonl
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import states_of
 from fedhet.records.tables import read_partition
-from fedhet.runtime.inline import run
-from fedhet.runtime.launch import Launch
-from fedhet.schema import RunConfig
 from fedhet.sweeps.cost import GENERATIONS, Cost
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import ParamSpec
 
 from fedhet import layout
+from fedhet.engines.process_groups import guarded
 from fedhet.errors import RunFailedError, brief
-from fedhet.runtime.processes import guarded
 from fedhet.sweeps.transfer import (
     PIECE,
     Arriving,

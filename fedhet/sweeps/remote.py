@@ -17,13 +17,13 @@ from typing import Protocol
 
 import yaml
 
+from fedhet.config.schema import RunConfig, kebab
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import private_files
 from fedhet.reading.bounds import decoded
 from fedhet.reading.structured import MOST_JSON, parse_object, parse_yaml
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
-from fedhet.schema import RunConfig, kebab
 from fedhet.sweeps.executor import FAREWELL, begun, command
 from fedhet.sweeps.ray_actor import GIVEN, RUN
 from fedhet.sweeps.transfer import (

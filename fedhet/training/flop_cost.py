@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedhet.config.schema import RunConfig
 from fedhet.models import training_flops
 from fedhet.rng import torch_seeded
-from fedhet.schema import RunConfig
 from fedhet.training.loop import Examples, Phase, autocast, batches
 
 _FLOPS: dict[tuple[object, ...], float] = {}  # per image, by what decides it

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
 from fedhet.errors import HookError
-from fedhet.schema import RunConfig
 from fedhet.training.optimisers import make_optimiser
 from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
 

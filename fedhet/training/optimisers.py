@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from fedhet.schema import RunConfig
+from fedhet.config.schema import RunConfig
 
 Groups = Sequence[tuple[Sequence[Tensor], float]]  # parameters with their learning rate
 

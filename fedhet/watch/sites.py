@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from fedhet.deploy.control_api import Control, Node
+from fedhet.deploy.server_folder import ServerFolder
 from fedhet.errors import RunFailedError, UserError, one_line
-from fedhet.runtime.control_api import Control, Node
-from fedhet.runtime.server_folder import ServerFolder
 from fedhet.watch.view import Column, Table, Value
 
 NOTE = "offline: silent since then; warm: as the node said when the run met it"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fedhet.cli.app import execute
+from fedhet.engines import session
+from fedhet.engines.launch import Launch
 from fedhet.errors import RunFailedError
-from fedhet.runtime import session
-from fedhet.runtime.launch import Launch
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 

@@ -12,14 +12,14 @@ from cli.refusals import refused
 from PIL import Image
 
 from fedhet.cli.app import execute
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.engines import session
+from fedhet.engines.ray_session import federation_config, init_arguments
+from fedhet.engines.signals import Interrupted
+from fedhet.engines.superlink import SuperLink, script, write_run_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import read_run_config
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime import session
-from fedhet.runtime.ray_session import federation_config, init_arguments
-from fedhet.runtime.signals import Interrupted
-from fedhet.runtime.superlink import SuperLink, script, write_run_config
 
 pytestmark = pytest.mark.usefixtures("here")
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")

@@ -13,21 +13,22 @@ from filelock import FileLock
 
 from fedhet.cli import deploy_commands
 from fedhet.cli.app import execute
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.deploy import node
+from fedhet.deploy.certs import make
+from fedhet.deploy.control_api import Node, Run
+from fedhet.deploy.node import REFUSALS, NodePlan, said
+from fedhet.deploy.node import Node as Keeper
+from fedhet.deploy.server_folder import CONNECTION, ServerFolder, connect
+from fedhet.deploy.status import collect
+from fedhet.engines import launch
+from fedhet.engines.signals import Interrupted
+from fedhet.engines.superlink import free_ports
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import read_run_config
 from fedhet.reading.structured import read_toml
 from fedhet.records.json_models import Line
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime import launch, node
-from fedhet.runtime.certs import make
-from fedhet.runtime.control_api import Node, Run
-from fedhet.runtime.node import REFUSALS, NodePlan, said
-from fedhet.runtime.node import Node as Keeper
-from fedhet.runtime.server_folder import CONNECTION, ServerFolder, connect
-from fedhet.runtime.signals import Interrupted
-from fedhet.runtime.status import collect
-from fedhet.runtime.superlink import free_ports
 
 SHARE = ("--partition", "0/1")
 NODE = ("node", "tls/clients/a", "--server", "h", *SHARE)

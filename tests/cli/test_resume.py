@@ -61,7 +61,7 @@ def test_resume_changes_only_what_leaves_the_rounds_alone(capsys, stopped, words
 
 @pytest.mark.parametrize("lock", [".owner", ".lock"])
 def test_one_command_at_a_time_in_a_run_folder(capsys, stopped, monkeypatch, lock):
-    monkeypatch.setattr("fedhet.runtime.launch.TAKE_OVER", 0.3)
+    monkeypatch.setattr("fedhet.engines.launch.TAKE_OVER", 0.3)
     with FileLock(stopped / lock):
         assert "in use by another process" in refused(capsys, "resume", str(stopped))
     assert stopped.exists()

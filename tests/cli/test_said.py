@@ -8,14 +8,16 @@ import pytest
 import yaml
 
 import fedhet
-from fedhet import examples, layout
+from fedhet import layout
 from fedhet.cli.app import execute
-from fedhet.config import load_noted
+from fedhet.config.idle_keys import idle
+from fedhet.config import examples
+from fedhet.config.load import load_noted
+from fedhet.config.schema import RunConfig, kebab
+from fedhet.deploy import server_folder
+from fedhet.engines import launch, session
 from fedhet.errors import RunFailedError
-from fedhet.idle_keys import idle
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime import launch, server_folder, session
-from fedhet.schema import RunConfig, kebab
 from fedhet.testing import simulate, small
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.partition import PartitionSpec, Sites, make_partition
+from fedhet.engines.preflight import resolve_clients
 from fedhet.errors import UserError
-from fedhet.node.site import load_partition
-from fedhet.runtime.preflight import resolve_clients
+from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small
 
 pytest.importorskip("flwr_datasets", reason="the extra `hf` is not installed")

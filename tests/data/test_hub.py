@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.cache import open_dataset
 from fedhet.data.data_file import Reading
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
-from fedhet.node.site import load_local
+from fedhet.site.local_data import load_local
 from fedhet.testing import simulate, small
 
 datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")

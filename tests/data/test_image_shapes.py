@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data import decode
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs, load_inputs

@@ -7,14 +7,14 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.cache import open_dataset
 from fedhet.data.data_file import Reading
 from fedhet.data.inputs import SIGNAL, TOKENS, Inputs, load_inputs
 from fedhet.data.user_function import Data
 from fedhet.errors import UserError
-from fedhet.node.site import load_partition
 from fedhet.reading.npz import NpzFile
+from fedhet.site.local_data import load_partition
 
 X = np.arange(4 * 2 * 8, dtype=np.int16).reshape(4, 2, 8)
 Y = np.array(["walk", "sit", "walk", "sit"])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
-from fedhet.node.site import load_local, load_partition
+from fedhet.site.local_data import load_local, load_partition
 
 
 def table(folder):

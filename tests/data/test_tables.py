@@ -6,16 +6,16 @@ import sys
 import numpy as np
 import pytest
 
-from fedhet.config import build_config, load_config
+from fedhet.config.load import build_config, load_config
 from fedhet.data import data_file
 from fedhet.data.cache import open_dataset
 from fedhet.data.data_file import Reading
 from fedhet.data.inputs import Inputs
 from fedhet.data.texts import token_ids
 from fedhet.errors import UserError
-from fedhet.node.site import load_partition, open_private
 from fedhet.protocol.reasons import Refused
 from fedhet.reading import csv_file
+from fedhet.site.local_data import load_partition, open_private
 
 TABLE = """hospital,age,sex,note,num
 a,63,m,x,0

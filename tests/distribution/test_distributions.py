@@ -15,10 +15,10 @@ from packaging.requirements import Requirement
 
 import fedhet
 from fedhet import layout
+from fedhet.deploy import bundle
+from fedhet.deploy.warm_server import digest
 from fedhet.errors import UserError
 from fedhet.protocol.flower import check_app, packed_app
-from fedhet.runtime import bundle
-from fedhet.runtime.warm_server import digest
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SOURCES = {name for name, _ in layout.sources()}

@@ -13,9 +13,9 @@ from zipfile import ZipFile
 import pytest
 from distribution.building import LEFT, Built, python
 
-from fedhet.config import load_config
+from fedhet.config.load import load_config
+from fedhet.engines.session import find_preset
 from fedhet.protocol.flower import packed_app
-from fedhet.runtime.session import find_preset
 from fedhet.testing import simulate
 
 SMALL = ["rounds=1", "clients=2", "models=cnn-5", "local-epochs=1", "engine=inline"]

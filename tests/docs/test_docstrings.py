@@ -12,8 +12,8 @@ import pytest
 import fedhet
 from fedhet.clients.base import MethodClient, Needs, Setup
 from fedhet.clients.kept import KeptClient
-from fedhet.registry import METHODS, Method
-from fedhet.schema import RunConfig
+from fedhet.config.registry import METHODS, Method
+from fedhet.config.schema import RunConfig
 from fedhet.strategies.base import MethodStrategy, Upload
 
 BASES = (MethodStrategy, MethodClient, KeptClient)

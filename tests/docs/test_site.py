@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet.registry import METHODS
+from fedhet.config.registry import METHODS
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
 ROOT = Path(__file__).resolve().parents[2]

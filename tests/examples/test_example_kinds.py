@@ -8,9 +8,9 @@ import pytest
 
 from fedhet import plugins
 from fedhet.cli.app import execute
-from fedhet.config import build_config, load_config
-from fedhet.node.site import load_partition
-from fedhet.runtime import preflight
+from fedhet.config.load import build_config, load_config
+from fedhet.engines import preflight
+from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -14,7 +14,7 @@ from helpers.pictures import images_of, write_images
 
 from fedhet import plugins
 from fedhet.cli.app import execute
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.export.save import export
 from fedhet.protocol.payload import ClassVectors
@@ -177,7 +177,7 @@ def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("method", "fedrep:FedRepClient", "must be a fedhet.registry.Method"),
+        ("method", "fedrep:FedRepClient", "must be a fedhet.config.registry.Method"),
         ("method", "fedrep:NOTHING", "'NOTHING' does not exist"),
         ("method", "absent:METHOD", "cannot import 'absent'"),
         ("dataset", "shapes:CLASSES", "is a tuple, must be a function"),

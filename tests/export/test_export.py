@@ -11,11 +11,11 @@ from helpers.pictures import images_of
 from safetensors.torch import load_file
 
 from fedhet.cli import app as cli
+from fedhet.config.registry import METHODS
 from fedhet.data.inputs import Inputs
 from fedhet.export.model import load_model, rebuild
 from fedhet.export.save import describe_input, export, open_state
-from fedhet.node.state import FileStore
-from fedhet.registry import METHODS
+from fedhet.site.state import FileStore
 from fedhet.testing import simulate, small
 
 VARIANTS = [

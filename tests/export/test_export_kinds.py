@@ -15,7 +15,7 @@ from fedhet.errors import UserError
 from fedhet.export.model import load_model
 from fedhet.export.predict import predict
 from fedhet.export.save import export
-from fedhet.node.site import load_partition
+from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small
 
 

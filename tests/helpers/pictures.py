@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from fedhet.node.on_device import examples_of
-from fedhet.node.site import load_local
-from fedhet.schema import RunConfig
+from fedhet.config.schema import RunConfig
+from fedhet.site.local_data import load_local
+from fedhet.site.on_device import examples_of
 from fedhet.training.loop import Examples
 
 

@@ -9,11 +9,11 @@ from byhand import same, some_arrays, train_images
 from flwr.app import Message
 from torch import nn
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
-from fedhet.node.site import load_partition
 from fedhet.protocol.messages import arrays_of, message_bytes, to_record
-from fedhet.registry import METHODS
+from fedhet.site.local_data import load_partition
 from fedhet.testing import make_client, make_strategy, simulate, small
 
 UNWEIGHTED = {"standalone", "fd", "fedproto", "fedgh", "fedtgp", "fedssa", "fedl2g"}

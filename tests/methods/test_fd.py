@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors

@@ -10,7 +10,7 @@ from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, tr
 
 from fedhet.clients import base
 from fedhet.clients.fedapen import Ensemble, hold_out
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training import flop_cost

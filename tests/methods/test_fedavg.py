@@ -7,7 +7,7 @@ import pytest
 import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of

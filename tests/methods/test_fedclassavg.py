@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
 from fedhet.clients.fedclassavg import contrastive
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, same, shuffler, train_images
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed

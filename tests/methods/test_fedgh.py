@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors

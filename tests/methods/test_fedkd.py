@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol import low_rank as lowrank
 from fedhet.protocol.checks import Rejected, check_arrays

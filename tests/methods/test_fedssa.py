@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedhet.clients.fedssa import stabilisation
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import HeaderRows

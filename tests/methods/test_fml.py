@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.models import cnn
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of

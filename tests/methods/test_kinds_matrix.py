@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from fedhet.clients.kept import PREPARATION
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
 from fedhet.models import build_model
 from fedhet.models.names import MODELS, MORE
 from fedhet.models.small import SMALLEST
-from fedhet.node.modules import forgotten
-from fedhet.registry import METHODS
+from fedhet.site.modules import forgotten
 from fedhet.strategies.pfedes import PFedESParams, extractor
 from fedhet.testing import check_method, make_client, make_strategy, simulate, small
 from fedhet.training.augment import DROPPED, jitter_scale, row_noise, two_views, word_dropout

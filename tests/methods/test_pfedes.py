@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
 
 from fedhet.clients import base
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.strategies.pfedes import PFedESParams, extractor

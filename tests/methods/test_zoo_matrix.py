@@ -8,12 +8,12 @@ import yaml
 from flwr.app import Message
 from PIL import Image
 
-from fedhet.config import load_config, method_keys
+from fedhet.config.load import load_config, method_keys
+from fedhet.config.registry import METHODS
+from fedhet.config.schema import RunConfig, kebab
 from fedhet.models.names import MODEL_NAMES, TORCHVISION_NAMES
-from fedhet.node.modules import forgotten
 from fedhet.protocol.messages import arrays_of, to_record
-from fedhet.registry import METHODS
-from fedhet.schema import RunConfig, kebab
+from fedhet.site.modules import forgotten
 from fedhet.testing import check_method, simulate, small
 
 ROOT = Path(__file__).resolve().parents[2]

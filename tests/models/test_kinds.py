@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.inputs import KINDS, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError

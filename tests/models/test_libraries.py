@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.models.names import MORE_OF_TORCHVISION, TORCHVISION_NAMES

@@ -4,16 +4,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.errors import RunFailedError, UserError
 from fedhet.export.save import export
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.models.small import small_name
-from fedhet.node.site import assigned_model, check_no_weights
 from fedhet.reading.tensors import read_tensors
 from fedhet.rng import torch_seeded
+from fedhet.site.local_data import assigned_model, check_no_weights
 from fedhet.testing import make_client, simulate, small
 
 ROWS = Inputs.table(("a", "b"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from network.pace import patience
 
-from fedhet.runtime.superlink import script
+from fedhet.engines.superlink import script
 
 ROUNDS = 8
 WORK = (

@@ -9,10 +9,10 @@ import tempfile
 from network.pace import patience
 from network.programs import Process
 
+from fedhet.deploy.control_api import Control
+from fedhet.deploy.server_folder import ServerFolder
+from fedhet.engines.superlink import environment, script
 from fedhet.errors import RunFailedError
-from fedhet.runtime.control_api import Control
-from fedhet.runtime.server_folder import ServerFolder
-from fedhet.runtime.superlink import environment, script
 
 
 class Commands:

@@ -18,13 +18,13 @@ import psutil
 from flwr.app import Error, Message
 from network.programs import Process, Supervisor, wait_for
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.deploy.certs import Credentials, make
+from fedhet.deploy.control_api import Control
+from fedhet.deploy.node import TASK_POLL
+from fedhet.deploy.warm import Warm
+from fedhet.engines.superlink import environment, free_ports, script
 from fedhet.protocol.messages import instruction
-from fedhet.runtime.certs import Credentials, make
-from fedhet.runtime.control_api import Control
-from fedhet.runtime.node import TASK_POLL
-from fedhet.runtime.superlink import environment, free_ports, script
-from fedhet.runtime.warm import Warm
 from fedhet.testing import simulate
 
 CONNECTION = "net"

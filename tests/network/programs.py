@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 from network.pace import patience
 
-from fedhet.runtime.node import FORGOTTEN, pause
-from fedhet.runtime.warm import state
+from fedhet.deploy.node import FORGOTTEN, pause
+from fedhet.deploy.warm import state
 
 LOOK = 0.2  # seconds
 

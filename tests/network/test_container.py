@@ -16,8 +16,8 @@ import pytest
 from network.pace import patience
 from network.programs import wait_for
 
-from fedhet.config import load_config
-from fedhet.runtime.session import find_preset
+from fedhet.config.load import load_config
+from fedhet.engines.session import find_preset
 from fedhet.testing import simulate
 
 pytestmark = [

@@ -11,9 +11,9 @@ from network.deployment import Commands
 from network.federation import PRESET, simulated_hash
 from network.programs import wait_for
 
-from fedhet.runtime.server_folder import CONNECTION, ServerFolder
-from fedhet.runtime.superlink import free_ports, script
-from fedhet.runtime.warm import state
+from fedhet.deploy.server_folder import CONNECTION, ServerFolder
+from fedhet.deploy.warm import state
+from fedhet.engines.superlink import free_ports, script
 
 pytestmark = pytest.mark.network
 CLOSED = (

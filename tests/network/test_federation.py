@@ -10,8 +10,8 @@ import pytest
 from network.federation import EXAMPLES, Federation, simulated_hash
 from network.programs import Process, wait_for
 
-from fedhet.runtime.certs import make
-from fedhet.runtime.superlink import script
+from fedhet.deploy.certs import make
+from fedhet.engines.superlink import script
 
 pytestmark = pytest.mark.network
 

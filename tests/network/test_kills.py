@@ -8,8 +8,8 @@ import pytest
 from network.commands import WORK, Command, Commands, assert_gone, processes_of
 from network.pace import patience
 
-from fedhet.config import load_config
-from fedhet.runtime.session import find_preset
+from fedhet.config.load import load_config
+from fedhet.engines.session import find_preset
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
@@ -22,7 +22,7 @@ def test_a_run_that_was_killed_in_every_way_ends_with_the_same_bytes(fedhet, tmp
     """It begins and ends in one process, without Ray: the engines take over from each other.
 
     That Ray's server and Flower's other programs are missed as Ray's node manager is says
-    tests/runtime/test_ray_start.py; a start of all of them takes 23 seconds of a processor.
+    tests/engines/test_ray_start.py; a start of all of them takes 23 seconds of a processor.
     """
     undisturbed = simulate(load_config(find_preset("quickstart"), [*LONG, f"out={tmp_path}"]))[0]
     _interrupted(fedhet.run("killed", "engine=inline", *LONG), signal.SIGTERM)

@@ -18,9 +18,9 @@ import pytest
 from network.commands import ROUNDS, WORK, Command, assert_gone
 from network.pace import patience
 
-from fedhet.config import load_config
-from fedhet.runtime.session import find_preset
-from fedhet.runtime.superlink import script
+from fedhet.config.load import load_config
+from fedhet.engines.session import find_preset
+from fedhet.engines.superlink import script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
@@ -169,7 +169,7 @@ def test_closing_the_terminal_stops_the_run(fedhet):
 
 
 def test_a_run_that_fails_says_why_and_leaves_no_process(fedhet):
-    """On Ray it is the ServerApp that says so, in summary.json: tests/runtime/test_ray_start.py."""
+    """On Ray it is the ServerApp that says so, in summary.json: tests/engines/test_ray_start.py."""
     words = ("engine=inline", "max-update-norm=1e-6", "max-skipped-rounds=0", "name=fails")
     command = fedhet.run("failed", *words)
     code, out, err = command.end()

@@ -16,8 +16,8 @@ from network.programs import Process, wait_for
 from network.ray_nodes import Cluster
 
 from fedhet.cli.app import execute
-from fedhet.config import build_config
-from fedhet.runtime.superlink import environment, script
+from fedhet.config.load import build_config
+from fedhet.engines.superlink import environment, script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network

@@ -13,8 +13,8 @@ from network.federation import PRESET, simulated_hash
 from network.pace import round_timeout
 from network.programs import Process, wait_for
 
-from fedhet.runtime.superlink import free_ports
-from fedhet.runtime.warm import Warm
+from fedhet.deploy.warm import Warm
+from fedhet.engines.superlink import free_ports
 
 pytestmark = pytest.mark.network
 OWN = {"method": "lg_fedavg", "local-epochs": 60, "sum-min": 2, "max-images": 200}

@@ -11,9 +11,9 @@ from network.commands import WORK, Command, assert_gone
 from network.federation import EXAMPLES
 from network.pace import patience
 
-from fedhet.config import load_config
-from fedhet.runtime.session import find_preset
-from fedhet.runtime.superlink import script
+from fedhet.config.load import load_config
+from fedhet.engines.session import find_preset
+from fedhet.engines.superlink import script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network

@@ -10,8 +10,8 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from benchmarks.hostile_nodes import Bench, Counts, honest_answers, judge_handshake
 from benchmarks.liar import farther, floating, of_norm
+from fedhet.config.registry import METHODS
 from fedhet.protocol.messages import arrays_of, to_record
-from fedhet.registry import METHODS
 
 
 def spread_out(arrays, sent):

@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as npst
 
 from benchmarks.deployed import Deployed
 from benchmarks.hostile_server import BYTES, INSTRUCTIONS, RECORDS, instruction_with, payloads
-from fedhet.node.modules import not_finite
-from fedhet.node.state import FileStore
+from fedhet.config.registry import METHODS
 from fedhet.protocol.messages import PACKED
 from fedhet.protocol.reasons import Word
-from fedhet.registry import METHODS
+from fedhet.site.modules import not_finite
+from fedhet.site.state import FileStore
 
 LOST = {"a generation that never was", "another digest", "experiment of another run"}
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.flop_count import counter
@@ -11,7 +12,6 @@ from fedhet.protocol.checks import Rejected
 from fedhet.protocol.flop_claims import FACTOR, Work
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Empty
-from fedhet.schema import RunConfig
 
 INFO = ClientInfo("0", ("a",), ("a",), (5,), 5, "cnn-5", "cpu")
 

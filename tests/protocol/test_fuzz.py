@@ -21,8 +21,8 @@ from benchmarks.hostile_nodes import (
     judge_handshake,
 )
 from benchmarks.mutate import NUMBERS, TEXTS
+from fedhet.config.registry import METHODS
 from fedhet.protocol.messages import arrays_of, to_record
-from fedhet.registry import METHODS
 
 LONG = 10_000 // len(METHODS) + 1
 SHORT = LONG // 10 + 1

@@ -5,7 +5,7 @@ import json
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedhet.config import envelope
+from fedhet.config.load import envelope
 from fedhet.data.inputs import Inputs
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import Handshake

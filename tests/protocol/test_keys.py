@@ -5,15 +5,15 @@ import json
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from fedhet.config import build_config, envelope
+from fedhet.config.load import build_config, envelope
+from fedhet.deploy.certs import make
+from fedhet.engines.inline import InlineGrid
 from fedhet.errors import UserError
 from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.keys import Names
 from fedhet.protocol.messages import TRAIN, Instruction, request
 from fedhet.protocol.roster import Roster
-from fedhet.runtime.certs import make
-from fedhet.runtime.inline import InlineGrid
 from fedhet.testing import LocalGrid, simulate, small
 
 

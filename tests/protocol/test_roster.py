@@ -10,13 +10,13 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from PIL import Image
 
-from fedhet.config import envelope
+from fedhet.config.load import envelope
 from fedhet.data.inputs import Inputs
+from fedhet.engines.inline import InlineGrid
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.roster import Roster
-from fedhet.runtime.inline import InlineGrid
 from fedhet.testing import LocalGrid, simulate, small
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.errors import UserError
 from fedhet.protocol.checks import check_arrays
 from fedhet.protocol.low_rank import compress, dense

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.payload import Empty
-from fedhet.protocol.sum_metrics import Summed, SumMetrics
+from fedhet.sums.metrics import Summed, SumMetrics
 
 SUMMED = SumMetrics(64.0, {"shift": (-128.0, 2.0), "alpha": (0.0, 1.0)})
 

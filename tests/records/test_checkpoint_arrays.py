@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedhet.cli.app import execute
+from fedhet.config.registry import METHODS
+from fedhet.engines import session
 from fedhet.records.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedhet.registry import METHODS
-from fedhet.runtime import session
 from fedhet.testing import simulate, small
 
 OPTIONS = {

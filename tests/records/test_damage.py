@@ -12,13 +12,13 @@ from flwr.app import Message
 
 from fedhet.cli import actions
 from fedhet.cli.app import execute
+from fedhet.engines import session
+from fedhet.engines.process_groups import MARKER, Herd
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.verification import Finding, Verification, VerifyError
-from fedhet.runtime import session
-from fedhet.runtime.processes import MARKER, Herd
 from fedhet.testing import simulate, small
 
 ROUNDS = 3
@@ -317,7 +317,7 @@ def test_a_full_disk_leaves_no_half_folder_and_keeps_nobody_alive(tmp_path, monk
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     herd = Herd(tmp_path)
     herd.add(child.pid)
-    monkeypatch.setattr("fedhet.runtime.processes.write_text", full)
+    monkeypatch.setattr("fedhet.engines.process_groups.write_text", full)
     herd.stop(grace=1.0)
     assert child.wait(5) != 0
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.records import environment as room
 from fedhet.records.environment import environment, processor
 

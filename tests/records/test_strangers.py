@@ -10,12 +10,12 @@ import yaml
 
 import fedhet
 from fedhet.cli.app import execute
+from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError, VerifyError
 from fedhet.records import register
 from fedhet.records.checkpoint import load_checkpoint, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.trusted import check_downloads
-from fedhet.schema import RunConfig
 from fedhet.testing import simulate, small
 
 
@@ -259,7 +259,7 @@ def test_nobody_is_shown_states_that_a_strangers_run_points_to(sent, home, capsy
 MODULE = """
 from pathlib import Path
 Path({mark!r}).touch()
-from fedhet.registry import METHODS
+from fedhet.config.registry import METHODS
 from fedhet.models.cnn import *
 METHOD = METHODS["fedssa"]
 """

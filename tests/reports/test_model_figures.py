@@ -8,13 +8,13 @@ import torch
 
 from fedhet.data.preparation import normalise
 from fedhet.export.save import open_state
-from fedhet.node.site import load_partition
 from fedhet.reports.comparison import Comparison, compare
 from fedhet.reports.model_figures import representations
 from fedhet.reports.model_gate import modelled
 from fedhet.reports.reading import read_runs
 from fedhet.reports.run_models import examples_of, open_runs
 from fedhet.reports.settings import arrange
+from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small
 
 

@@ -78,7 +78,7 @@ def test_methods_are_spelt_as_their_authors_do():
 def test_no_two_arms_share_a_name(monkeypatch, tmp_path):
     """Rows, colours and tests are by name."""
     (tmp_path / "elsewhere.py").write_text(
-        "from fedhet.registry import METHODS as ours, Method\n"
+        "from fedhet.config.registry import METHODS as ours, Method\n"
         "METHOD = Method(ours['fedavg'].strategy, ours['fedavg'].client, 'another')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from written_runs import make_run
 
 from fedhet import layout
-from fedhet.config import build_config, read_overrides
+from fedhet.config.load import build_config, read_overrides
 from fedhet.errors import UserError
 from fedhet.reading.structured import read_yaml
 from fedhet.reports.reading import read_runs

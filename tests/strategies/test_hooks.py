@@ -8,11 +8,11 @@ from torch import nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.standalone import StandaloneClient
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS, Method
+from fedhet.config.schema import Params
 from fedhet.errors import HookError, UserError
 from fedhet.protocol.reasons import Refused
-from fedhet.registry import METHODS, Method
-from fedhet.schema import Params
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.lg_fedavg import LGFedAvgStrategy
 from fedhet.strategies.standalone import StandaloneStrategy

@@ -7,10 +7,10 @@ import pytest
 from flwr.app import Error, Message
 
 from benchmarks.liar import LIAR, farther, of_norm
+from fedhet.config.registry import METHODS
 from fedhet.protocol.messages import TRAIN, arrays_of, instruction, to_record
 from fedhet.records.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.records.run_folder import RunFolder
-from fedhet.registry import METHODS
 from fedhet.testing import simulate, small
 
 CLIENTS = LIAR + 2

@@ -6,8 +6,8 @@ import json
 import pytest
 from flwr.app import Message, MetricRecord
 
+from fedhet.config.registry import METHODS
 from fedhet.protocol import flop_claims
-from fedhet.registry import METHODS
 from fedhet.testing import simulate, small
 
 

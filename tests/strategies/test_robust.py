@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
 from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
-from fedhet.registry import METHODS
 from fedhet.strategies.averaging import class_means, weighted_mean
 from fedhet.strategies.robust import Rule, capped
 from fedhet.testing import make_strategy, simulate, small, uploads_of

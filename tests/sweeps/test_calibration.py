@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from fedhet.cli.app import execute
-from fedhet.registry import METHODS
+from fedhet.config.registry import METHODS
 from fedhet.sweeps import calibration, flop_estimate, probe
 from fedhet.sweeps.calibration import Calibration
 from fedhet.sweeps.cost import Cost, probe_of

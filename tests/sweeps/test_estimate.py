@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from fedhet.cli.app import execute
+from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
-from fedhet.node.site import load_partition
-from fedhet.schema import RunConfig
+from fedhet.site.local_data import load_partition
 from fedhet.sweeps import probe
 from fedhet.sweeps.cost import Cost
 from fedhet.sweeps.estimate import Estimator, Guess, extent

@@ -9,7 +9,7 @@ import yaml
 from written_runs import round_line, write_clients
 
 from fedhet.cli import tune as command
-from fedhet.config import load_config
+from fedhet.config.load import load_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.tune import Search, best, validation

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.rng import generator, torch_seeded
 from fedhet.training.augment import crop_flip
 from fedhet.training.loop import Examples, Phase, normalise, train
@@ -148,7 +148,7 @@ def test_training_sees_augmented_images_and_a_plain_phase_the_images() -> None:
 def test_a_client_loads_neither_torchs_compiler_nor_what_it_does_not_use(tmp_path: Path) -> None:
     """In a deployment every message is a new process: what it imports is what it costs."""
     program = (
-        "import sys; from fedhet.config import build_config\n"
+        "import sys; from fedhet.config.load import build_config\n"
         "from fedhet.testing import simulate\n"
         f"values = {{'method': 'fedssa', 'clients': 1, 'rounds': 1, 'out': {str(tmp_path)!r}}}\n"
         "values |= {'optimizer': 'adam', 'augment': 'crop-flip'}\n"

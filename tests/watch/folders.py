@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from fedhet.config import build_config
+from fedhet.config.load import build_config
 from fedhet.files import csv_text
 from fedhet.records.tables import CLIENT_COLUMNS, OTHER
 

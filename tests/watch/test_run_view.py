@@ -8,10 +8,10 @@ import pytest
 from filelock import FileLock
 from watch.folders import append, begin, end, failure, line, scores
 
+from fedhet.deploy.control_api import Node
 from fedhet.ids import NOBODY
 from fedhet.records.locks import LOCK, OWNER
 from fedhet.records.run_folder import RunFolder
-from fedhet.runtime.control_api import Node
 from fedhet.watch import run as room
 from fedhet.watch.run import RunView
 from fedhet.watch.sites import Sites

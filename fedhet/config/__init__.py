@@ -1,0 +1,1 @@
+"""Keys of a run with their checks and messages, presets, and methods by name."""

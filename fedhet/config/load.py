@@ -1,0 +1,351 @@
+"""Reads a run's configuration: defaults < YAML < ``key=value``, every mistake in one line."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedhet import plugins
+from fedhet.config.key_errors import COMMON, check_single, unknown_key, wrong_value
+from fedhet.config import examples, idle_keys, sum_keys
+from fedhet.config.registry import METHODS, Method
+from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
+from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
+from fedhet.errors import UserError
+from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
+from fedhet.models.small import small_name
+from fedhet.reading.structured import parse_object, read_yaml
+
+# What `fedhet resume` may change: who computes, how long, and when to give up; never what.
+RESUMABLE = (
+    "engine", "rounds", "actors", "min-replies", "max-skipped-rounds", "round-timeout",
+    "start-timeout", "keep-state", "state-dir", "tracker",
+)  # fmt: skip
+
+
+def find_method(name: str) -> Method:
+    """The method of that name, ours or another's; UserError with the nearest name otherwise."""
+    name = method_name(name)
+    if name in METHODS:
+        return METHODS[name]
+    if not plugins.is_own("method", name):
+        known = [*METHODS, *plugins.installed("method")]
+        where = f"; {told}" if (told := examples.hint(name)) else ""
+        raise UserError(
+            f"method: unknown value '{name}'{where or plugins.hint('method', name, known)}; "
+            f"allowed: {', '.join(known)} "
+            "or your own module:METHOD"
+        )
+    found = plugins.load("method", name)
+    if not isinstance(found, Method):
+        raise UserError(
+            f"method '{name}' is a {type(found).__name__}, must be a fedhet.config.registry.Method"
+        )
+    return found
+
+
+def method_name(name: str) -> str:
+    """A method's name as the papers write it (FedSSA, LG-FedAvg) to the one it has here."""
+    plain = name.strip().lower().replace("-", "_")
+    return plain if plain in METHODS else name.strip()
+
+
+def method_keys(method: Method) -> set[str]:
+    """The kebab-case keys that only this method accepts."""
+    return {kebab(name) for name in method.params.model_fields}
+
+
+def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
+    """``key=value`` words of a command line; a key given twice: the last wins."""
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"'{pair}': an override must be written key=value")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def load_config(
+    path: Path | None, overrides: Sequence[str] = (), *, changes: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Merge defaults, the preset and the command line, and check the whole.
+
+    ``changes`` are overrides that are values already.
+    """
+    return load_noted(path, overrides, changes=changes)[0]
+
+
+def load_noted(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    changes: Mapping[str, Any] | None = None,
+    deployed: bool = False,
+) -> tuple[RunConfig, list[str]]:
+    """As :func:`load_config`; with a line for every key that somebody set in vain.
+
+    ``deployed``: the run goes to a network.
+    """
+    preset = read_yaml(path) if path else {}
+    new = {**read_overrides(overrides), **(changes or {})}
+    for values in (preset, new):
+        if isinstance(values.get("method"), str):
+            values["method"] = method_name(values["method"])
+    if "method" in new and new["method"] != preset.get("method", "fedssa"):
+        # The preset's keys of the old method make no sense for the new one.
+        old = method_keys(find_method(str(preset.get("method", "fedssa"))))
+        preset = {key: value for key, value in preset.items() if key not in old}
+    config = build_config({**preset, **new})
+    # A preset's key may have lost its effect to an override; a run's own config.yaml has them all.
+    defaults = RunConfig().flat()
+    written = {key: value for key, value in preset.items() if value != defaults.get(key)}
+    if "partition" in new:
+        written = {key: v for key, v in written.items() if key not in idle_keys.REFUSED}
+    return config, idle_keys.check(config, {**written, **new}, deployed=deployed)
+
+
+def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """The configuration that a run was started with, changed where resuming may change it."""
+    changes = read_overrides(overrides)
+    method = str(started.get("method", "fedssa"))
+    own = method_keys(find_method(method))
+    for key in changes:
+        if key not in COMMON | own:
+            raise UserError(unknown_key(key, method, own))
+        if key not in RESUMABLE:
+            raise UserError(
+                f"{key}: a resumed run keeps its own, or its rounds would not be comparable; "
+                f"allowed here: {', '.join(RESUMABLE)}"
+            )
+    config = build_config({**started, **changes})
+    if config.dp_clip and config.rounds != started["rounds"]:
+        raise UserError(
+            f"rounds: {config.rounds} is not allowed: the noise of this run (dp-clip) was chosen "
+            f"for rounds={started['rounds']}, and more uploads would exceed dp-epsilon"
+        )
+    planned = config.lr_schedule != "constant" and f"lr-schedule={config.lr_schedule}"
+    if find_method(config.method).strategy.plans_rounds:
+        planned = f"method={config.method}"
+    if planned and config.rounds != started["rounds"]:
+        raise UserError(
+            f"rounds: {config.rounds} is not allowed: {planned} spreads its course over all "
+            f"rounds, and this run began with rounds={started['rounds']}; start a new run"
+        )
+    return config
+
+
+def build_config(values: Mapping[str, Any]) -> RunConfig:
+    """Check a flat mapping of keys; raises :class:`UserError` for the first mistake."""
+    name = method_name(str(values.get("method", "fedssa")))
+    if isinstance(values.get("method"), str | list):
+        check_single(RunConfig, "method", values["method"])
+    method, values = find_method(name), {**values, "method": name}
+    own = method_keys(method)
+    values = values if sum_keys.HIDE_CLASSES in own else sum_keys.replaced(values)
+    taken = sorted(own & COMMON)
+    if taken:
+        raise UserError(
+            f"method '{values.get('method')}': its key '{taken[0]}' is a common key: rename it"
+        )
+    for key in values:
+        if key not in COMMON | own:
+            raise UserError(unknown_key(key, name, own))
+    params = _validate(method.params, {k: v for k, v in values.items() if k in own})
+    config = _validate(RunConfig, {k: v for k, v in values.items() if k in COMMON})
+    assert isinstance(config, RunConfig) and isinstance(params, Params)
+    kind = kind_of(config.dataset)
+    group = DEFAULT_GROUP[kind or IMAGE]
+    models = config.models if "models" in values else (group,)
+    config = config.model_copy(update={"params": params, "models": expand(models)})
+    _check_data_keys(config, values)
+    _check_combinations(config)
+    if method.strategy.shares_small_model:
+        small_name(config, kind or IMAGE, method.strategy.own_small(params))
+    elif config.small_model:
+        raise UserError(
+            f"small-model: '{config.small_model}' changes nothing with method={config.method}, "
+            "which shares no model"
+        )
+    if kind in method.strategy.refuses:
+        raise UserError(
+            f"method: '{config.method}' is not allowed with dataset={config.dataset}: "
+            f"{method.strategy.refuses[kind]}"
+        )
+    if config.aggregation not in method.strategy.aggregations:
+        raise UserError(
+            f"aggregation: '{config.aggregation}' is not allowed with method={config.method}: its "
+            f"server takes no mean of uploads; allowed: {', '.join(method.strategy.aggregations)}"
+        )
+    sum_keys.check(config, method.strategy.not_summed)
+    weighs_images = method.strategy.weighs_images(config, params)
+    sum_keys.check_unit(config, weighs_images=weighs_images)
+    method.strategy.check_config(config, params)
+    ignored = dict(method.strategy.ignores(config, params))
+    if method.strategy.public_set == "nobody":
+        ignored |= dict.fromkeys(("public-dataset", "public-path"), "it uses no public data set")
+    for key, reason in ignored.items():
+        value = getattr(config, key.replace("-", "_"))
+        if value != RunConfig.model_fields[key.replace("-", "_")].default:
+            raise UserError(
+                f"{key}: '{value}' changes nothing with method={config.method}: {reason}"
+            )
+    if method.strategy.public_set != "nobody":
+        _check_public(config)
+    return config
+
+
+def _check_public(config: RunConfig) -> None:
+    """UserError for a public data set that is missing, or is the clients' own."""
+    public = (config.public_dataset or "image-folder", config.public_path)
+    if not any((config.public_dataset, config.public_path)):
+        raise UserError(
+            f"public-path: '' is not allowed with method={config.method}, which needs a public "
+            "data set: give public-path=FOLDER, or public-dataset=NAME"
+        )
+    if public == (config.dataset, config.data_path) and not public[0].startswith("synthetic"):
+        raise UserError(
+            f"public-{'path' if public[1] else 'dataset'}: '{public[1] or public[0]}' is not "
+            "allowed: it is what the clients' own examples are taken from"
+        )
+
+
+def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
+    for key, value in values.items():
+        check_single(schema, key, value)
+        annotation = schema.model_fields[key.replace("-", "_")].annotation
+        if isinstance(value, bool) and annotation in (int, float):
+            kind = {"type": "int_type" if annotation is int else "float_type"}
+            raise UserError(wrong_value(schema, key, str(value).lower(), kind))
+    try:
+        return schema.model_validate(dict(values))
+    except ValidationError as errors:
+        error = errors.errors(include_url=False)[0]
+        key = str(error["loc"][0])
+        raise UserError(wrong_value(schema, key, values.get(key, error["input"]), error)) from None
+
+
+def _check_combinations(config: RunConfig) -> None:
+    """Settings that are fine alone and impossible together."""
+    for model in config.models:
+        validate_model_name(model, kind_of(config.dataset))
+    if config.partition == "file" and not config.partition_file:
+        raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
+    if config.partition_file and config.partition != "file":
+        raise UserError(
+            f"partition-file: '{config.partition_file}' is only read with partition=file, "
+            f"and partition is '{config.partition}'"
+        )
+    if config.split[2] == 0:
+        raise UserError("split: the test share is 0; without test images nothing can be reported")
+    if config.optimizer == "adam" and config.momentum != RunConfig.model_fields["momentum"].default:
+        raise UserError(f"momentum: '{config.momentum:g}' changes nothing with optimizer=adam")
+    if config.name in {".", ".."}:
+        raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
+    if config.trim != RunConfig.model_fields["trim"].default and (
+        config.aggregation != "trimmed-mean"
+    ):
+        raise UserError(
+            f"trim: {config.trim:g} is only used with aggregation=trimmed-mean, and aggregation "
+            f"is '{config.aggregation}'"
+        )
+    if config.max_weight < 1 and config.aggregation != "mean":
+        raise UserError(
+            f"max-weight: {config.max_weight:g} is not allowed with aggregation="
+            f"{config.aggregation}, which knows no weights"
+        )
+    if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
+        raise UserError(
+            f"client-keys: '{config.client_keys}' is not allowed: {', '.join(KEY_POLICIES)}, or "
+            "the absolute path of a folder on the server"
+        )
+    privacy = {key: getattr(config, key) for key in ("dp_clip", "dp_epsilon", "dp_delta")}
+    if any(privacy.values()) and not all(privacy.values()):
+        missing = kebab(next(key for key, value in privacy.items() if not value))
+        raise UserError(
+            f"{missing}: 0 is not allowed: dp-clip, dp-epsilon and dp-delta are needed together"
+        )
+    _check_tuned(config)
+    if config.clients:
+        check_replies(config)
+
+
+def _check_tuned(config: RunConfig) -> None:
+    """Methods with other values of one of these keys are still compared under the same."""
+    for key in config.tuned:
+        if key not in TUNABLE | method_keys(find_method(config.method)):
+            raise UserError(
+                f"tuned: '{key}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key of the "
+                "method; whatever else differs makes another setting"
+            )
+
+
+def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
+    """Keys that say how a file is read belong to its kind of data set, and some are needed."""
+    belongs = {
+        "target": ("table", "texts"), "labels": tuple(DATASETS), "site": tuple(DATASETS),
+        "categories": ("table",), "ignore": ("table",), "text": ("texts",), "length": ("texts",),
+        "vocabulary": ("texts",), "scale": ("signals",),
+    }  # fmt: skip
+    for key, datasets in belongs.items():
+        name = key.replace("-", "_")
+        given = getattr(config, name) != RunConfig.model_fields[name].default
+        hub = is_hub(config.dataset) and key != "scale"
+        if given and config.dataset not in datasets and not hub:
+            raise UserError(
+                f"{key}: '{values[key]}' changes nothing with dataset={config.dataset}; it belongs "
+                f"to dataset={' or '.join(datasets)}"
+            )
+    for key in ("target", "text"):
+        if config.dataset in belongs[key] and not getattr(config, key):
+            raise UserError(f"{key}: '' is not allowed: dataset={config.dataset} needs that column")
+    kind = kind_of(config.dataset)
+    for augment, own in (("crop-flip", IMAGE), ("jitter-scale", SIGNAL)):
+        if config.augment == augment and kind not in ("", own):
+            raise UserError(
+                f"augment: '{augment}' is not allowed with dataset={config.dataset}: it is for "
+                f"{own}s"
+            )
+    # Of files it shows when they are opened: a folder of several names its clients.
+    if config.partition == "natural" and kind and config.dataset not in DATASETS:
+        raise UserError(
+            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples do "
+            "not say whose they are; partition=file names them"
+        )
+
+
+def check_replies(config: RunConfig) -> None:
+    """UserError if a round has too few clients for what is asked; ``clients`` is known."""
+    if config.min_replies > config.cohort(config.clients):
+        raise UserError(
+            f"min-replies: {config.min_replies} is more than the "
+            f"{config.cohort(config.clients)} clients of a round (fraction x clients)"
+        )
+    sum_keys.check_cohort(config)
+
+
+def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:
+    """The ``config`` scalar of Flower's run config: configuration and run identity as JSON."""
+    return json.dumps({"config": config.flat(), "run": dict(run)}, separators=(",", ":"))
+
+
+def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+    """Configuration and run identity out of a Flower run config.
+
+    ``fedhet run`` sends :func:`envelope`; a plain ``flwr run`` sends the scalars of
+    ``[tool.flwr.app.config]``, for which the identity is empty. Those of a method's own keys that
+    are "" are unset: Flower takes no override that is not there, so every method's are.
+    """
+    text = str(run_config.get("config", ""))
+    if text:
+        loaded = parse_object(text, "run config", "config")
+        return build_config(loaded["config"]), dict(loaded["run"])
+    values = {k: v for k, v in run_config.items() if k in COMMON or v != ""}
+    shipped = RunConfig()
+    if values.get("models") == ",".join(shipped.models):  # nobody's choice: the kind's own group
+        del values["models"]
+    config, defaults = build_config(values), shipped.flat()
+    idle_keys.check(config, {k: v for k, v in values.items() if v != defaults.get(k)})
+    return config, {}

@@ -1,0 +1,371 @@
+"""The schema of a run: every key with its meaning, unit and range.
+
+Keys are flat and kebab-case in YAML and on the command line. A method adds its own keys through
+a subclass of :class:`Params`; :mod:`fedhet.config.load` reads and checks both.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
+
+from fedhet.errors import ReadError
+from fedhet.ids import CLIENT_ID
+from fedhet.reading.structured import parse_yaml
+
+REPRESENTATION = 500  # d: default width of the representation that every model ends in
+# Keys that stand in a resolved configuration only where they say something: a sweep's cells are
+# named by all keys, and those of images keep the names that they had before there was more.
+QUIET = (
+    "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
+    "small_model", "representation", "grey", "secure_sum", "sum_range", "sum_min", "sum_threshold",
+    "sum_owners", "sum_metrics", "tuned",
+)  # fmt: skip
+# What each method may need a value of its own of; anything else is what they are compared under.
+TUNABLE = frozenset({
+    "lr", "local-epochs", "batch-size", "momentum", "weight-decay", "lr-schedule", "optimizer",
+    "grad-clip", "augment",
+})  # fmt: skip
+REGISTERED, OFF = "registered", "off"
+KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
+Precision = Literal["fp32", "tf32", "bf16"]
+
+
+def kebab(name: str) -> str:
+    """Python field name to the key in YAML and on the command line."""
+    return name.replace("_", "-")
+
+
+def _words(value: Any) -> Any:
+    """A comma separated text (command line) as the list that YAML would give."""
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return value
+
+
+def _size(value: Any) -> Any:
+    """``48x64`` as height and width; a list of both, of which one number is a square."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,4}x\d{1,4}", value):
+        value = [int(side) for side in value.split("x")]
+    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
+        return value[0]
+    return value
+
+
+def _ratio(value: Any) -> Any:
+    """``8:1:1`` as the three numbers of a split."""
+    if isinstance(value, str):
+        return value.split(":")
+    return value
+
+
+def _lists(value: Any) -> Any:
+    """``{name: [values]}`` as pairs that can be hashed; names alone have no values.
+
+    A text (command line) is what YAML makes of it, or names with commas between them.
+    """
+    if isinstance(value, str):
+        try:
+            found = parse_yaml(value)
+        except ReadError:
+            found = None
+        value = found if isinstance(found, dict | list) else _words(value)
+    if isinstance(value, Mapping):
+        pairs = ((k, v if isinstance(v, list | tuple) else [v]) for k, v in value.items())
+        return tuple(
+            (str(name), tuple(str(one) for one in ones if one is not None)) for name, ones in pairs
+        )
+    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        return tuple((one, ()) for one in value)
+    return value
+
+
+Side = Annotated[int, Field(ge=16, le=512)]
+ImageSize = int | tuple[int, int]  # the side of a square, or height and width
+Lists = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_lists)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Ratio = Annotated[
+    tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]],
+    BeforeValidator(_ratio),
+]
+
+
+class Schema(BaseModel):
+    """Frozen, unknown keys forbidden, kebab-case aliases."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab,
+        validate_by_name=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+    )
+
+
+class Params(Schema):
+    """Hyper-parameters of one method; the base is a method without any of its own."""
+
+
+P = TypeVar("P", bound=Params, default=Params)  # of the method that a strategy or client is of
+
+
+class RunConfig(Schema):
+    """Everything that decides a run, resolved; the method's own keys are in ``params``."""
+
+    method: str = Field("fedssa", description="one of `fedhet methods`, or module:METHOD")
+
+    dataset: str = Field(
+        "digits",
+        description="digits, cifar10, cifar100, fashion-mnist, image-folder, table (a CSV), "
+        "signals (an NPZ), texts (a CSV), synthetic[:IMAGES] or module:load",
+    )
+    data_path: str = Field(
+        "",
+        description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`, or a "
+        "folder of one for each site; local copy of `hf:NAME`; download folder of the torchvision "
+        "sets",
+    )
+    target: str = Field("", description="column of the class, of `table` and `texts`")
+    labels: Lists = Field(
+        (), description="classes by values of the target, such as {ill: [1, 2], healthy: [0]}"
+    )
+    site: Words = Field(
+        (), description="columns that together name the client, for partition=natural"
+    )
+    categories: Lists = Field(
+        (),
+        description="columns of `table` that are no numbers, with their values {sex: [f, m]}; a "
+        "node needs the values, a simulation takes those of its file",
+    )
+    ignore: Words = Field((), description="columns of `table` that no model sees")
+    text: str = Field("", description="column of the text, of `texts`")
+    length: int = Field(64, ge=1, le=4096, description="words of a text that are kept")
+    vocabulary: int = Field(
+        5000, ge=2, le=1 << 20, description="numbers that words are hashed to; 0 is for padding"
+    )
+    scale: float = Field(1.0, gt=0, description="what the numbers of `signals` are divided by")
+    public_dataset: str = Field(
+        "", description="examples that are no client's, for methods that use some: as dataset"
+    )
+    public_path: str = Field(
+        "", description="their folder or zip, on the server; each deployed node names its own copy"
+    )
+    image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = Field(
+        32, description="side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"
+    )
+    grey: bool = Field(False, description="images in one channel instead of three")
+    classes: Words = Field((), description="class names in label order; empty: all of the data")
+
+    clients: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="N; 0: as many as the federation, the file or the data has",
+    )
+    fraction: float = Field(1.0, gt=0, le=1, description="C, share of clients per round")
+    partition: Literal[
+        "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural",
+        "file",
+    ] | Annotated[str, Field(pattern="^flwr:[A-Z]")] = Field(
+        "classes-per-client",
+        description="how examples are dealt to clients; natural: by the data's own `site`; "
+        "`flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets",
+    )  # fmt: skip
+    partition_file: str = Field("", description="CSV `path,client,split` of partition=file")
+    classes_per_client: int = Field(2, ge=1, description="classes that each client owns")
+    alpha: float = Field(
+        0.3, gt=0, description="concentration of the Dirichlet partitions, and of quantity"
+    )
+    legacy_pfedhn: bool = Field(False, description="slots and draws as in pFedHN's released code")
+    split: Ratio = Field((8, 1, 1), description="train:val:test, integers, per client and class")
+
+    models: Words = Field(
+        ("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
+        min_length=1,
+        description="architectures of `fedhet models`, a group of them (@signal-5), or "
+        "module:factory; by default the group of the data's kind",
+    )
+    model_assignment: Literal["modulo", "random"] = Field(
+        "modulo", description="client k gets model k mod len(models), or a seeded draw"
+    )
+
+    small_model: str = Field(
+        "",
+        description="what all clients share, in methods that share a model; empty: the smallest "
+        "of the kind's group; of images the one CNN that all clients have, or CNN-1 beside the one "
+        "other model that all have",
+    )
+    representation: int = Field(
+        REPRESENTATION, ge=1, le=8192, description="d, width of the representation of all models"
+    )
+
+    rounds: int = Field(100, ge=1, le=1_000_000, description="T, communication rounds")
+    local_epochs: int = Field(10, ge=1, description="E, epochs of local training per round")
+    batch_size: int = Field(64, ge=2, description="B, images per step")
+    optimizer: Literal["sgd", "adam"] = Field(
+        "sgd", description="sgd, or adam with torch's betas; fresh every round"
+    )
+    lr: float = Field(0.01, gt=0, description="learning rate of the optimizer")
+    lr_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: from lr to 0 over the run's rounds, fixed within a round"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh every round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
+    grad_clip: float = Field(0.0, ge=0, description="largest gradient norm of one network; 0: off")
+    augment: Literal["none", "crop-flip", "jitter-scale"] = Field(
+        "none",
+        description="crop-flip (images): random crop with a margin of s/8 and horizontal flip; "
+        "jitter-scale (signals): noise, and a factor for each channel",
+    )
+    precision: Precision = Field("fp32", description="arithmetic of training: fp32, tf32, bf16")
+    threads: int = Field(1, ge=1, le=256, description="torch threads per training process")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
+    )
+    actors: int = Field(0, ge=0, description="training processes of a simulation; 0: one per core")
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of every random number")
+    partition_seed: int = Field(
+        -1, ge=-1, lt=2**31, description="seed of who owns which images and splits; -1: the seed"
+    )
+
+    engine: Literal["ray", "inline"] = Field(
+        "ray", description="a simulation's processes: Flower's on Ray, or all in this one"
+    )
+
+    evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
+    evaluate_before: bool = Field(
+        False, description="record accuracies after receiving and before training as well"
+    )
+    evaluate_all: bool = Field(
+        True, description="evaluate clients never sampled, as initialised; false: leave them out"
+    )
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weights of averaged models: training images, or equal"
+    )
+
+    min_replies: int = Field(1, ge=1, description="accepted replies that a round needs")
+    max_skipped_rounds: int = Field(
+        3, ge=0, description="rounds in a row with too few replies before the run fails"
+    )
+    round_timeout: float = Field(3600.0, gt=0, description="longest wait for a round, seconds")
+    start_timeout: float = Field(900.0, gt=0, description="longest wait for clients, seconds")
+    max_update_norm: float = Field(
+        1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
+    )
+    max_update_ratio: float = Field(
+        10.0, ge=0, description="longest step of an upload, times the median one; 0: no such limit"
+    )
+    max_images: int = Field(
+        1_000_000, ge=1, lt=2**53, description="most training images that a client may declare"
+    )
+    max_classes: int = Field(
+        1_000, ge=1, description="most classes of a client, and of a run that does not list them"
+    )
+    max_weight: float = Field(
+        1.0, gt=0, le=1, description="largest share of one client in a weighted mean; 1: no limit"
+    )
+    aggregation: Literal["mean", "trimmed-mean", "median"] = Field(
+        "mean", description="the weighted mean, or unweighted ones that some liars cannot move"
+    )
+    trim: float = Field(
+        0.2, ge=0, lt=0.5, description="share of the values left out at each end by trimmed-mean"
+    )
+    client_keys: str = Field(
+        "auto",
+        description="which keys may be which clients on a network: auto (a registered name is its "
+        "key's alone), registered (nobody without one), a folder of <client>.pub, or off",
+    )
+
+    dp_clip: float = Field(
+        0.0, ge=0, description="largest L2 norm of a client's update before noise; 0: no noise"
+    )
+    dp_epsilon: float = Field(
+        0.0,
+        ge=0,
+        description="epsilon of all that one client uploads in the run, after noise: its budget",
+    )
+    dp_delta: float = Field(
+        0.0, ge=0, lt=1, description="delta of all that one client uploads in the run, after noise"
+    )
+
+    secure_sum: Literal["off", "masked", "unmasked"] = Field(
+        "off",
+        description="masked: the server learns sums, and nothing of one client; unmasked: the same "
+        "numbers without masks, for measuring what they cost",
+    )
+    sum_range: float = Field(
+        64.0, gt=0, description="largest absolute value of an entry of a summed vector"
+    )
+    sum_min: int = Field(3, ge=2, description="least clients of a sum")
+    sum_threshold: int = Field(
+        0, ge=0, description="members that must help to unmask a sum; 0: more than half of them"
+    )
+    sum_owners: int = Field(
+        3, ge=1, description="least clients that must have a class for its rows to be summed"
+    )
+    sum_metrics: bool = Field(
+        True, description="accuracies and losses are summed, too; false: each client tells them"
+    )
+
+    state_dir: str = Field(
+        "", description="private states of simulated clients; empty: inside the run folder"
+    )
+    state_backend: Literal["file", "context"] = Field(
+        "file", description="file, or Flower's context (no resume)"
+    )
+    keep_state: bool = Field(True, description="keep the clients' last states after the run")
+    tuned: Words = Field(
+        (), description="keys whose values were searched for each method; of one setting in reports"
+    )
+    tracker: Literal["none", "tensorboard", "wandb", "trackio", "mlflow"] = Field(
+        "none", description="where every round's numbers go beside the run folder"
+    )
+    out: str = Field("runs", description="folder of run folders")
+    name: str = Field(
+        "",
+        pattern=rf"^({CLIENT_ID})?$",
+        description="run folder below out; empty: made from the preset and the time",
+    )
+
+    params: Params = Field(Params(), exclude=True)
+
+    def flat(self) -> dict[str, Any]:
+        """All keys of the run, the method's own included, as plain YAML/JSON values."""
+        own = self.model_dump(mode="json") | self.params.model_dump(mode="json")
+        own["split"] = ":".join(str(part) for part in self.split)
+        if isinstance(self.image_size, tuple):
+            own["image-size"] = "x".join(str(side) for side in self.image_size)
+        for key, pairs in (("labels", self.labels), ("categories", self.categories)):
+            values = {name: list(ones) for name, ones in pairs}
+            own[key] = values if any(values.values()) else list(values)
+        for name in QUIET:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del own[kebab(name)]
+        return own
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the partition, its splits and synthetic images."""
+        return self.seed if self.partition_seed < 0 else self.partition_seed
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server gets sums alone (``secure-sum``), masked or not."""
+        return self.secure_sum != "off"
+
+    def cohort(self, clients: int) -> int:
+        """K = max(1, round(C x N)): clients sampled per round."""
+        return max(1, round(self.fraction * clients))
+
+    def processes(self, clients: int) -> int:
+        """Training processes of a simulation: never more than a round's clients keep busy.
+
+        On a Ray cluster, whose size is not known here, that many.
+        """
+        if os.environ.get("RAY_ADDRESS"):
+            return self.cohort(clients)
+        return min(self.actors or os.cpu_count() or 1, self.cohort(clients))

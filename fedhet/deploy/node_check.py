@@ -1,0 +1,195 @@
+"""``fedhet node --check``: what would keep this node from taking part, found without joining."""
+
+import http.client
+import shutil
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import torch
+
+from fedhet.data.cache import open_private_folder
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.data.partition_file import read_partition_file
+from fedhet.data.row_files import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
+from fedhet.data.signals import check_windows
+from fedhet.deploy.fleet_probe import knows, read_key
+from fedhet.deploy.node import NodePlan
+from fedhet.errors import UserError, one_line
+from fedhet.files import tried_folder
+from fedhet.models import MODELS, build_model
+from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
+from fedhet.reading.npz import NpzFile
+from fedhet.reading.tensors import read_tensors
+from fedhet.site.limits import LimitError, read_limits
+
+ENOUGH = 1 << 30  # bytes free for states and caches
+SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
+_EXAMPLES = {  # that a model is built for, before a run says what its are
+    IMAGE: Inputs.image(32),
+    SIGNAL: Inputs(SIGNAL, (3, 64)),
+    TABLE: Inputs.table(("a", "b")),
+    TOKENS: Inputs(TOKENS, (32,), 100),
+}
+TIMEOUT = 60.0  # seconds for a server that is busy
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the check."""
+
+    what: str
+    good: bool
+    text: str
+
+
+def check(plan: NodePlan) -> Iterator[Finding]:
+    """Every finding, as soon as it is there."""
+    for what, test in (
+        ("key", _key), ("limits", _limits), ("examples", _own_examples), ("model", _model),
+        ("connection", _connection), ("admission", _admission), ("disk", _disk),
+        ("device", _device),
+    ):  # fmt: skip
+        yield _tried(what, test, plan)
+
+
+def refuse(plan: NodePlan) -> None:
+    """UserError for the first option that cannot be right, whatever the server says."""
+    for key, test in OPTIONS.items():
+        if plan.config.get(key):
+            finding = _tried(key, test, plan)
+            if not finding.good:
+                raise UserError(finding.text)
+
+
+def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> Finding:
+    try:
+        return Finding(what, True, test(plan))
+    except (UserError, OSError, ValueError) as error:
+        return Finding(what, False, one_line(error))
+
+
+def _key(plan: NodePlan) -> str:
+    if plan.key.stat().st_mode & 0o077:
+        raise UserError(f"'{plan.key}' can be read by others: chmod 600 {plan.key}")
+    read_key(plan.key)
+    return str(plan.key)
+
+
+def _limits(plan: NodePlan) -> str:
+    path = plan.config.get("limits")
+    try:
+        read_limits(plan.config)
+    except LimitError as error:  # what it does not tell the server, the owner of the file may know
+        raise UserError(
+            f"--limits: '{path}' allows nothing: {one_line(error.__cause__)}"
+        ) from error
+    return str(path or "none: any run may train here")
+
+
+def _own_examples(plan: NodePlan) -> str:
+    if not plan.config.get("data-dir"):
+        return "a share of a public data set"
+    path = Path(str(plan.config["data-dir"]))
+    if holds(path, ROW_SUFFIXES):
+        columns = open_rows(find_files("table", str(path), ROW_SUFFIXES)).columns
+        return f"{len(columns)} columns, of which the run says what they are: {', '.join(columns)}"
+    if holds(path, NPZ_SUFFIXES):
+        files = find_files("signals", str(path), NPZ_SUFFIXES)
+        headers = [check_windows(NpzFile(one)) for one in files]
+        count = sum(header.shape[0] for header in headers)
+        return f"{count} signals of shape {headers[0].shape[1:]}"
+    dataset = open_private_folder(str(path))
+    if plan.config.get("split-file"):
+        ids, _ = read_partition_file(str(plan.config["split-file"]), dataset.paths, 0)
+        if plan.config["name"] not in ids:
+            raise UserError(
+                f"--split: '{plan.config['split-file']}' has no line for client "
+                f"'{plan.config['name']}'"
+            )
+    classes = len(dataset.classes)
+    return f"{len(dataset.labels)} images of {classes} classes: {', '.join(dataset.classes)}"
+
+
+def _model(plan: NodePlan) -> str:
+    name = str(plan.config.get("model", ""))
+    if not name:
+        return "what the run assigns"
+    validate_model_name(name)
+    name, weights = with_weights(name)
+    if weights:  # whether they fit is known when a run says what its classes are
+        read_tensors(Path(weights).expanduser(), "pt")
+    # For which kind of examples it is, the run will say: here it must be for one of them.
+    kind = next((kind for kind in MODELS if is_known(name, kind)), IMAGE)
+    own = Path(str(plan.config.get("data-dir", "")))
+    rows = plan.config.get("data-dir") and holds(own, (*ROW_SUFFIXES, *NPZ_SUFFIXES))
+    if not is_built_in(name) and rows:
+        return f"{name}, of which nothing can be said before a run is here"
+    with torch.random.fork_rng(devices=[]):
+        build_model(name, classes=2, inputs=_EXAMPLES[kind])
+    return f"{name}, from '{weights}'" if weights else name
+
+
+def _connection(plan: NodePlan) -> str:
+    """TLS as the SuperNode will do it, and the server's clock out of its answer."""
+    host, _, port = plan.server.rpartition(":")
+    context = ssl.create_default_context(cafile=str(plan.ca))
+    link = http.client.HTTPSConnection(
+        host.strip("[]"), int(port), timeout=TIMEOUT, context=context
+    )
+    sent = datetime.now(UTC)
+    try:
+        link.request("POST", "/v1/fleet/check")
+        answer = link.getresponse()
+        date = answer.getheader("Date")
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(f"{plan.server}: {error.verify_message} (CA: {plan.ca})") from error
+    except (socket.gaierror, OSError, http.client.HTTPException) as error:
+        raise UserError(f"{plan.server} cannot be reached: {error}") from error
+    finally:
+        link.close()
+    if not date:
+        return f"{plan.server} over TLS; it does not tell the time"
+    there = parsedate_to_datetime(date).replace(tzinfo=UTC)
+    early, late = (sent - there).total_seconds(), (there - datetime.now(UTC)).total_seconds()
+    skew = max(0.0, early, late)  # however long the answer took
+    if skew > SKEW:
+        raise UserError(f"this clock and the server's are {skew:.0f} s apart: signatures expire")
+    return f"{plan.server} over TLS; clocks {skew:.0f} s apart"
+
+
+def _admission(plan: NodePlan) -> str:
+    if not knows(plan.server, plan.ca, plan.key):
+        raise UserError(
+            f"{plan.server} does not know the key '{plan.key}': put its .pub into tls/clients there"
+        )
+    return f"{plan.server} knows this key"
+
+
+def _disk(plan: NodePlan) -> str:
+    path = Path(str(plan.config["state-dir"]))
+    with tried_folder(path):
+        free = shutil.disk_usage(path).free
+    if free < ENOUGH:
+        raise UserError(f"'{path}' has {free >> 20} MiB left, less than {ENOUGH >> 20}")
+    return f"'{path}' can be written, {free >> 30} GiB free"
+
+
+def _device(plan: NodePlan) -> str:
+    name = str(plan.config.get("device", ""))
+    found = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if name:
+        try:
+            index = torch.device(name).index or 0
+        except RuntimeError as error:
+            raise UserError(f"--device: '{name}' is not allowed: cpu, cuda, cuda:1 ...") from error
+        if name.startswith("cuda") and index >= len(found):
+            raise UserError(f"--device: '{name}' is not there: {len(found)} CUDA device(s) found")
+    return name or (f"CUDA: {', '.join(found)}" if found else "no GPU: the run trains on the CPU")
+
+
+OPTIONS = {"limits": _limits, "model": _model, "device": _device, "split-file": _own_examples}

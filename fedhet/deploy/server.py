@@ -1,0 +1,157 @@
+"""``fedhet server``: a SuperLink for the outside, fenced, with the keys of ``tls/clients``."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedhet.deploy.control_api import Control
+from fedhet.deploy.reverse_proxy import Fence
+from fedhet.deploy.server_folder import ServerFolder
+from fedhet.engines.process_groups import guarded
+from fedhet.engines.superlink import environment, free_ports, script
+from fedhet.errors import RunFailedError, UserError
+
+START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
+LOOK = 5.0  # seconds between looks at nodes, runs and new keys
+PATIENCE = 30.0  # seconds for an orderly end
+Say = Callable[[str], None]
+
+
+@dataclass
+class FederationServer:
+    """SuperLink and fence: both run, or the command ends, to be started again by its supervisor."""
+
+    folder: ServerFolder
+    host: str
+    port: int
+    database: Path
+    say: Say
+    inner: int = 0
+    _seen: dict[str, str] = field(default_factory=dict)
+    _runs: dict[int, str] = field(default_factory=dict)
+    _registered: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Until a signal (the caller turns it into an exception); UserError if it cannot start."""
+        self._check()
+        self.folder.make()
+        lock = FileLock(self.folder.home / ".lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(f"'{self.folder.tls}' has a running server already") from error
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            # Under the lock: what is written there leads to the server that runs.
+            self.inner = self.folder.last_port() or free_ports(1)[0]
+            self.folder.prepare(self.inner)
+            self._serve(started)
+        finally:
+            _stop(started)
+            lock.release()
+
+    def _check(self) -> None:
+        """The port is free, and the database can be one."""
+        home = self.database.parent
+        made = home == self.folder.home  # by us
+        if self.database.is_dir() or not (home.is_dir() or made):
+            raise UserError(f"--database: '{self.database}' cannot be a file: no folder '{home}'")
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except (OSError, OverflowError) as error:
+                raise UserError(
+                    f"--host, --port: {self.host}:{self.port} cannot be used: {error}"
+                ) from error
+
+    def _serve(self, started: list[subprocess.Popen[bytes]]) -> None:
+        credentials = self.folder.credentials
+        link = [
+            script("flower-superlink"), "--ssl-ca-certfile", str(credentials.ca),
+            "--ssl-certfile", str(credentials.certificate), "--ssl-keyfile", str(credentials.key),
+            "--enable-supernode-auth", "--database", str(self.database),
+            "--host", "127.0.0.1", "--port", str(self.inner),
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+        started.append(self._start(link))
+        control = Control(f"127.0.0.1:{self.inner}", credentials.ca)
+        try:
+            self._follow(control, started)
+        finally:
+            control.close()  # a SuperLink does not end before its connections
+
+    def _follow(self, control: Control, started: list[subprocess.Popen[bytes]]) -> None:
+        """Wait for the SuperLink, open the fence, and say what happens."""
+        credentials = self.folder.credentials
+        self._await(control, started[0])
+        kind, words = Fence(self.host, self.port, self.inner, credentials).command(self.folder.home)
+        started.append(self._start(words))
+        self.say(f"clients reach {self.host}:{self.port} (fence: {kind}); log: {self.folder.log}")
+        self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
+        while True:
+            for process, name in zip(started, ("SuperLink", "fence"), strict=True):
+                if process.poll() is not None:
+                    raise RunFailedError(
+                        f"the {name} ended with code {process.returncode}: see {self.folder.log}"
+                    )
+            with contextlib.suppress(RunFailedError):  # busy for a moment: the next look tells
+                self._look(control)
+            time.sleep(LOOK)
+
+    def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
+        env = environment({"FLWR_HOME": str(self.folder.flwr_home)})
+        with self.folder.log.open("ab") as log:
+            return subprocess.Popen(
+                guarded(words), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _await(self, control: Control, link: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START
+        while True:
+            try:
+                control.nodes()
+                return
+            except RunFailedError as error:
+                if link.poll() is not None or time.monotonic() > deadline:
+                    raise RunFailedError(f"{error} (log: {self.folder.log})") from error
+            time.sleep(0.2)
+
+    def _look(self, control: Control) -> None:
+        """Register new keys; say what changed since the last look."""
+        for name, key in self.folder.keys().items():
+            if name not in self._registered:
+                if control.register(name, key):
+                    self.say(f"{name}: key registered")
+                self._registered.add(name)
+        for node in control.nodes():
+            before = self._seen.get(node.name)
+            self._seen[node.name] = node.status
+            if node.status != before and {node.status, before} & {"online"}:
+                self.say(f"{node.name or node.id}: {node.status}")
+        for run in control.runs():
+            if self._runs.get(run.id) != run.status:
+                name = Path(run.folder).name if run.folder else str(run.id)
+                self.say(f"run {name}: {run.status}")
+                self._runs[run.id] = run.status
+
+
+def _stop(started: list[subprocess.Popen[bytes]]) -> None:
+    """The fence first, so that no client talks to a SuperLink that is going."""
+    for process in reversed(started):
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        with contextlib.suppress(ProcessLookupError):  # and what it started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,328 @@
+"""One run from a configuration to its end: for the command line and for Python alike."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedhet import layout
+from fedhet.config.load import (
+    build_config,
+    examples,
+    find_method,
+    idle_keys,
+    method_name,
+    read_overrides,
+    resumed_config,
+)
+from fedhet.config.schema import RunConfig
+from fedhet.deploy.server_folder import ServerFolder, connect, tls_of
+from fedhet.engines import preflight
+from fedhet.engines.launch import Launch, OnRounds, simulate, submit_remote, take_over
+from fedhet.engines.signals import Interrupted, interruptible
+from fedhet.errors import UserError, VerifyError, nearest
+from fedhet.files import plain_path
+from fedhet.protocol.payload import Array
+from fedhet.protocol.roster import Roster
+from fedhet.records import register, verification
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.states import adopt_states, check_owner
+from fedhet.records.summary import DIVERGENCE, nobody_replied
+from fedhet.records.trusted import check_downloads, opened
+from fedhet.records.verification import Verification
+from fedhet.site.local_data import check_no_weights
+
+
+class Progress(Protocol):
+    """What is shown while a run goes on."""
+
+    def note(self, text: str) -> None:
+        """What happens now, before the first round."""
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """The rounds finished so far, lines of ``rounds.jsonl``."""
+
+
+@dataclass(frozen=True)
+class Console:
+    """How a run shows itself: ``say`` prints a line, ``progress`` makes the display of a run.
+
+    ``beside`` is entered with its folder, before it begins, and left when it has ended.
+    """
+
+    say: Callable[[str], None]
+    progress: Callable[[str, int], AbstractContextManager[Progress]]
+    beside: Callable[[RunFolder], AbstractContextManager[object]] = contextlib.nullcontext
+
+
+def find_preset(name: str) -> Path:
+    """A YAML file, or the name of one that is shipped in ``configs``."""
+    path = Path(name).expanduser()
+    if path.suffix in {".yaml", ".yml"} or (path.exists() and not path.is_dir()):
+        return path
+    folder = layout.folder("configs")
+    shipped = {
+        str(preset.relative_to(folder).with_suffix("")): preset
+        for preset in sorted(folder.rglob("*.yaml"))
+    }
+    name = method_name(name)  # FedSSA is fedssa here as well
+    if name not in shipped:
+        if where := examples.hint(name):
+            raise UserError(f"config '{name}': no preset; {where}")
+        raise UserError(
+            f"config '{name}': no such file and no preset{nearest(name, list(shipped))}; "
+            f"presets: {', '.join(shipped)}"
+        )
+    return shipped[name]
+
+
+def start(
+    config: RunConfig,
+    default_name: str,
+    console: Console,
+    connection: str | None = None,
+    *,
+    notes: Sequence[str] = (),
+) -> RunFolder:
+    """Check, make the run folder and run to the end; one that could not start leaves no folder.
+
+    ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
+    Raises UserError for what the user can mend, RunFailedError for a run that did not complete.
+    """
+    config = preflight.absolute_paths(config)
+    python_path = check(config, console, connection)
+    warnings: list[str] = []
+    if connection is None:
+        config = preflight.resolve_clients(config)
+        dataset, partition = preflight.check_simulation(config)
+        warnings = [*dataset.warnings, *partition.warnings]
+        warnings += preflight.few_owners(config, dataset, partition)
+    with interruptible():
+        folder = RunFolder.create(config, default_name)
+        for line in (*notes, *idle_keys.small_cohort(config)):
+            console.say(f"note: {line}")
+        for line in warnings:
+            console.say(f"warning: {line}")
+        try:
+            _run(Launch(config, folder, python_path=python_path), console, connection)
+        except UserError:
+            folder.discard()
+            raise
+    return folder
+
+
+def resume(
+    path: Path,
+    overrides: Sequence[str],
+    console: Console,
+    connection: str | None = None,
+    *,
+    accept_lost: bool = False,
+    trust: bool = False,
+) -> RunFolder:
+    """Go on after the last finished round; raises as :func:`start` does.
+
+    Raises VerifyError if something in the folder is damaged; ``accept_lost`` goes on without the
+    clients whose states are. ``trust``: its code and its services are the user's own.
+    """
+    folder = _existing(path)
+    with opened(folder, trust=trust) as started:
+        config = resumed_config(started, overrides)
+        if not trust:
+            _check_reach(folder, config)
+        return _resume(folder, config, read_overrides(overrides), console, connection, accept_lost)
+
+
+def _resume(  # noqa: PLR0913, PLR0917
+    folder: RunFolder,
+    config: RunConfig,
+    changes: Mapping[str, str],
+    console: Console,
+    connection: str | None,
+    accept_lost: bool,  # noqa: FBT001
+) -> RunFolder:
+    """:func:`resume`, once the folder may be used."""
+    if "state-dir" in changes:
+        config = preflight.absolute_paths(config)
+        adopt_states(folder, config)
+    if config.state_backend == "file":
+        check_owner(folder, config)
+    _check_resumable(folder, config)
+    python_path = check(config, console, connection)
+    if connection is None:
+        config = preflight.resolve_clients(config)
+        preflight.check_simulation(config)
+    for line in idle_keys.check(config, changes, deployed=connection is not None):
+        console.say(f"note: {line}")
+    with interruptible():
+        launch = Launch(config, folder, resume=True, python_path=python_path)
+        _run(launch, console, connection, accept_lost=accept_lost)
+    return folder
+
+
+def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
+    """Hold what a run left behind against itself; UserError if it goes on, or if it is no run.
+
+    UserError, too, for a run that names code of others, unless this user made it or ``trust``.
+    """
+    folder = _existing(path)
+    with contextlib.ExitStack() as stack:
+        folder.started_config()  # before a lock is made in what is no run
+        if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
+            stack.enter_context(folder.lock())
+        started = stack.enter_context(opened(folder, trust=trust))
+        return folder, verification.verify(folder, build_config(started), _check_arrays)
+
+
+def _check_arrays(config: RunConfig, roster: Roster, arrays: Mapping[str, Array]) -> None:
+    """Rejected for arrays that are not what the method has after any round."""
+    strategy = find_method(config.method).strategy(config, roster)
+    strategy.initialise()
+    strategy.check_arrays(arrays)
+
+
+def _existing(path: Path) -> RunFolder:
+    """A run folder in which nothing leads elsewhere."""
+    folder = RunFolder(plain_path(path))
+    if folder.path.is_dir():
+        verification.check_entries(folder.path)
+    return folder
+
+
+def _check_reach(folder: RunFolder, config: RunConfig) -> None:
+    """UserError if a run that was not made here would send or write outside its folder."""
+    if register.trusts(folder.experiment, folder.path, ()):
+        return
+    if config.tracker not in {"none", "tensorboard"}:
+        raise UserError(
+            f"tracker: '{config.tracker}' would get what this run computes under your account, and "
+            "the run was not made here: say tracker=none, or --trust"
+        )
+    check_downloads(folder, config)
+
+
+def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:
+    """What runs a simulation: Flower's on Ray, or this process."""
+    if config.engine == "inline":
+        from fedhet.engines import inline  # noqa: PLC0415  (both apps and every method)
+
+        return inline.run
+    return simulate
+
+
+def check(config: RunConfig, console: Console, connection: str | None) -> tuple[str, ...]:
+    """The quick checks; returns where a user's own modules are looked for."""
+    inline = config.engine == "inline"
+    if inline and connection is not None:
+        raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
+    preflight.check_installation(inline=inline)
+    if connection is not None:  # the nodes bring their own data, models and devices
+        check_no_weights(config)
+        preflight.check_declared(config)
+        if tls := tls_of(connection):
+            ServerFolder(Path(tls)).check_running()
+        connect(connection)
+        return ()
+    announce(config, console)
+    return tuple(preflight.python_path(config))
+
+
+def announce(config: RunConfig, console: Console) -> None:
+    """Say why nothing happens for a while; in a pipe a mistake must stay the only line."""
+    quick = config.dataset == "digits" or config.dataset.startswith("synthetic")
+    if not quick and sys.stderr.isatty():
+        console.say(f"reading {config.dataset} (decoded once, then cached) ...")
+
+
+def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
+    """UserError if there is nothing left to do, or nothing to go on from."""
+    status = folder.read_summary().get("status")
+    completed = status == "completed"
+    records = folder.read_rounds()  # whether they are what was written is seen to later
+    finished = max((r["round"] for r in records if isinstance(r.get("round"), int)), default=0)
+    if config.rounds < finished:
+        raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
+    if completed and config.rounds == (finished or folder.started_config()["rounds"]):
+        raise UserError(
+            f"run '{folder.path}' is completed: there is nothing to resume; rounds=N with N > "
+            f"{config.rounds} adds rounds"
+        )
+    if completed and not folder.started_config().get("keep-state", True):
+        raise UserError(
+            f"run '{folder.path}' cannot go on: with keep-state=false the clients' states were "
+            "deleted at its end"
+        )
+    last = records[-1] if records else {}
+    if status == "failed" and finished == config.rounds and nobody_replied(last):
+        try:
+            first = next(f"client {f['client']}: {f['reason']}" for f in last["failures"])
+        except (StopIteration, LookupError, TypeError):
+            first = "nobody knows why"
+        raise UserError(
+            f"run '{folder.path}' has no round left, and nobody replied validly in the last one "
+            f"({first}): when that is mended, rounds=N with N > {finished} goes on from here, and "
+            f"`fedhet run {folder.config} name=NEW` starts anew"
+        )
+    if config.state_backend == "context":
+        raise UserError(
+            f"run '{folder.path}' cannot be resumed: with state-backend=context the clients' "
+            "states ended with its processes"
+        )
+
+
+def _run(
+    launch: Launch, console: Console, connection: str | None, *, accept_lost: bool = False
+) -> None:
+    """Run to the end, with a progress display; the caller has made signals interrupt."""
+    lock = take_over(launch.folder)
+    config = launch.config
+    try:
+        if launch.resume:
+            started = build_config(launch.folder.started_config())
+            started = started.model_copy(update={"state_dir": config.state_dir})
+            verification.verify(launch.folder, started, _check_arrays).raise_for(
+                accept_lost=accept_lost
+            )
+        with (
+            console.beside(launch.folder),
+            console.progress(config.method, config.rounds) as progress,
+        ):
+            progress.note(_beginning(launch, connection))
+            if connection is None:
+                launch.write_config()
+                engine(config)(launch, progress.update)
+            else:
+                submit_remote(launch, connection, progress.update, progress.note)
+    except (UserError, VerifyError):  # the same command would end here again
+        raise
+    except BaseException as error:
+        if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():
+            with contextlib.suppress(OSError):
+                console.say(_how_to_go_on(launch))
+        raise
+    finally:
+        lock.release()
+
+
+def _how_to_go_on(launch: Launch) -> str:
+    """What to do about a run that ended early: a diverged one would diverge again."""
+    status, reason = launch.status()
+    if status == "failed" and DIVERGENCE.search(reason):
+        lr = f"{launch.config.lr:g}"
+        return f"it diverged, and would again: start another run with a smaller lr (it was {lr})"
+    return f"continue it with: fedhet resume {launch.folder.path}"
+
+
+def _beginning(launch: Launch, connection: str | None) -> str:
+    """What is being started, in words."""
+    config = launch.config
+    if connection is not None:
+        return f"sending the run to '{connection}' ..."
+    if config.engine == "inline":
+        return f"starting {config.clients} clients in this process ..."
+    processes = config.processes(config.clients)
+    return f"starting Ray: {config.clients} clients, {processes} training process(es) ..."

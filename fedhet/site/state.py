@@ -1,0 +1,323 @@
+"""Private state of a client: one named-tensor bundle per generation, kept by a backend.
+
+Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
+what the tensors belong to (file store only), ``privacy`` what uploads have cost, ``sum-...`` what
+sums need (:mod:`fedhet.sums.kept`).
+
+Generation r is the state after round r; generation 0 is the initialisation and is never stored.
+A round starts from exactly the generation that the server names, so a repeated, late or lost
+message changes nothing. Saving r keeps r and the one it came from. What is newer than
+that one is undone by the server's word alone: it is set aside, and deleted when a round goes on
+from a later generation, which the server has then accepted. Until then the states of rounds that
+nobody accepted take each other's place.
+
+A state's digest covers whose it is, its generation and its tensors. It lies in the file, and goes
+to the server, which names it when it asks for the generation: damage, another client's state or an
+older one under this name is an error, never another result.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedhet.errors import ReadError
+from fedhet.files import private_files, replacing, sync
+from fedhet.reading.structured import read_json
+from fedhet.reading.tensors import read_tensors
+
+Bundle = dict[str, Tensor]
+
+LOCK = ".lock"
+DESCRIPTION = "client.json"  # the note that says what the generations belong to
+
+
+SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.kept
+
+
+class StateError(Exception):
+    """A state that cannot be written; names the client's folder and the generation."""
+
+
+class StateLostError(StateError):
+    """A state that is not there, is damaged, or is not the one that is meant."""
+
+
+class StateStore(Protocol):
+    """Where the generations of one client live."""
+
+    def load(self, generation: int, digest: str = "") -> Bundle:
+        """Tensors (CPU) of that generation; ``digest`` is the server's, where one asks.
+
+        StateLostError if it is missing, damaged or another one.
+        """
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
+        """Store ``bundle``; keep it, ``source``, the generation it came from, and what is undone.
+
+        Returns its digest; StateError if it cannot be written.
+        """
+
+    def keeps_start(self) -> bool:
+        """Whether a round may still start from generation 0, which is never stored."""
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """Say what the generations belong to, for who finds them without the run."""
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """What was last written under ``name``; None: nothing. StateError if it is damaged."""
+
+    def write_note(self, name: str, note: Mapping[str, Any]) -> None:
+        """Keep ``note`` (what JSON can say) beside the generations, whichever of them are kept."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Within this block no other process is in one of the same client: repeated messages."""
+
+
+def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of a state: its owner, its generation, and every tensor with its name."""
+    found = hashlib.sha256(f"{client}|{generation}".encode())
+    for name in sorted(bundle):
+        tensor = bundle[name].detach().cpu().contiguous()
+        found.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+class Generations(ABC):
+    """Which generations both backends keep; where they keep them is theirs to say.
+
+    A generation lies in its place, or aside. It goes aside only when nothing else lies there, so
+    that a server that goes back again and again fills no disk.
+    """
+
+    @abstractmethod
+    def generations(self) -> list[int]:
+        """The generations that are stored, ascending; without those aside."""
+
+    @abstractmethod
+    def _set_aside(self) -> list[int]:
+        """Those aside."""
+
+    @abstractmethod
+    def _digest(self, generation: int) -> str:
+        """Digest of a stored one, empty if it cannot be read."""
+
+    @abstractmethod
+    def _move(self, generation: int, *, aside: bool) -> None:
+        """Put it aside, or from there back into its place."""
+
+    @abstractmethod
+    def _put(self, generation: int, digest: str, bundle: Mapping[str, Tensor]) -> None:
+        """Write it; StateError if that fails."""
+
+    @abstractmethod
+    def _drop(self, generation: int, *, aside: bool) -> None:
+        """Delete it; nothing if it is not there."""
+
+    @property
+    @abstractmethod
+    def owner(self) -> str:
+        """The client whose states these are."""
+
+    _source_aside = -1  # the generation that was loaded from aside
+
+    def keeps_start(self) -> bool:
+        """See :class:`StateStore`: not once a round has started from a stored one."""
+        return len(self.generations()) <= 1
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
+        """See :class:`StateStore`; the good generations stay if the disk is full."""
+        if self._source_aside == source:
+            self._move(source, aside=False)
+        digest = digest_of(self.owner, generation, bundle)
+        before, aside = self.generations(), self._set_aside()
+        accepted = [g for g in aside if g < source]
+        undone = [g for g in before if g > source]
+        if generation in undone and self._digest(generation) == digest:
+            undone.remove(generation)
+        for old in undone if accepted == aside else []:
+            self._move(old, aside=True)
+        self._put(generation, digest, bundle)
+        for old in set(before) - {generation, source}:
+            self._drop(old, aside=False)
+        for old in set(accepted) - set(undone):
+            self._drop(old, aside=True)
+        return digest
+
+
+class FileStore(Generations):
+    """``<folder>/<generation>.safetensors``: temporary name, synced, renamed; ``.aside`` aside.
+
+    The folder is the client's, and named like it.
+    """
+
+    def __init__(self, folder: Path, *, sync: bool) -> None:
+        self.folder = folder
+        self.sync = sync
+
+    def path(self, generation: int) -> Path:
+        """File of one generation."""
+        return self.folder / f"{generation:08d}.safetensors"
+
+    @property
+    def owner(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def load(self, generation: int, digest: str = "") -> Bundle:
+        """See :class:`StateStore`; the file is memory-mapped."""
+        self._source_aside = -1
+        try:
+            return self._read(self.path(generation), generation, digest)
+        except StateLostError:
+            aside = self._aside(generation)
+            if not digest or not aside.exists():
+                raise
+            found = self._read(aside, generation, digest)
+            self._source_aside = generation
+            return found
+
+    def _read(self, path: Path, generation: int, digest: str) -> Bundle:
+        try:
+            bundle, said = read_tensors(path, "pt")
+        except (OSError, ReadError) as error:
+            why = error.what if isinstance(error, ReadError) else error
+            raise StateLostError(
+                f"state '{path}': generation {generation} cannot be read: {why}"
+            ) from error
+        client = said.get("client", "")
+        own = digest_of(client, generation, bundle)
+        if said.get("digest") != own:
+            raise StateLostError(
+                f"state '{path}': generation {generation} is damaged: not what was written"
+            )
+        if digest and digest != own:
+            raise StateLostError(
+                f"state '{path}': of client '{client}', but not the generation {generation} that "
+                "the server means: another client's, an older one, or of another run"
+            )
+        return bundle
+
+    def generations(self) -> list[int]:
+        """The generations that are stored, ascending; without those aside."""
+        return self._numbers(".safetensors")
+
+    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
+        """See :class:`StateStore`; what crashes left half written goes as well."""
+        digest = super().save(generation, source, bundle)
+        for left in self.folder.glob("*.tmp"):
+            left.unlink(missing_ok=True)
+        return digest
+
+    def _aside(self, generation: int) -> Path:
+        return self.path(generation).with_suffix(".aside")
+
+    def _set_aside(self) -> list[int]:
+        return self._numbers(".aside")
+
+    def _numbers(self, suffix: str) -> list[int]:
+        """The generations of our own files with that ending; not what else may lie there."""
+        found = (re.fullmatch(r"[0-9]{8,18}", p.stem) for p in self.folder.glob(f"*{suffix}"))
+        return sorted(int(name[0]) for name in found if name)
+
+    def _digest(self, generation: int) -> str:
+        try:
+            return read_tensors(self.path(generation), "pt")[1].get("digest", "")
+        except (OSError, ReadError):
+            return ""
+
+    def _move(self, generation: int, *, aside: bool) -> None:
+        places = self.path(generation), self._aside(generation)
+        # A repeated message may be at work beside the first one, and have moved it already.
+        with contextlib.suppress(FileNotFoundError):
+            places[not aside].replace(places[aside])
+
+    def _put(self, generation: int, digest: str, bundle: Mapping[str, Tensor]) -> None:
+        said = {"client": self.owner, "generation": str(generation), "digest": digest}
+        what = f"generation {generation}"
+        self._write(
+            self.path(generation), lambda file: save_file(dict(bundle), file, metadata=said), what
+        )
+
+    def _drop(self, generation: int, *, aside: bool) -> None:
+        (self._aside if aside else self.path)(generation).unlink(missing_ok=True)
+
+    def describe(self, description: Mapping[str, Any]) -> None:
+        """``client.json``, with the run's experiment id."""
+        self._note(DESCRIPTION, {"run": self.folder.parent.name, **description})
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """See :class:`StateStore`."""
+        path = self.folder / f"{name}.json"
+        if not self.folder.exists():  # nor can it be made, perhaps: that is for who writes
+            return None
+        try:
+            note = read_json(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ReadError) as error:
+            raise StateError(f"state '{path}': cannot be read: {error}") from error
+        if not note:
+            raise StateError(f"state '{path}': does not hold what was written")
+        return note
+
+    def write_note(self, name: str, note: Mapping[str, Any]) -> None:
+        """See :class:`StateStore`."""
+        self._note(f"{name}.json", note)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """See :class:`StateStore`; a lock of the operating system's, which ends with a process."""
+        lock = FileLock(self.folder / LOCK, mode=0o600)
+        try:
+            self._make()
+            lock.acquire()
+        except OSError as error:
+            raise StateError(f"state '{self.folder}': cannot be locked: {error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _note(self, name: str, note: Mapping[str, Any]) -> None:
+        """Written only when it changes."""
+        path = self.folder / name
+        data = (json.dumps(note, indent=2) + "\n").encode()
+        try:
+            if path.read_bytes() == data:
+                return
+        except OSError:
+            pass  # there is none yet
+        self._write(path, lambda file: file.write_bytes(data), name)
+
+    def _write(self, path: Path, write: Callable[[Path], object], what: str) -> None:
+        try:
+            self._make()
+            # A repeated message may be at work beside the first one.
+            with replacing(path, private=True, synced=self.sync, shared=True) as temporary:
+                write(temporary)
+        except (OSError, SafetensorError) as error:
+            raise StateError(
+                f"state '{self.folder}': {what} cannot be written: "
+                f"{getattr(error, 'strerror', None) or error}"
+            ) from error
+
+    def _make(self) -> None:
+        """The folder, if it is not there."""
+        made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
+        with private_files():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        for place in made if self.sync else []:
+            sync(place.parent)

@@ -1,0 +1,179 @@
+"""The inline engine: the same bytes as the others, in one process, and all that a run owes."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from filelock import FileLock
+from flwr.app import Context, RecordDict
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from fedhet import server_app
+from fedhet.cli.app import execute
+from fedhet.clients.fedssa import FedSSAClient
+from fedhet.engines import inline
+from fedhet.engines.launch import Launch, conclude
+from fedhet.engines.signals import Interrupted
+from fedhet.errors import RunFailedError
+from fedhet.records.run_folder import RunFolder
+from fedhet.testing import LocalGrid, simulate, small
+
+
+def summary(folder: RunFolder) -> dict:
+    return json.loads(folder.summary.read_text())
+
+
+def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
+    folder = RunFolder.create(config, name)
+    inline.run(Launch(config, folder), on_rounds)
+    return folder
+
+
+def test_same_bytes_as_the_round_loop_alone_and_every_round_is_reported(tmp_path):
+    config, seen = small(tmp_path, engine="inline", threads=2), []
+    folder = launched(config, "inline", seen.append)
+    twin, _ = simulate(small(tmp_path, threads=2))
+    assert summary(folder)["status"] == "completed"
+    assert summary(folder)["run_sha256"] == summary(twin)["run_sha256"]
+    assert [len(records) for records in seen] == [0, 1, 2]
+    assert "round 2/2" in folder.log.read_text()
+
+
+def _blas_threads() -> int:
+    pools = threadpool_info()
+    return max(pool["num_threads"] for pool in pools if pool["user_api"] == "blas")
+
+
+def test_it_leaves_the_process_as_it_was(tmp_path):
+    torch.set_num_threads(2)
+    while_it_ran = []
+
+    def watch(_):
+        while_it_ran.append(_blas_threads())
+
+    try:
+        handlers = logging.getLogger("fedhet").handlers[:]
+        with threadpool_limits(2, user_api="blas"):
+            launched(small(tmp_path, threads=1, rounds=1), "inline", watch)
+            assert _blas_threads() == 2
+        assert while_it_ran[0] == 1  # or a sum's last bits would hang on the machine
+        assert torch.get_num_threads() == 2
+        assert logging.getLogger("fedhet").handlers == handlers
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_clients_traceback_is_on_the_console_and_in_the_log(tmp_path, capsys, monkeypatch):
+    def receive(self, payload):
+        if self.setup.data.client != "2":
+            raise AssertionError
+
+    monkeypatch.setattr(FedSSAClient, "receive", receive)
+    for name in ("broken", "again"):
+        folder = launched(small(tmp_path, rounds=2), name)
+        for text in (capsys.readouterr().err, folder.log.read_text()):
+            assert text.count("Traceback") == text.count("in receive") == 1
+        failures = summary(folder)["failures"]
+        assert [f["client"] for f in failures] == ["0", "1", "0", "1"]
+        assert {f["reason"].partition(":")[0] for f in failures} == {
+            "AssertionError (test_inline.py"
+        }
+
+
+def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for(
+    tmp_path, capsys, monkeypatch
+):
+    def receive(self, payload):
+        raise TypeError("by hand")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FedSSAClient, "receive", receive)
+        with pytest.raises(RunFailedError, match="no client ever replied"):
+            launched(small(tmp_path, engine="inline", rounds=1, name="broken"), "")
+    run = str(tmp_path / "runs" / "broken")
+    capsys.readouterr()
+    assert execute(["resume", run]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for part in ("client 0: TypeError: by hand (test_inline.py:", "rounds=N with N > 1", "anew"):
+        assert part in line
+    assert execute(["resume", run, "rounds=2"]) == 0
+    records = RunFolder(tmp_path / "runs" / "broken").read_rounds()
+    assert [record["replied"] > 0 for record in records] == [False, True]
+
+
+def test_an_error_of_the_server_is_shown_and_fails_the_run(tmp_path, capsys, monkeypatch):
+    def aggregate(self, uploads, round_):
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr("fedhet.strategies.fedssa.FedSSAStrategy.aggregate", aggregate)
+    config = small(tmp_path, name="broken")
+    with pytest.raises(RunFailedError, match="ZeroDivisionError: by hand") as raised:
+        launched(config, "")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert "in aggregate" in capsys.readouterr().err
+    assert summary(RunFolder(tmp_path / "runs" / "broken"))["status"] == "failed"
+
+
+@pytest.mark.parametrize("interrupt", [Interrupted(2), KeyboardInterrupt()])
+def test_interrupted_it_is_stopped_and_resumes_to_the_same_bytes(tmp_path, interrupt):
+    def stop(records):
+        if len(records) == 1:
+            raise interrupt
+
+    config = small(tmp_path, name="cut")
+    with pytest.raises(BaseException) as raised:
+        launched(config, "", stop)
+    assert raised.value is interrupt
+    folder = RunFolder(tmp_path / "runs" / "cut")
+    assert (summary(folder)["status"], summary(folder)["reason"]) == ("stopped", "SIGINT")
+    inline.run(Launch(config, folder, resume=True), lambda _: None)
+    whole, _ = simulate(small(tmp_path))
+    assert summary(folder)["run_sha256"] == summary(whole)["run_sha256"]
+    FileLock(folder.path / ".lock", blocking=False).acquire()
+
+
+def test_the_command_line_runs_and_extends_it_without_ray_or_torchs_compiler(tmp_path, capsys):
+    words = ["engine=inline", "dataset=synthetic:240x4", "models=cnn-5", "clients=2"]
+    words += ["--out", str(tmp_path), "--json"]
+    first, two = tmp_path / "first", tmp_path / "two"
+    program = (
+        "import sys; from fedhet.cli.app import execute\n"
+        f"code = execute(['run', 'quickstart', 'rounds=1', '--name', 'first', *{words!r}])\n"
+        "sys.exit(code or any(name in sys.modules for name in ('ray', 'torch._dynamo')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 1
+    assert execute(["resume", str(first), "rounds=2"]) == 0
+    assert execute(["run", "quickstart", "rounds=2", "--name", "two", *words]) == 0
+    assert summary(RunFolder(first))["run_sha256"] == summary(RunFolder(two))["run_sha256"]
+    assert RunFolder(first).started_config()["rounds"] == 2
+    capsys.readouterr()
+    assert execute(["resume", str(first)]) == 2
+    assert "nothing to resume; rounds=N with N > 2 adds rounds" in capsys.readouterr().err
+    assert execute(["resume", str(first), "rounds=1"]) == 2
+    assert "rounds: 1 is not allowed: 2 are finished" in capsys.readouterr().err
+
+
+class EndedGrid(LocalGrid):
+    """Flower ends its ServerApp in the middle of a message, as `flwr stop` makes it."""
+
+    def push_messages(self, messages):
+        raise SystemExit(0)
+
+
+def test_a_server_app_that_flower_ends_was_stopped_unless_the_command_knows_better(tmp_path):
+    config = small(tmp_path)
+    launch = Launch(config, RunFolder.create(config, "ended"))
+    text = launch.envelope(owner=0)
+    context = Context(0, 0, {}, RecordDict(), {"config": text})
+    with pytest.raises(SystemExit):
+        server_app.app(EndedGrid(text, config.clients), context)
+    assert launch.status() == ("stopped", "Flower was told to stop the run")
+    conclude(launch, ("failed", "the SuperLink ended"))
+    assert launch.status() == ("failed", "the SuperLink ended")

@@ -1,0 +1,72 @@
+"""Nothing is imported from the working folder, which may be a stranger's, by helpers of ours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedhet.data import decode
+from fedhet.data.image_source import Unread
+from fedhet.reading.parquet import ParquetFile
+from fedhet.sweeps import executor
+from fedhet.sweeps.executor import LocalExecutor, Order
+
+NAMES = ("json", "multiprocessing", "signal", "yaml", "fedhet")
+HELPER = """
+import multiprocessing
+from fedhet.engines.process_groups import look_away
+if __name__ == "__main__":
+    look_away()
+    helper = multiprocessing.get_context("spawn").Process(target=print)
+    helper.start()
+    helper.join()
+    assert helper.exitcode == 0
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch) -> Path:
+    """A working folder whose modules leave a mark when they are imported."""
+    folder = tmp_path / "sent"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\n")
+    monkeypatch.chdir(folder)
+    return tmp_path / "mark"
+
+
+def test_a_decoder_of_images_is_our_own(stranger: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (pixels,) = decode._in_workers(tmp_path, ["a.png"], (4, 4, 3), 1)
+    assert not isinstance(pixels, Unread)
+    assert not stranger.exists()
+
+
+def test_a_reader_of_parquet_is_our_own(stranger: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
+    arrow = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
+    parquet.write_table(arrow.table({"x": [1.0, 2.0]}), tmp_path / "t.parquet")
+    (piece,) = ParquetFile(tmp_path / "t.parquet").pieces([], ["x"])
+    assert list(piece.columns["x"]) == [1.0, 2.0]
+    assert not stranger.exists()
+
+
+def test_a_helper_of_multiprocessing_is_pythons_own(stranger: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HELPER)
+    subprocess.run([sys.executable, "-P", str(program)], check=True, timeout=60)
+    assert not stranger.exists()
+
+
+def test_the_cells_of_a_sweep_look_away(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    seen = []
+    monkeypatch.setattr(
+        executor._Forked, "start", lambda _: seen.append(os.environ["PYTHONSAFEPATH"])
+    )
+    job = type("Job", (), {"folder": tmp_path / "cell"})()
+    LocalExecutor().start(job, Order(lambda _: 0, tmp_path / "p.yaml", tmp_path / "log", tmp_path))
+    assert seen == ["1"]

@@ -1,0 +1,221 @@
+"""A client's own account of its noised uploads."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+
+from fedhet.engines.inline import InlineGrid
+from fedhet.protocol.messages import arrays_of, to_record
+from fedhet.site.budget import Budget, BudgetError
+from fedhet.site.context_state import ContextStore
+from fedhet.site.privacy import epsilon_spent, sigma
+from fedhet.site.state import FileStore, StateError
+from fedhet.testing import simulate, small
+
+DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
+ZEROS = [np.array([1, 2]), np.zeros(50_000, np.float32)]
+
+
+@pytest.fixture(params=["file", "context"])
+def store(request, tmp_path):
+    if request.param == "file":
+        return FileStore(tmp_path / "state", sync=False)
+    return ContextStore(RecordDict(), "0")
+
+
+def upload(budget, round_, values=ZEROS, *, source=None, simulated=False):
+    budget.check(round_, round_ - 1 if source is None else source)
+    return budget.noised(values, ZEROS, round_, simulated=simulated)
+
+
+def opened(store, config):
+    """As the next message finds it: nothing is remembered but what was stored."""
+    return Budget(store, config, "0")
+
+
+def test_every_upload_is_booked_until_the_budget_is_spent(tmp_path, store):
+    config = small(tmp_path, **DP)
+    for round_ in (1, 2, 3):
+        budget = opened(store, config)
+        upload(budget, round_)
+        assert budget.epsilon == opened(store, config).epsilon == epsilon_spent(config, round_)
+    with pytest.raises(BudgetError, match="3 uploads .* epsilon 4 of dp-epsilon=4"):
+        opened(store, config).check(4, 3)
+
+
+def test_the_same_upload_again_is_the_same_bytes_and_free(tmp_path, store):
+    config = small(tmp_path, **DP)
+    first = upload(opened(store, config), 1)
+    again = upload(opened(store, config), 1)
+    np.testing.assert_array_equal(first[0], ZEROS[0])
+    np.testing.assert_array_equal(first[1], again[1])
+    assert first[1].std() == pytest.approx(sigma(config), rel=0.02)
+    assert opened(store, config).epsilon == epsilon_spent(config, 1)
+
+
+def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, store):
+    config = small(tmp_path, **DP)
+    first = upload(opened(store, config), 1)
+    other = [ZEROS[0], ZEROS[1] + np.float32(1e-4)]
+    second = upload(opened(store, config), 1, other)
+    assert abs(np.corrcoef(first[1], second[1])[0, 1]) < 0.05
+    assert opened(store, config).epsilon == epsilon_spent(config, 2)
+    upload(opened(store, config), 1)  # it was not the last one: nothing is remembered of it
+    with pytest.raises(BudgetError, match="budget spent"):
+        upload(opened(store, config), 1, other)
+
+
+def test_messages_side_by_side_each_pay_for_their_upload(tmp_path, store):
+    """All begin with what is left of the budget before any has trained."""
+    config = small(tmp_path, **DP | {"rounds": 2})
+    others = [[ZEROS[0], ZEROS[1] + np.float32(k)] for k in range(3)]
+    budgets = [opened(store, config) for _ in range(4)]
+    for budget in budgets:
+        budget.check(1, 0)
+    first = budgets[0].noised(others[0], ZEROS, 1, simulated=False)
+    again = budgets[1].noised(others[0], ZEROS, 1, simulated=False)
+    np.testing.assert_array_equal(first[1], again[1])  # the same upload, once more: it is free
+    budgets[2].noised(others[1], ZEROS, 1, simulated=False)
+    assert [b.epsilon for b in budgets[:3]] == [epsilon_spent(config, n) for n in (1, 1, 2)]
+    with pytest.raises(BudgetError, match="2 uploads .* epsilon 4 of dp-epsilon=4"):
+        budgets[3].noised(others[2], ZEROS, 1, simulated=False)
+
+
+def test_attempts_side_by_side_each_pay_for_their_share(tmp_path, store):
+    config = small(tmp_path, **DP, secure_sum="masked")
+    budgets = [opened(store, config) for _ in range(4)]
+    for attempt, budget in enumerate(budgets[:3], 1):
+        budget.share(np.zeros(4), 1000, 1, attempt=attempt, simulated=False)
+    with pytest.raises(BudgetError, match="3 uploads"):
+        budgets[3].share(np.zeros(4), 1000, 1, attempt=4, simulated=False)
+
+
+def test_who_books_is_alone_with_the_account(tmp_path, monkeypatch):
+    config, kept = small(tmp_path, **DP), tmp_path / "state"
+    one, other = (opened(FileStore(kept, sync=False), config) for _ in range(2))
+    meanwhile = threading.Thread(target=upload, args=(other, 1, [ZEROS[1] + np.float32(1)]))
+    read = one.store.read_note
+
+    def slowly(name):
+        found = read(name)
+        meanwhile.start()
+        meanwhile.join(timeout=0.2)  # if nothing stops it, it ends here
+        return found
+
+    monkeypatch.setattr(one.store, "read_note", slowly)
+    one.noised(ZEROS, ZEROS, 1, simulated=False)
+    meanwhile.join()
+    assert opened(FileStore(kept, sync=False), config).epsilon == epsilon_spent(config, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"), [("gone", StateError), ("other", BudgetError), ("damaged", StateError)]
+)
+def test_an_account_that_changes_during_training_is_checked_again(tmp_path, change, error):
+    config, store = small(tmp_path, **DP), FileStore(tmp_path / "state", sync=False)
+    upload(opened(store, config), 1)
+    budget = opened(store, config)
+    budget.check(2, 1)
+    if change == "gone":
+        (tmp_path / "state" / "privacy.json").unlink()
+    else:
+        agreed = budget.note["agreed"] | {"dp_clip": 1.0}
+        damage = {"agreed": agreed} if change == "other" else {"uploads": -1}
+        store.write_note("privacy", budget.note | damage)
+    with pytest.raises(error):
+        budget.noised(ZEROS, ZEROS, 2, simulated=False)
+
+
+def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_path):
+    config = small(tmp_path, **DP)
+
+    def noise(folder, simulated):
+        store = FileStore(tmp_path / folder, sync=False)
+        return upload(opened(store, config), 1, simulated=simulated)[1]
+
+    assert (noise("a", simulated=False) != noise("b", simulated=False)).all()
+    np.testing.assert_array_equal(noise("c", simulated=True), noise("d", simulated=True))
+
+
+@pytest.mark.parametrize(
+    "change", [{"dp_epsilon": 40.0}, {"rounds": 300}, {"dp_clip": 20.0}, {"dp_delta": 0.1}]
+)
+def test_what_the_run_began_with_is_what_counts(tmp_path, store, change):
+    upload(opened(store, small(tmp_path, **DP)), 1)
+    key = next(iter(change)).replace("_", "-")
+    with pytest.raises(BudgetError, match=f"^{key} is .* now, but this run began with"):
+        opened(store, small(tmp_path, **DP | change)).check(2, 1)
+
+
+def test_noise_is_not_switched_off_on_the_way(tmp_path, store):
+    upload(opened(store, small(tmp_path, **DP)), 1)
+    with pytest.raises(BudgetError, match="began with noise"):
+        opened(store, small(tmp_path, rounds=3)).check(2, 1)
+
+
+def test_who_sends_no_float_has_an_account_of_nothing(tmp_path, store):
+    config = small(tmp_path, **DP)
+    for round_ in (1, 2, 3, 4):
+        assert upload(opened(store, config), round_, [np.array([3])])[0].tolist() == [3]
+        assert opened(store, config).epsilon == 0.0
+
+
+@pytest.mark.parametrize("mode", ["off", "masked"])
+def test_standalone_has_an_account_of_nothing_and_goes_on(tmp_path, mode):
+    run, _ = simulate(small(tmp_path, method="standalone", secure_sum=mode, **DP))
+    assert [record["failures"] for record in run.read_rounds()] == [[], [], []]
+
+
+@pytest.mark.parametrize("damage", ["gone", "{", "[]", "{}", '{"uploads": 0}'])
+def test_an_account_that_is_gone_or_damaged_stops_the_client(tmp_path, damage):
+    config, store = small(tmp_path, **DP), FileStore(tmp_path / "state", sync=False)
+    upload(opened(store, config), 1)
+    path = tmp_path / "state" / "privacy.json"
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_text(damage)
+    with pytest.raises(StateError):
+        opened(store, config).check(2, 1)
+
+
+def test_a_server_that_asks_twice_uses_the_budget_up(tmp_path):
+    """Round 1 with another payload once more: client 0 then has nothing left for round 2."""
+    config = small(tmp_path, **DP | {"rounds": 2})
+    grid = []
+
+    def twice(node, message, reply):
+        record = message.content.config_records["config"]
+        if node == 0 and record["round"] == 1 and len(grid) == 1:
+            arrays = arrays_of(message)
+            message.content["arrays"] = to_record([arrays[0], arrays[1] * 2, *arrays[2:]])
+            InlineGrid.answer(grid.pop(), message)
+        return reply
+
+    folder, _ = simulate(config, tamper=twice, before=grid.append)
+    summary = json.loads(folder.summary.read_text())
+    [failure] = summary["failures"]
+    assert (failure["round"], failure["client"]) == (2, "0")
+    assert "privacy budget spent: 2 uploads" in failure["reason"]
+    # What the answer that nobody waited for has cost, the client alone knows.
+    assert summary["privacy"]["epsilon_spent"] == {
+        "0": epsilon_spent(config, 1), "1": epsilon_spent(config, 2), "2": epsilon_spent(config, 2)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("told", [None, -1.0, 4.1])
+def test_a_reply_that_tells_nonsense_of_its_cost_is_left_out(tmp_path, told):
+    def lie(node, message, reply):
+        metrics = reply.content.metric_records.get("metrics")
+        if node == 1 and metrics is not None and "epsilon_spent" in metrics:
+            del metrics["epsilon_spent"]
+            if told is not None:
+                metrics["epsilon_spent"] = told
+        return reply
+
+    folder, _ = simulate(small(tmp_path, **DP | {"rounds": 1}), tamper=lie)
+    [failure] = json.loads(folder.summary.read_text())["failures"]
+    assert failure["client"] == "1" and "epsilon_spent" in failure["reason"]

@@ -1,0 +1,191 @@
+"""What a site allows wins over any run."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedhet import client_app
+from fedhet.config.load import build_config, envelope
+from fedhet.config.registry import METHODS
+from fedhet.protocol.low_rank import matrix_shape
+from fedhet.protocol.messages import EVALUATE, Instruction, message_bytes, request
+from fedhet.site.limits import LimitError, Limits, read_limits
+from fedhet.testing import LocalGrid, make_client, simulate, small
+
+NOISE = {"dp_clip": 1.0, "dp_epsilon": 50.0, "dp_delta": 1e-3}
+
+
+def limited(tmp_path, text, **changes):
+    """A run whose client 1 has these limits; returns its lines and what that client refused."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(text)
+
+    def own(grid):
+        nodes.append(grid)
+        grid.contexts[101].node_config["limits"] = str(path)
+
+    def listen(node, message, reply):
+        record = reply.content.config_records["info"]
+        if node == 1 and "error" in record:
+            said.append((message.metadata.message_type, str(record["error"])))
+        return reply
+
+    nodes, said = [], []
+    config = small(tmp_path, start_timeout=1.0, **{"rounds": 1} | changes)
+    folder, _ = simulate(config, tamper=listen, before=own)
+    return folder.read_rounds(), said
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "reason"),
+    [
+        ("max-epochs: 1", {"local_epochs": 2}, "max-epochs: this site allows 1, and local-epochs"),
+        ("max-epochs: 2", {"method": "pfedes"}, "max-epochs: .* extractor-epochs is"),
+        ("max-rounds: 1", {"rounds": 2}, "max-rounds: this site allows 1, and rounds is 2"),
+        ("methods: [fedproto, fd]", {}, "methods: this site allows fedproto, fd, and method is"),
+        ("shared-models: false", {"method": "fedmrl"}, "shared-models: .* fedmrl shares a model"),
+        ("min-noise: 0.5", {}, "min-noise: this site allows no less than 0.5, and the run has 0"),
+        ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
+        ("class-counts: false", {}, "class-counts: .* method fedssa tells them"),
+        ("secure-sum: required", {}, "secure-sum: this site allows masked sums alone, and"),
+        (
+            "secure-sum: required",
+            {"secure_sum": "unmasked", "sum_min": 2},
+            "secure-sum: .* unmasked",
+        ),
+        ("min-sum: 4", {"secure_sum": "masked", "sum_min": 2}, "min-sum: .* a round has 3 clients"),
+    ],
+)
+def test_a_run_that_breaks_a_limit_is_refused_in_the_handshake(tmp_path, text, changes, reason):
+    rounds, said = limited(tmp_path, text, **changes)
+    assert {kind for kind, _ in said} == {"query"}
+    assert re.search(f"limit {reason}", said[0][1])
+    assert all("1" not in {f["client"] for f in record["failures"]} for record in rounds)
+    assert rounds[0]["replied"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("max-rounds: 9", {}),
+        ("max-epochs: 1", {"method": "fedtgp"}),  # 100 of the server's
+        ("max-epochs: 1\nmax-rounds: 1\nmethods: [fedssa]\nshared-models: false\n"
+         "min-noise: 0.05\nmax-upload-bytes: 100000",
+         NOISE),
+        ("max-epochs: 1\nclass-counts: false\nmin-sum: 3\nsecure-sum: required",
+         {"secure_sum": "masked"}),
+    ],
+)  # fmt: skip
+def test_a_run_within_the_limits_goes_on(tmp_path, text, changes):
+    rounds, said = limited(tmp_path, text, **changes)
+    assert said == [] and rounds[0]["replied"] == 3 and rounds[0]["failures"] == []
+
+
+def test_an_upload_that_is_too_large_does_not_leave(tmp_path):
+    rounds, said = limited(tmp_path, "max-upload-bytes: 1000")
+    assert [kind for kind, _ in said] == ["train"]
+    [failure] = rounds[0]["failures"]
+    assert failure["client"] == "1" and rounds[0]["replied"] == 2
+    assert "limit max-upload-bytes: this site allows 1000, and this upload has" in failure["reason"]
+
+
+def test_a_message_that_is_too_large_is_not_decoded(tmp_path, monkeypatch):
+    decoded, original = [], client_app.read_arrays
+
+    def watched(message):
+        decoded.append(message_bytes(message))
+        return original(message)
+
+    monkeypatch.setattr(client_app, "read_arrays", watched)
+    rounds, said = limited(tmp_path, "max-download-bytes: 1000")
+    [(kind, text)] = said
+    assert kind == "train" and "limit max-download-bytes: this site allows 1000, and" in text
+    assert rounds[0]["replied"] == len(decoded) == 2
+
+
+@pytest.mark.parametrize("method", ["fedssa", "fedkd"])
+def test_a_payload_of_a_large_norm_is_not_taken(tmp_path, method):
+    rounds, said = limited(tmp_path, "max-download-norm: 0.5", method=method)
+    [(kind, text)] = said
+    assert kind == "train" and "limit max-download-norm: this site allows 0.5, and it is" in text
+    assert rounds[0]["replied"] == 2
+
+
+def test_an_updates_norm_is_that_of_its_product(tmp_path):
+    """The factors of FedKD's compressed updates may be small where their product is not."""
+    changes = {"method": "fedkd", "compress_down": True, "rounds": 2}
+    client = make_client(small(tmp_path, **changes), 0, tmp_path / "state")
+    limits = Limits(max_download_norm=50.0)
+    client.setup = replace(client.setup, limits=limits)
+    shapes = [p.shape for p in client.student.parameters()]
+    tensors = [np.zeros(shape, np.float32) for shape in shapes]
+    ranks, at = np.full(len(shapes), -1), next(i for i, s in enumerate(shapes) if len(s) > 1)
+    m, n = matrix_shape(shapes[at])
+    ranks[at] = 1
+    factors = [np.ones((m, 1)), np.array([40.0]), np.ones((1, n))]
+    tensors[at : at + 1] = [f.astype(np.float32) for f in factors]
+    with pytest.raises(LimitError, match="max-download-norm"):
+        client._received([ranks, *tensors])
+    tensors[at + 1][:] = 0.5
+    client._received([ranks, *tensors])
+
+
+def test_an_evaluation_needs_a_run_within_the_limits_too(tmp_path):
+    path = tmp_path / "limits.yaml"
+    path.write_text("methods: [standalone]")
+    grid = LocalGrid(envelope(small(tmp_path), {}), 3)
+    grid.contexts[101].node_config["limits"] = str(path)
+    what = Instruction("x", round=1, state_dir=str(tmp_path / "state"), classes=("a",))
+    (reply,) = grid.pull_messages(grid.push_messages([request(EVALUATE, 101, what, 60.0)]))
+    assert "limit methods" in str(reply.content.config_records["info"]["error"])
+
+
+def test_limits_that_are_made_stricter_hold_from_the_next_round(tmp_path):
+    """The administrator edits the file while the run goes on."""
+    path = tmp_path / "limits.yaml"
+
+    def tighten(node, message, reply):
+        if message.metadata.message_type == "train":
+            path.write_text("methods: [standalone]")
+        return reply
+
+    def own(grid):
+        path.write_text("methods: [fedssa]")
+        grid.contexts[101].node_config["limits"] = str(path)
+
+    folder, _ = simulate(small(tmp_path), tamper=tighten, before=own)
+    failures = [f for record in folder.read_rounds() for f in record["failures"]]
+    assert {f["client"] for f in failures} == {"1"}
+    assert all("limit methods: this site allows standalone" in f["reason"] for f in failures)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "max-epoch: 3", "max-epochs: many", "[1, 2]", "a: b: c", ""]
+)
+def test_a_file_that_cannot_be_understood_allows_nothing(tmp_path, text):
+    path = tmp_path / "secret-place.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(Exception, match="^limits: the file of this site") as error:
+        read_limits({"limits": str(path)})
+    assert "secret" not in str(error.value)
+
+
+def test_without_a_file_everything_is_allowed():
+    assert read_limits({}) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("method", "shares"),
+    [
+        ("standalone", False), ("lg_fedavg", False), ("fedclassavg", False), ("fd", False),
+        ("fedproto", False), ("fedssa", False), ("fml", True), ("fedkd", True), ("fedapen", True),
+        ("fedmrl", True), ("pfedes", True), ("fedavg", True), ("fedgh", False), ("fedtgp", False),
+        ("fedgen", True), ("pfedafm", True),
+    ],
+)  # fmt: skip
+def test_which_methods_share_a_model(method, shares):
+    assert build_config({"method": method}).method == method
+    assert METHODS[method].client.shares_model is shares

@@ -1,0 +1,186 @@
+"""The public data set: nobody's examples, the same everywhere, and only where a method asks."""
+
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedhet.clients.standalone import StandaloneClient
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS, Method
+from fedhet.errors import RunFailedError, UserError
+from fedhet.site import public_set
+from fedhet.site.local_data import load_partition
+from fedhet.site.public_set import PublicSet, open_public, own_copy, public_digest
+from fedhet.strategies.base import MethodStrategy
+from fedhet.testing import simulate, small
+
+
+class Everybody(MethodStrategy):
+    public_set = "everybody"
+    metric_ranges: ClassVar = {"seen": (0.0, 100.0)}
+
+
+class Server(MethodStrategy):
+    """Looks at the public images when it combines."""
+
+    public_set = "server"
+
+    def aggregate(self, uploads, round_):
+        return {"public": float(len(self.public))}
+
+
+class Looking(StandaloneClient):
+    """Looks at the public images when it trains."""
+
+    def metrics(self):
+        return {"seen": float(len(self.public.sample(4, self.config.seed, self.round)))}
+
+
+@pytest.fixture(autouse=True)
+def methods(monkeypatch):
+    monkeypatch.setitem(METHODS, "everybody", Method(Everybody, Looking, ""))
+    monkeypatch.setitem(METHODS, "server", Method(Server, StandaloneClient, ""))
+
+
+def pictures(path, seed=0, count=5):
+    rng = np.random.default_rng(seed)
+    for name in ("x", "y"):
+        (path / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{i}.png")
+    return str(path)
+
+
+def deployed(tmp_path, copies, **changes):
+    """A run over nodes of which number k has the public images of ``copies[k]``, or none."""
+
+    def give(grid):
+        for k, copy in enumerate(copies):
+            own = {"state-dir": str(tmp_path / f"s{k}")} | ({"public-path": copy} if copy else {})
+            grid.contexts[100 + k].node_config.update(own)
+
+    config = small(tmp_path, clients=len(copies), start_timeout=1.0, rounds=1, **changes)
+    return simulate(config, before=give, simulated=False)[0]
+
+
+def test_none_of_it_is_a_clients_and_it_comes_through_the_cache(tmp_path, monkeypatch):
+    folder = pictures(tmp_path / "public")
+    with_, without = (
+        small(tmp_path, method="everybody", public_path=folder),
+        small(tmp_path, method="standalone"),
+    )
+    (_, parts), (_, others) = (load_partition(config, 3) for config in (with_, without))
+    for one, other in zip(parts.clients, others.clients, strict=True):
+        assert np.array_equal(one.train, other.train) and np.array_equal(one.test, other.test)
+    dataset = open_public(with_)
+    assert (len(dataset.labels), dataset.classes) == (10, ("x", "y"))
+    run, _ = simulate(with_)
+    assert run.read_rounds()[-1]["seen"] == 4
+    counts = (run.path / "partition.csv").read_text().splitlines()
+    assert counts[0] == "client,class-0,class-1,class-2,class-3"
+
+
+def test_a_method_that_does_not_ask_never_opens_one(tmp_path, monkeypatch):
+    def never(*words):
+        raise AssertionError("opened")
+
+    monkeypatch.setattr(public_set, "_opened", never)
+    assert simulate(small(tmp_path, rounds=1))[0].read_rounds()[0]["replied"] == 3
+
+
+def test_the_server_alone_may_have_one(tmp_path):
+    run = deployed(tmp_path, ["", ""], method="server", public_path=pictures(tmp_path / "p"))
+    assert run.read_rounds()[0]["public"] == 10 and run.read_rounds()[0]["replied"] == 2
+
+
+def test_copies_in_other_places_are_the_same_and_other_images_are_refused(tmp_path):
+    copies = [pictures(tmp_path / f"copy-{k}") for k in range(2)]
+    copies += [pictures(tmp_path / "other", seed=1), ""]
+    own = pictures(tmp_path / "server")
+    run = deployed(tmp_path, copies, method="everybody", public_path=own, min_replies=2)
+    (record,) = run.read_rounds()
+    assert (record["replied"], record["seen"]) == (2, 4)
+    reasons = [failure["reason"] for failure in record["failures"]]
+    assert any("another public data set: '10 examples, sha256" in reason for reason in reasons)
+    assert any(reason.startswith("public-data (its log") for reason in reasons), reasons
+    assert not any("\n" in reason or str(tmp_path) in reason for reason in reasons)
+
+
+def test_a_deployed_node_takes_no_path_from_the_run(tmp_path):
+    config = small(tmp_path, method="everybody", public_path="/server/s/path")
+    assert own_copy(config, {"public-path": "/mine"}, simulated=False).public_path == "/mine"
+    assert own_copy(config, {}, simulated=False).public_path == ""
+    assert own_copy(config, {"public-path": "/mine"}, simulated=True) is config
+    with pytest.raises(RunFailedError, match="public-data: its own copy of the public"):
+        deployed(tmp_path, ["", ""], method="everybody", public_path=pictures(tmp_path / "p"))
+
+
+def test_one_pixel_one_label_or_another_size_is_another_digest(tmp_path):
+    config = small(tmp_path, method="everybody", public_path=pictures(tmp_path / "a"))
+    found = {public_digest(config), public_digest(config.model_copy(update={"image_size": 16}))}
+    changed = tmp_path / "b"
+    pictures(changed)
+    pixels = np.asarray(Image.open(changed / "x" / "0.png")).copy()
+    pixels[0, 0, 0] ^= 128
+    Image.fromarray(pixels).save(changed / "x" / "0.png")
+    moved = tmp_path / "c"
+    pictures(moved)
+    (moved / "y").rename(moved / "z")
+    for folder in (changed, moved):
+        found.add(public_digest(config.model_copy(update={"public_path": str(folder)})))
+    assert len(found) == 4
+
+
+def test_a_rounds_sample_is_the_same_for_all_and_another_each_round(tmp_path):
+    config = small(tmp_path, method="everybody", public_dataset="synthetic:60x3")
+    one = PublicSet(open_public(config), "cpu")
+    first, again, later = one.sample(8, 5, 1), one.sample(8, 5, 1), one.sample(8, 5, 2)
+    assert first.labels.tolist() == list(range(8)) and first.examples.shape == (8, 32, 32, 3)
+    assert first.examples.equal(again.examples) and not first.examples.equal(later.examples)
+    assert len(one.sample(1000, 5, 1)) == 60
+    clients, _ = load_partition(config, 3)
+    mine, theirs = (
+        np.asarray(d.examples).reshape(len(d.labels), -1) for d in (one.dataset, clients)
+    )
+    assert not (mine[:, None] == theirs[None]).all(axis=2).any(), "drawn with another seed"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"public-path": "/x"}, "public-path: '/x' changes nothing with method=fedssa: it uses no"),
+        ({"public-dataset": "digits"}, "public-dataset: 'digits' changes nothing with method"),
+        ({"method": "everybody"}, "public-path: '' is not allowed with method=everybody, which"),
+        (
+            {"method": "everybody", "public-dataset": "digits"},
+            "public-dataset: 'digits' is not allowed: it is what the clients' own",
+        ),
+        (
+            {"method": "server", "public-path": "/x", "dataset": "image-folder", "data-path": "/x"},
+            "public-path: '/x' is not allowed: it is what the clients' own",
+        ),
+    ],
+)
+def test_where_it_makes_no_sense_it_is_refused(values, text):
+    with pytest.raises(UserError, match=text) as error:
+        build_config(values)
+    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_public_set_is_one_line_that_says_which(tmp_path):
+    config = small(tmp_path, method="server", public_path=str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"public data set: data-path.*none") as error:
+        open_public(config)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="public data set: dataset 'digit' is unknown"):
+        open_public(config.model_copy(update={"public_dataset": "digit"}))
+
+
+def test_a_run_keeps_the_keys(tmp_path):
+    run, _ = simulate(small(tmp_path, method="server", public_dataset="synthetic:60x3"))
+    assert run.started_config()["public-dataset"] == "synthetic:60x3"
+    assert json.loads(run.summary.read_text())["status"] == "completed"

@@ -1,0 +1,256 @@
+"""What goes up when a client fails: a word and a number; the node's own log has the rest."""
+
+import re
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from PIL import Image
+
+from benchmarks.deployed import Deployed, files
+from benchmarks.hostile_server import instruction_with
+from fedhet.clients.fedssa import FedSSAClient
+from fedhet.config.registry import METHODS
+from fedhet.config.schema import kebab
+from fedhet.errors import RunFailedError
+from fedhet.protocol.checks import OURS
+from fedhet.protocol.messages import instruction
+from fedhet.protocol.reasons import MEANING, MOST, Word, told
+from fedhet.records.run_folder import RunFolder
+from fedhet.site.limits import Limits
+from fedhet.site.state import FileStore
+from fedhet.testing import simulate, small
+
+CLASSES = ("adder", "boa", "cobra")
+SECRET = "zebra"
+
+
+def site(path):
+    """A hospital's folder of images: two of the run's classes."""
+    rng = np.random.default_rng(0)
+    for name in CLASSES[:2]:
+        (path / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{i}.png")
+    return path
+
+
+class Fault:
+    """What goes wrong at a site: before the run, or once round 1 is over."""
+
+    def __init__(self, word, log, before=None, after=None):
+        self.word, self.log, self.before, self.after = word, log, before, after
+
+
+def _file_for_folder(place, node):
+    (place / "wall").write_text("")
+    node["state-dir"] = str(place / "wall" / "states")
+
+
+def _strange_class(place, node):
+    (place / "images" / SECRET).mkdir()
+    (place / "images" / "boa" / "1.png").rename(place / "images" / SECRET / "1.png")
+
+
+def _garbled_limits(place, node):
+    (place / "limits.yaml").write_text("max-epoch: 3")
+    node["limits"] = str(place / "limits.yaml")
+
+
+def _damaged_state(place, node):
+    for path in files(place / "states"):
+        if path.suffix == ".safetensors":
+            path.write_bytes(path.read_bytes()[:-9])
+
+
+def _set(**values):
+    return lambda place, node: node.update({kebab(key): v for key, v in values.items()})
+
+
+FAULTS = {
+    "no images": Fault("data", "images~ is not", _set(data_dir="/nowhere/zebra/images~ is not")),
+    "a class of its own": Fault("data", "zebra", _strange_class),
+    "states cannot be written": Fault("state", "Not a directory", _file_for_folder),
+    "a damaged state": Fault("state-lost", "cannot be read", after=_damaged_state),
+    "garbled limits": Fault("limits-file", "max-epoch", _garbled_limits),
+    "a limit": Fault("limit-max-epochs", "max-epochs", lambda place, node: (
+        (place / "l").write_text("max-epochs: 1"), node.update({"limits": str(place / "l")})
+    )),
+    "no such device": Fault("device", "cuda:7", _set(device="cuda:7")),
+    "no such model": Fault("model", "zebra_nets", _set(model="zebra_nets:make")),
+    "a bug": Fault("unexpected", "Traceback"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch, name):
+    fault, place = FAULTS[name], tmp_path / "hospital-of-zebra"
+    sent: list[Message] = []
+    node: dict = {
+        "data-dir": str(site(place / "images")), "name": "a", "state-dir": str(place / "states"),
+    }  # fmt: skip
+
+    def prepare(grid):
+        for k, context in grid.contexts.items():
+            context.node_config.clear()
+            own = {"data-dir": str(site(tmp_path / f"b{k}")), "name": f"b{k}",
+                   "state-dir": str(tmp_path / f"s{k}")}  # fmt: skip
+            context.node_config.update(node if k == 100 else own)
+
+    def listen(number, message, reply):
+        if number == 0:
+            sent.append(reply)
+        elif instruction(message).round == 1 and fault.after:
+            fault.after(place, node)
+        return reply
+
+    if fault.before:
+        fault.before(place, node)
+    if name == "a bug":
+        original = FedSSAClient.receive
+
+        def receive(self, payload):
+            if self.setup.data.client == "a":
+                raise ZeroDivisionError(f"zebra in {place}")
+            original(self, payload)
+
+        monkeypatch.setattr(FedSSAClient, "receive", receive)
+    config = small(
+        tmp_path, clients=4, secure_sum="masked", sum_min=2, classes=list(CLASSES),
+        start_timeout=1.0, local_epochs=2,
+    )  # fmt: skip
+    folder, _ = simulate(config, before=prepare, tamper=listen, simulated=False)
+    log = capfd.readouterr().err
+    failed = [r.content.config_records["info"] for r in sent if "error" in r.content["info"]]
+    assert failed and {str(info["error"]) for info in failed} == {fault.word}
+    for reply in sent:
+        up = repr({
+            key: {name: value for name, value in record.items() if not isinstance(value, bytes)}
+            for key, record in reply.content.items() if key != "arrays"
+        })  # fmt: skip
+        for word in (SECRET, str(tmp_path), "/", "Error", ".py", "hospital"):
+            assert word not in up, (word, up)
+    for info in failed:
+        (line,) = re.findall(rf"fedhet: failed \(no\. {info['log']}\): (.*)", log)
+        assert 10 < len(line) <= 500
+    assert fault.log in log and ("Traceback" in log) == (name == "a bug")
+    reasons = {f["reason"] for record in folder.read_rounds() for f in record["failures"]}
+    assert all(r.startswith(f"{fault.word} (its log: no. ") for r in reasons) and reasons
+
+
+def test_in_a_simulation_the_whole_text_goes_up(tmp_path, monkeypatch):
+    """It is one owner's, on one machine."""
+
+    def receive(self, payload):
+        raise ZeroDivisionError("in the second row")
+
+    monkeypatch.setattr(FedSSAClient, "receive", receive)
+    text = r"client 0: ZeroDivisionError: in the second row \(test_reasons.py:\d+\)$"
+    with pytest.raises(RunFailedError, match=text):
+        simulate(small(tmp_path, rounds=1))
+
+
+def test_every_limit_has_a_word_and_every_word_a_meaning():
+    assert {f"limit-{kebab(key)}" for key in Limits.model_fields} <= {word.value for word in Word}
+    assert MEANING.keys() == set(Word)
+
+
+@pytest.mark.parametrize("number", [0, -1, MOST + 1, 2**62, "17", 1.5, True, [1], b"x"])
+def test_a_liars_number_is_not_repeated(number):
+    assert told("state", number) == f"state (its log: no. unknown): {MEANING[Word.STATE]}"
+
+
+@pytest.mark.parametrize(
+    "word", ["", "x" * 9999, "/etc/passwd", "\x1b[31m", 7, ["state"], b"state"]
+)
+def test_a_liars_word_is_not_repeated(word):
+    assert told(word, 17) == "no word that is known (its log: no. 17)"
+
+
+@pytest.mark.parametrize("name", ["sha256", "status", "sampled", "round", "failed", "novelty",
+                                  "ensemble_weight", "test_accuracyx", "xtrain_loss"])  # fmt: skip
+def test_only_declared_metrics_are_taken(tmp_path, name):
+    def add(node, message, reply):
+        if node == 1 and message.metadata.message_type == "train":
+            reply.content["metrics"][name] = 0.5
+            return Message(reply.content, reply_to=message)
+        return reply
+
+    folder, _ = simulate(small(tmp_path, rounds=1), tamper=add)
+    (record,) = folder.read_rounds()
+    (failure,) = record["failures"]
+    assert failure["client"] == "1" and f"metric '{name}' is not declared" in failure["reason"]
+    assert record["replied"] == 2 and len(record["sha256"]) == 64
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_honest_clients_send_is_declared(tmp_path, method):
+    seen: set[str] = set()
+
+    def listen(node, message, reply):
+        if message.metadata.message_type == "train":
+            seen.update(reply.content["metrics"])
+        return reply
+
+    folder, _ = simulate(small(tmp_path, method=method, rounds=1, image_size=16), tamper=listen)
+    assert folder.read_rounds()[0]["failures"] == []
+    own = METHODS[method].strategy.metric_ranges
+    assert all(OURS.fullmatch(name) or name in own for name in seen) and "train_flops" in seen
+
+
+def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
+    config = small(tmp_path, method="standalone", lr=1e30, rounds=2, max_skipped_rounds=5)
+    with pytest.raises(RunFailedError, match="'model/.*' is not finite after round 1: "):
+        simulate(config)
+    (run,) = (tmp_path / "runs").iterdir()
+    for record in RunFolder(run).read_rounds():
+        assert record["replied"] == 0
+        assert [f["client"] for f in record["failures"]] == ["0", "1", "2"]
+    assert not list((run / "state").rglob("*.safetensors"))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_client_that_diverges_keeps_the_state_before(tmp_path, monkeypatch, capfd):
+    client = Deployed(tmp_path, "fedssa")
+    monkeypatch.setattr("fedhet.clients.kept.not_finite", lambda bundle: "model/head.weight")
+    assert client.refusal(client.content()) == "not-finite"
+    assert "'model/head.weight' is not finite after round 3" in capfd.readouterr().err
+    monkeypatch.undo()
+    client.check_honest_round()
+
+
+def test_generations_that_a_client_goes_back_to(tmp_path):
+    client = Deployed(tmp_path, "fedssa")
+    store = FileStore(next(client.folder.glob("*/0")), sync=False)
+    digests = {g: store._digest(g) for g in store.generations()}
+    assert sorted(digests) == [1, 2]
+
+    def ask(round_, generation, state):
+        changes = {"round": round_, "generation": generation, "state": state}
+        content = client.content(instruction_with(client.config, changes))
+        return client.ask(content).content["info"]
+
+    assert client.refusal(
+        client.content(instruction_with(client.config, {"generation": 0, "state": ""}))
+    ) == "generation"  # fmt: skip
+    third = ask(3, 1, digests[1])["state"]  # a rollback to what it still keeps
+    assert store.generations() == [1, 3] and store._set_aside() == [2]
+    again = ask(3, 2, digests[2])["state"]  # and forward again: nothing was lost
+    assert again == client.reply.content["info"]["state"] != third
+    assert store.load(3, str(again)) and store.load(2, digests[2])
+    assert store.generations() == [2, 3] and store._set_aside() == [3]
+    assert ask(3, 3, again)["error"] == "instruction"
+
+
+def test_a_lost_round_of_everybody_names_words_once(tmp_path):
+    """The line that ends a run is no list of numbers."""
+    config = small(tmp_path, rounds=1, max_skipped_rounds=0, name="all")
+
+    def wall(grid):
+        (tmp_path / "wall").write_text("")
+        for context in grid.contexts.values():
+            context.node_config["state-dir"] = str(tmp_path / "wall" / "x")
+
+    with pytest.raises(RunFailedError, match=r"valid replies: state: [^;]*$"):
+        simulate(config, before=wall, simulated=False)

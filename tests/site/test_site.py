@@ -1,0 +1,37 @@
+"""What a client has on its device."""
+
+import pytest
+import torch
+
+from fedhet.errors import UserError
+from fedhet.site.local_data import load_local
+from fedhet.site.on_device import examples_of
+from fedhet.testing import small
+
+
+def test_another_run_in_the_same_process_gets_its_own_images(tmp_path) -> None:
+    """On a device that images are copied to once: the second partition is not the first one's."""
+    device, sizes = torch.device("meta"), []
+    for seed in (0, 1, 0):
+        config = small(tmp_path, seed=seed, partition="dirichlet", alpha=0.5)
+        data = load_local(config, {"partition-id": 0, "num-partitions": 3}, simulated=True)
+        found = examples_of(data, "train", data.dataset.classes, device)
+        assert len(found) == len(data.split.train)
+        assert examples_of(data, "train", data.dataset.classes, device) is found
+        sizes.append(len(found))
+    assert sizes[0] == sizes[2] != sizes[1]
+
+
+def test_a_partition_file_that_changed_is_read_again(tmp_path) -> None:
+    file = tmp_path / "p.csv"
+    config = small(tmp_path, clients=2, partition="file", partition_file=str(file))
+    for count in (5, 20):
+        lines = [f"{k},{k % 2},{'test' if k >= 2 * count else 'train'}" for k in range(60)]
+        file.write_text("path,client,split\n" + "\n".join(lines) + "\n")
+        data = load_local(config, {"partition-id": 1, "num-partitions": 2}, simulated=True)
+        assert len(data.split.train) == count
+
+
+def test_a_number_below_zero_is_no_client(tmp_path) -> None:
+    with pytest.raises(UserError, match="partition-id: -1 is not allowed"):
+        load_local(small(tmp_path), {"partition-id": -1, "num-partitions": 3}, simulated=True)

@@ -1,0 +1,191 @@
+"""The state store: generations, crashes, and the same behaviour of both backends."""
+
+import os
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fedhet.ids import client_order
+from fedhet.site.context_state import ContextStore
+from fedhet.site.state import FileStore, StateError
+
+
+def bundle(value: float) -> dict[str, torch.Tensor]:
+    return {
+        "model/weight": torch.full((2, 3), value),
+        "model/count": torch.tensor(int(value)),  # 0-d, as BatchNorm's num_batches_tracked
+        "metrics/test_accuracy": torch.tensor(value, dtype=torch.float64),
+    }
+
+
+@pytest.fixture(params=["file", "context"])
+def store(request, tmp_path):
+    if request.param == "file":
+        return FileStore(tmp_path / "x" / "0", sync=False)
+    return ContextStore(RecordDict(), "0")
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(
+        torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a
+    )
+
+
+def test_round_trip(store):
+    store.save(1, 0, bundle(1))
+    assert same(store.load(1), bundle(1))
+
+
+def test_a_missing_generation_is_an_error(store):
+    with pytest.raises(StateError, match="generation 3"):
+        store.load(3)
+
+
+def test_a_round_starts_from_the_generation_that_is_named(store):
+    store.save(1, 0, bundle(1))
+    store.save(2, 1, bundle(2))  # accepted by nobody: the server still names 1
+    assert same(store.load(1), bundle(1))
+    store.save(2, 1, bundle(20))  # the same round again, from the same start
+    assert same(store.load(2), bundle(20))
+    assert same(store.load(1), bundle(1))
+
+
+def test_saving_keeps_only_itself_and_its_source(store):
+    store.save(1, 0, bundle(1))
+    store.save(4, 1, bundle(4))
+    newest = store.save(9, 4, bundle(9))
+    store.save(6, 4, bundle(6))  # an older round again: what is newer is set aside
+    assert same(store.load(4), bundle(4)) and same(store.load(6), bundle(6))
+    for gone in (1, 9):
+        with pytest.raises(StateError):
+            store.load(gone)
+    assert same(store.load(9, newest), bundle(9))  # it is there for who can name it
+
+
+def kept(store):
+    return store.generations(), store._set_aside()
+
+
+def test_what_a_servers_word_undoes_is_set_aside_until_a_later_round_is_accepted(store):
+    store.save(1, 0, bundle(1))
+    store.save(2, 1, bundle(2))
+    third = store.save(3, 2, bundle(3))
+    store.save(4, 2, bundle(4))  # the server says that 3 was never accepted
+    assert kept(store) == ([2, 4], [3])
+    for _ in range(3):  # again and again: no disk fills up, and what was there first stays
+        store.save(4, 2, bundle(40))
+        store.save(5, 2, bundle(50))
+        assert kept(store) == ([2, 5], [3]) and same(store.load(3, third), bundle(3))
+    store.save(6, 5, bundle(6))  # 5 was accepted
+    assert kept(store) == ([5, 6], [])
+
+
+def test_another_state_of_the_same_generation_sets_the_first_aside(store):
+    store.save(1, 0, bundle(1))
+    first = store.save(2, 1, bundle(2))
+    other = store.save(2, 1, bundle(20))
+    assert kept(store) == ([1, 2], [2])
+    assert same(store.load(2, first), bundle(2)) and same(store.load(2, other), bundle(20))
+    store.load(2, first)  # the server means the first one after all
+    store.save(3, 2, bundle(3))
+    assert same(store.load(2, first), bundle(2)) and kept(store) == ([2, 3], [])
+
+
+def test_the_same_bytes_again_set_nothing_aside(store):
+    store.save(1, 0, bundle(1))
+    store.save(2, 1, bundle(2))
+    store.save(2, 1, bundle(2))
+    assert kept(store) == ([1, 2], [])
+
+
+def test_a_client_goes_back_to_its_start_only_while_nothing_was_built_on_another(store):
+    assert store.keeps_start()
+    first = store.save(1, 0, bundle(1))
+    assert store.keeps_start()  # the reply may have been lost
+    store.save(2, 0, bundle(2))
+    assert store.keeps_start() and kept(store) == ([2], [1])
+    assert same(store.load(1, first), bundle(1))
+    store.save(3, 2, bundle(3))
+    assert not store.keeps_start() and kept(store) == ([2, 3], [])
+    store.save(4, 2, bundle(4))
+    assert not store.keeps_start()
+
+
+def test_a_rollback_that_is_cut_off_loses_nothing(tmp_path, monkeypatch):
+    store = FileStore(tmp_path, sync=False)
+    store.save(1, 0, bundle(1))
+    second = store.save(2, 1, bundle(2))
+
+    def crash(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedhet.site.state.save_file", crash)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(3, 1, bundle(3))
+    assert kept(store) == ([1], [2]) and same(store.load(2, second), bundle(2))
+    store.save(3, 1, bundle(3))
+    assert kept(store) == ([1, 3], [2]) and same(store.load(2, second), bundle(2))
+
+
+def test_stored_tensors_are_copies(store):
+    original = bundle(1)
+    store.save(1, 0, original)
+    original["model/weight"].fill_(5)
+    store.load(1)["model/weight"].fill_(7)
+    assert same(store.load(1), bundle(1))
+
+
+def test_a_crash_between_write_and_rename_leaves_the_previous_generation(tmp_path, monkeypatch):
+    store = FileStore(tmp_path, sync=True)
+    store.save(1, 0, bundle(1))
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(2, 1, bundle(2))
+    assert same(store.load(1), bundle(1))
+    with pytest.raises(StateError):
+        store.load(2)
+    store.save(2, 1, bundle(2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "00000001.safetensors", "00000002.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_damaged_file_is_named_not_loaded(tmp_path):
+    store = FileStore(tmp_path, sync=False)
+    store.save(1, 0, bundle(1))
+    path = store.path(1)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(StateError, match="generation 1 cannot be read"):
+        store.load(1)
+
+
+def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatch):
+    store = FileStore(tmp_path, sync=False)
+    store.save(1, 0, bundle(1))
+
+    def full(*_, **__):
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedhet.site.state.save_file", full)
+        with pytest.raises(StateError, match="No space left on device"):
+            store.save(2, 1, bundle(2))
+    assert same(store.load(1), bundle(1))
+    assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]
+
+
+def test_digits_that_are_no_numbers_are_no_generations(tmp_path):
+    store = FileStore(tmp_path / "a", sync=False)
+    store.save(1, 0, {"x": torch.ones(1)})
+    (store.folder / "².safetensors").touch()
+    (store.folder / "².aside").touch()
+    assert store.generations() == [1]
+    store.save(2, 1, {"x": torch.ones(1)})
+    assert sorted(["10", "9", "b", "²", "a"], key=client_order) == ["9", "10", "a", "b", "²"]

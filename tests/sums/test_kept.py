@@ -1,0 +1,331 @@
+"""A client and its notes against a server that lies: each test falls if one check is taken out."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Context, RecordDict
+
+from fedhet.config.load import envelope
+from fedhet.deploy.certs import make
+from fedhet.errors import UserError
+from fedhet.protocol.flower import be_one_process
+from fedhet.protocol.messages import Instruction, Reply, request
+from fedhet.protocol.reasons import Refused
+from fedhet.request import Request
+from fedhet.site.state import FileStore, StateError
+from fedhet.sums.collector import Collector
+from fedhet.sums.kept import Credentials, SumNotes
+from fedhet.sums.masks import public_bytes
+from fedhet.sums.member import Terms
+from fedhet.sums.messages import Cohort, SumKey, Survivors
+from fedhet.testing import small
+
+NAMES = ("a", "b", "c", "d")
+WORDS = np.arange(6, dtype=np.uint32)
+SENT = bytes(32)
+REPLY = Reply({"client": "?"}, {}, [WORDS])
+
+
+class Site:
+    """Four clients with notes on disk, introduced to each other."""
+
+    def __init__(self, folder: Path, credentials=None, names=NAMES) -> None:
+        self.folder, self.credentials = folder, credentials or {}
+        self.keys = {name: self.notes(name).key(self.credentials.get(name)) for name in names}
+        for name in names:
+            assert self.introduce(name, self.keys) == []
+
+    def notes(self, name: str, terms: Terms | None = None) -> SumNotes:
+        """As in a fresh process: all that is known lies on the disk."""
+        store = FileStore(self.folder / "run" / name, sync=False)
+        return SumNotes(store, "run", name, terms or Terms())
+
+    def introduce(self, name: str, keys) -> list[str]:
+        own = self.credentials.get(name)
+        return self.notes(name).introduce(keys, None if own is None else own.ca)
+
+    def upload(self, attempt: int = 1, members=NAMES, terms: Terms | None = None) -> Collector:
+        """Everybody uploads for round 1; returns the server's side, closed."""
+        collector = Collector(members, len(WORDS), terms or Terms())
+        for name in members:
+            cohort = Cohort(tuple(members), attempt, len(members))
+            arrays = self.notes(name, terms).mask(1, cohort, SENT, WORDS, REPLY).arrays
+            collector.take(name, *arrays)
+        collector.close()
+        return collector
+
+    def unmask(self, name: str, collector: Collector, members=None, attempt: int = 1):
+        members = tuple(members or collector.survivors)
+        boxes = collector.boxes_for(name)[[collector.survivors.index(m) for m in members]]
+        return self.notes(name).unmask(1, Survivors(members, attempt, boxes))
+
+
+@pytest.fixture
+def site(tmp_path) -> Site:
+    return Site(tmp_path)
+
+
+def refused(word: str, ask, *given) -> None:
+    with pytest.raises(Refused) as caught:
+        ask(*given)
+    assert caught.value.word == word
+
+
+def test_an_honest_server_gets_the_sum(site) -> None:
+    collector = site.upload()
+    for name in NAMES:
+        opened = site.unmask(name, collector)
+        collector.answer(name, opened.shares, opened.seeds, opened.closed)
+    assert collector.total().tolist() == (4 * WORDS).tolist()
+
+
+def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
+    """Also from another process, which knows what is written down and no more."""
+    collector = site.upload(terms=Terms(2))
+    first = site.unmask("a", collector)
+    again = site.unmask("a", collector)
+    assert np.array_equal(first.shares, again.shares) and first.closed == again.closed
+    fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3])
+    refused("other-survivors-than-answered", site.notes("a", Terms(2)).unmask, 1, fewer)
+    refused("too-few-survivors", site.notes("a").unmask, 1, fewer)
+
+
+@pytest.mark.parametrize(
+    ("members", "word"),
+    [
+        (("a", "b", "x"), "stranger-in-cohort"),
+        (("a", "b", "b", "c"), "member-named-twice"),
+        (("b", "c", "d"), "not-in-cohort"),
+        (("a", "b"), "cohort-too-small"),
+    ],
+)
+def test_a_cohort_that_would_give_somebody_away_is_refused_before_training(
+    site, members, word
+) -> None:
+    cohort = Cohort(members, 1, 4)
+    refused(word, site.notes("a").repeated, 1, cohort, SENT)
+    refused(word, site.notes("a").mask, 1, cohort, SENT, WORDS, REPLY)
+
+
+def test_a_site_may_ask_for_more_members_than_the_run(site) -> None:
+    cohort = Cohort(NAMES, 1, 4)
+    refused("cohort-too-small", site.notes("a", Terms(5)).repeated, 1, cohort, SENT)
+
+
+def test_no_mask_meets_two_vectors(site) -> None:
+    """Whatever of the request is another: payload, cohort, round; and no older attempt."""
+    cohort = Cohort(NAMES, 5, 4)
+    first = site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
+    other = site.notes("a").mask(1, cohort, SENT, WORDS + 1, REPLY)  # the very same request
+    assert other.arrays[0].tobytes() == first.arrays[0].tobytes()
+    for round_, again, sent in (
+        (1, cohort, b"\1" * 32),
+        (1, replace(cohort, members=NAMES[:3]), SENT),
+        (2, cohort, SENT),
+        (1, replace(cohort, attempt=4), SENT),
+    ):
+        refused("attempt-not-new", site.notes("a").mask, round_, again, sent, WORDS + 1, REPLY)
+
+
+def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(
+    site, monkeypatch
+) -> None:
+    written = []
+    original = FileStore.write_note
+
+    def die(self, name, note):
+        if name == "sum-last":
+            raise KeyboardInterrupt
+        written.append(name)
+        original(self, name, note)
+
+    cohort = Cohort(NAMES, 1, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "write_note", die)
+        with pytest.raises(KeyboardInterrupt):
+            site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
+    assert written == ["sum-reply"]
+    assert site.notes("a").repeated(1, cohort, SENT) is None  # so it trains again
+    site.notes("a").mask(1, cohort, SENT, WORDS, REPLY)
+    assert site.notes("a").repeated(1, cohort, SENT) is not None
+
+
+@pytest.mark.parametrize(
+    ("members", "word"),
+    [
+        (("a", "b"), "too-few-survivors"),
+        (("b", "c", "d"), "not-a-survivor"),
+    ],
+)
+def test_shares_are_for_survivors_that_give_nobody_away(site, members, word) -> None:
+    refused(word, site.unmask, "a", site.upload(), members)
+
+
+@pytest.mark.parametrize("later", [Terms(2), Terms(3, 6)])
+def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> None:
+    """The same run under another configuration: how few may be left hangs on the old threshold."""
+    names = tuple("abcdefghi")
+    whole = Site(tmp_path, names=names)
+    collector = whole.upload(members=names)
+    assert (Terms().survivors(9), later.survivors(9)) == (7, 6)
+    six = Survivors(names[:6], 1, collector.boxes_for("a")[:6])
+    refused("too-few-survivors", whole.notes("a", later).unmask, 1, six)
+
+
+def test_nothing_is_opened_for_what_was_not_uploaded(site) -> None:
+    collector = site.upload(attempt=2)
+    refused("unmask-without-upload", site.unmask, "a", collector, None, 1)
+
+
+def test_boxes_of_another_attempt_and_with_a_bit_flipped_stay_closed(site) -> None:
+    old, new = site.upload(1), site.upload(2)
+    boxes = new.boxes_for("a").copy()
+    boxes[1] = old.boxes_for("a")[1]
+    boxes[2, 7] ^= 4
+    opened = site.notes("a").unmask(1, Survivors(NAMES, 2, boxes))
+    assert opened.closed == ("b", "c")
+    assert not opened.shares[1:3].any() and opened.shares[0].any() and opened.shares[3].any()
+
+
+def test_whoever_was_sent_something_else_shares_no_mask(site) -> None:
+    """The total is noise, and boxes of the one are closed to the others."""
+    collector = Collector(NAMES, len(WORDS), Terms())
+    for name in NAMES:
+        sent = b"\1" * 32 if name == "d" else SENT
+        arrays = site.notes(name).mask(1, Cohort(NAMES, 1, 4), sent, WORDS, REPLY).arrays
+        collector.take(name, *arrays)
+    collector.close()
+    assert site.unmask("a", collector).closed == ("d",)
+    assert site.unmask("d", collector).closed == ("a", "b", "c")
+
+
+# --- keys and proofs -------------------------------------------------------------------------
+
+
+def public() -> SumKey:
+    return SumKey(public_bytes(X25519PrivateKey.generate()))
+
+
+def test_a_key_that_was_kept_is_not_exchanged_for_another(site) -> None:
+    assert site.introduce("a", {"b": public(), "e": public()}) == ["b"]
+    assert site.introduce("b", {"b": public()}) == ["b"]  # not its own either
+    assert site.introduce("a", {"b": site.keys["b"]}) == []
+
+
+def test_a_key_that_gives_no_secret_is_not_accepted(site) -> None:
+    assert site.introduce("a", {"e": SumKey(bytes(32))}) == ["e"]
+
+
+def test_one_key_under_two_names_makes_no_cohort(site) -> None:
+    assert site.introduce("a", {"e": site.keys["b"]}) == []
+    members = ("a", "b", "c", "e")
+    refused("member-named-twice", site.notes("a").repeated, 1, Cohort(members, 1, 4), SENT)
+
+
+@pytest.fixture
+def certified(tmp_path) -> tuple[Site, dict[str, Credentials]]:
+    """Clients with certificates of one CA, and an impostor's of another."""
+    make(tmp_path / "tls", ["localhost"], [*NAMES, "e"])
+    make(tmp_path / "other", ["localhost"], ["e"])
+
+    def of(folder: str, name: str) -> Credentials:
+        clients = tmp_path / folder / "clients"
+        found = Credentials.of({
+            "key": str(clients / name), "certificate": str(clients / f"{name}.crt"),
+            "ca": str(tmp_path / folder / "ca.crt"),
+        })  # fmt: skip
+        assert found is not None
+        return found
+
+    known = {name: of("tls", name) for name in (*NAMES, "e")}
+    return Site(tmp_path, known), known | {"impostor": of("other", "e")}
+
+
+def test_with_a_ca_every_key_needs_a_proof_of_its_own(certified, tmp_path) -> None:
+    site, known = certified
+    elsewhere = tmp_path / "elsewhere" / "run" / "e"
+    own = SumNotes(FileStore(elsewhere, sync=False), "run", "e", Terms())
+    good = own.key(known["e"])
+    assert good.proof is not None and site.introduce("a", {"e": good}) == []
+    assert own.key(known["e"]) == good  # once made, always the same
+
+    def strange(key: SumKey) -> bool:
+        return site.introduce("b", {"e": key}) == ["e"]
+
+    swapped = public()
+    assert strange(swapped)  # no proof at all
+    assert strange(replace(swapped, proof=good.proof))  # the server's key, e's proof
+    assert strange(replace(good, proof=site.keys["a"].proof))  # another client's
+    folder = tmp_path / "x"
+    other_run = SumNotes(FileStore(folder / "e", sync=False), "run-2", "e", Terms())
+    assert strange(other_run.key(known["e"]))  # of another run
+    third = SumNotes(FileStore(folder / "e2", sync=False), "run", "e", Terms())
+    with pytest.raises(UserError):  # seen before it leaves: another CA than the one beside it
+        third.key(replace(known["impostor"], ca=known["e"].ca))
+    fourth = SumNotes(FileStore(folder / "e3", sync=False), "run", "e", Terms())
+    assert strange(fourth.key(known["impostor"]))
+    assert site.introduce("b", {"e": good}) == []
+
+
+def test_a_certificate_for_another_name_is_no_good(certified, tmp_path) -> None:
+    _, known = certified
+    notes = SumNotes(FileStore(tmp_path / "y" / "f", sync=False), "run", "f", Terms())
+    with pytest.raises(UserError, match="the certificate for 'f' has another name"):
+        notes.key(known["e"])
+
+
+def test_files_that_are_no_credentials_are_named(tmp_path) -> None:
+    make(tmp_path, ["localhost"], ["a"])
+    good = {"key": str(tmp_path / "clients" / "a"), "ca": str(tmp_path / "ca.crt"),
+            "certificate": str(tmp_path / "clients" / "a.crt")}  # fmt: skip
+    assert Credentials.of(good) is not None and Credentials.of({}) is None
+    for name in ("key", "certificate", "ca"):
+        with pytest.raises(UserError, match="^node-config certificate: cannot be used"):
+            Credentials.of(good | {name: str(tmp_path / "clients" / "a.pub")})
+
+
+@pytest.mark.parametrize("note", ["sum-key", "sum-keys", "sum-last"])
+def test_damaged_notes_are_named(site, note) -> None:
+    site.upload()
+    path = site.folder / "run" / "a" / f"{note}.json"
+    path.write_text('{"private": "zz", "a": "zz"}')
+    with pytest.raises(StateError, match="for sums are damaged"):
+        site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
+    os.unlink(site.folder / "run" / "a" / "sum-key.json")
+    with pytest.raises(StateError, match="has lost its key"):
+        site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
+
+
+def asked_of_a_node(tmp_path, **changes) -> Request:
+    """A message of a run at a deployed node."""
+    be_one_process()
+    given = {"config": envelope(small(tmp_path, **changes), {})}
+    node = {"partition-id": 0, "num-partitions": 3, "state-dir": str(tmp_path)}
+    asked = Request(
+        request("query", 1, Instruction("run"), 1.0),
+        Context(1, 1, node, RecordDict(), given, 0),
+    )
+    assert not asked.simulated
+    return asked
+
+
+def test_a_node_keeps_its_notes_in_files_alone(tmp_path) -> None:
+    """Flower stores a context after the reply, so that what was promised could be forgotten."""
+    assert asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").client == "a"
+    asked = asked_of_a_node(tmp_path, secure_sum="masked", state_backend="context")
+    with pytest.raises(UserError, match="state-backend: 'context' is not allowed"):
+        asked.sum_notes("a")
+
+
+@pytest.mark.parametrize("mode", ["off", "unmasked"])
+def test_a_run_that_began_with_masked_sums_keeps_them(tmp_path, mode) -> None:
+    """The configuration is the server's word, in every message."""
+    later = asked_of_a_node(tmp_path, secure_sum=mode)
+    later.store("a")  # a run of its own
+    asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").key(None)
+    with pytest.raises(Refused, match="began with secure-sum=masked"):
+        later.store("a")

@@ -1,0 +1,217 @@
+"""Noise for the sum: what each client adds, what a sum has of it, what it costs."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import combinations
+
+import dp_accounting
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedhet.clients.summing import Part
+from fedhet.config.load import find_method
+from fedhet.errors import UserError
+from fedhet.protocol.payload import HeaderRows
+from fedhet.rng import generator
+from fedhet.site.budget import Budget, BudgetError
+from fedhet.site.limits import Asked, LimitError, Limits, check_run
+from fedhet.site.privacy import clipped, epsilon_spent, noise_multiplier, share_steps, sum_sigma
+from fedhet.site.state import FileStore
+from fedhet.sums.fixed_point import grid
+from fedhet.sums.member import Terms
+from fedhet.sums.messages import Cohort
+from fedhet.sums.noise import Source, discrete_gaussian
+from fedhet.testing import make_client, simulate, small
+
+DP = {"dp_clip": 1.0, "dp_epsilon": 8.0, "dp_delta": 1e-5, "rounds": 4}
+BITS, LENGTH = 20, 20_000
+EVERYBODY = ("0", "1", "2")
+
+
+def summed(tmp_path, **changes):
+    return small(tmp_path, **{**DP, "secure_sum": "masked", "sum_owners": 1, **changes})
+
+
+def part_of(tmp_path, config, **changes):
+    client = make_client(config, 0, tmp_path / "s")
+    strategy = find_method(config.method).strategy
+    return Part(client, strategy, None, Cohort(EVERYBODY, 1, 3), b"", **changes)
+
+
+def account(client):
+    return Budget(client.setup.store, client.config, client.setup.data.client)
+
+
+@pytest.mark.parametrize("members", [3, 5, 6])
+def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
+    config = summed(tmp_path, clients=members)
+    terms = Terms(config.sum_min, config.sum_threshold)
+    least = terms.fewest(members)
+    steps = share_steps(config, LENGTH, BITS, least)
+    nothing = np.zeros(LENGTH)
+    shares = [
+        Budget(FileStore(tmp_path / str(k), sync=False), config, str(k)).share(
+            nothing, steps, 1, attempt=1, simulated=True
+        )
+        for k in range(members)
+    ]
+    wanted = sum_sigma(config, LENGTH, BITS) * 2.0**BITS
+    for gone in range(members - least + 1):
+        for alive in combinations(shares, members - gone):
+            width = np.std(np.sum(alive, axis=0))
+            assert width == pytest.approx(wanted * math.sqrt(len(alive) / least), rel=0.03)
+    assert least * steps**2 >= wanted**2 > 0.999 * least * (steps - 1) ** 2  # no more than is due
+
+
+def test_what_all_rounds_cost_is_what_an_independent_accountant_says(tmp_path):
+    config = summed(tmp_path)
+    rounding = math.sqrt(LENGTH) / 2 * 2.0**-BITS
+    one = sum_sigma(config, LENGTH, BITS) / (config.dp_clip + rounding)
+    found = dp_accounting.get_epsilon_gaussian(one / math.sqrt(config.rounds), config.dp_delta)
+    assert found == pytest.approx(config.dp_epsilon, rel=1e-9)
+    assert epsilon_spent(config, config.rounds) == pytest.approx(config.dp_epsilon, rel=1e-9)
+    once = dp_accounting.get_epsilon_gaussian(one, config.dp_delta)
+    assert epsilon_spent(config, 1) == pytest.approx(once, rel=1e-9)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 400), st.floats(0.01, 4.0), st.integers(0, 12))
+def test_rounding_moves_a_vector_no_further_than_the_sensitivity_says(seed, length, clip, bits):
+    random = np.random.default_rng(seed)
+    vector = clipped(random.normal(size=length) * 10.0 ** random.integers(-3, 2), clip)
+    moved = np.linalg.norm(grid(vector, bits, 64.0).astype(np.float64)) * 2.0**-bits
+    assert moved <= clip + math.sqrt(length) / 2 * 2.0**-bits + 1e-9
+
+
+def test_a_vector_is_clipped_and_its_counts_are_not(tmp_path):
+    config = summed(tmp_path, representation=8)
+    part = part_of(tmp_path, config)
+    part.client.round = 1
+    ids = part.client.seen().numpy()
+    sent = HeaderRows(np.arange(4), np.full((4, 8), 5, np.float32), np.full(4, 2, np.float32))
+    rows = sent.weight[ids] + np.float32(3)
+    upload = HeaderRows(ids, rows, sent.bias[ids])  # a step of 3 in 16 entries: a norm of 12
+    vector = part.add(upload, sent, account(part.client))
+    header, owners = vector[:36].reshape(4, 9), vector[36:]
+    assert np.allclose(header[ids, :8], 3 / 12, rtol=1e-6) and not header[ids, 8].any()
+    assert np.linalg.norm(header) == pytest.approx(1.0) and owners.sum() == len(ids)
+    steps = np.concatenate(part._steps)
+    # fraction bits of three clients with entries up to 64: 3 x 64 x 2^22 < 2^30
+    noise = discrete_gaussian(
+        share_steps(config, 36, 22, 3), 36, Source(generator(0, "dp", "0", 1).bytes(32))
+    )
+    np.testing.assert_array_equal(steps[:36], grid(header.ravel(), 22, 64.0) + noise)
+    np.testing.assert_array_equal(steps[36:], owners * 2**22)
+
+
+def test_a_vector_that_is_not_finite_does_not_leave(tmp_path):
+    part = part_of(tmp_path, summed(tmp_path, representation=8))
+    ids = part.client.seen().numpy()
+    bad = HeaderRows(ids, np.full((len(ids), 8), np.nan, np.float32), np.zeros(2, np.float32))
+    sent = HeaderRows(np.arange(4), np.zeros((4, 8), np.float32), np.zeros(4, np.float32))
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        part.add(bad, sent, account(part.client))
+    assert not part._steps and account(part.client).epsilon == 0
+
+
+def test_the_same_update_again_is_free_and_another_share_is_not(tmp_path):
+    config, store = summed(tmp_path), FileStore(tmp_path / "s", sync=False)
+    update = np.ones(2000)
+
+    def share(steps, vector=update, attempt=1):
+        budget = Budget(store, config, "0")
+        budget.check(1, 0)
+        found = budget.share(vector, steps, 1, attempt=attempt, simulated=False)
+        return found, Budget(store, config, "0").epsilon
+
+    first, cost = share(1000)
+    again, still = share(1000)
+    assert (first == again).all() and cost == still == epsilon_spent(config, 1)
+    smaller, more = share(900)  # of a larger cohort: noise of its own, and an upload of its own
+    assert more == epsilon_spent(config, 2)
+    assert abs(np.corrcoef(first, smaller)[0, 1]) < 0.1
+    other, most = share(900, update + 1e-3)
+    assert most == epsilon_spent(config, 3) and abs(np.corrcoef(smaller, other)[0, 1]) < 0.1
+    # Once more, without somebody: the difference of the sums has fresh noise of all the others.
+    later, last = share(900, update + 1e-3, attempt=2)
+    assert last == epsilon_spent(config, 4) and abs(np.corrcoef(other, later)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("change", ["secure_sum", "sum_min", "off", "on"])
+def test_an_account_holds_for_the_sums_that_it_began_with(tmp_path, change):
+    masked, store = summed(tmp_path), FileStore(tmp_path / "s", sync=False)
+    off = small(tmp_path, **DP)
+    began, now = {
+        "secure_sum": (masked, summed(tmp_path, secure_sum="unmasked")),
+        "sum_min": (masked, summed(tmp_path, sum_min=2)),
+        "off": (masked, off),
+        "on": (off, masked),
+    }[change]
+    budget = Budget(store, began, "0")
+    if began.summed:
+        budget.share(np.ones(5), 100, 1, attempt=1, simulated=False)
+    else:
+        budget.noised([np.ones(5, np.float32)], [], 1, simulated=False)
+    Budget(store, began, "0").check(2, 1)
+    with pytest.raises(BudgetError, match="but this run began with"):
+        Budget(store, now, "0").check(2, 1)
+
+
+def test_a_share_protects_nothing_that_is_seen(tmp_path):
+    part = part_of(tmp_path, summed(tmp_path, secure_sum="unmasked", representation=8))
+    part.client.setup = replace(part.client.setup, simulated=False)
+    upload = part.client.upload()
+    with pytest.raises(UserError, match="'unmasked' is not allowed with dp-clip on a network"):
+        part.add(upload, upload, account(part.client))
+
+
+def test_noise_that_does_not_fit_into_words_is_refused_with_what_would_do(tmp_path):
+    config = summed(tmp_path, sum_range=2.0)
+    with pytest.raises(UserError, match="^sum-range: 2 is too small .* would do"):
+        share_steps(config, LENGTH, BITS, 3)
+
+
+# --- what a site asks for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "broken"),
+    [
+        ({"min_sum_noise": 0.5}, {}, ""),
+        ({"min_sum_noise": 5.0}, {}, "min-sum-noise"),
+        ({"min_sum_noise": 0.5}, {"secure_sum": "unmasked"}, "min-sum-noise"),
+        ({"min_sum_noise": 0.5, "min_noise": 5.0}, {}, ""),
+        ({"min_noise": 0.5}, {}, "min-noise"),  # a share is less than the run's noise
+        ({"min_noise": 0.5}, {"secure_sum": "off"}, ""),
+        ({"min_noise": 5.0, "min_sum_noise": 0.5}, {"secure_sum": "off"}, "min-noise"),
+        ({"min_sum_noise": 5.0}, {"secure_sum": "off"}, ""),
+    ],
+)
+def test_a_site_may_ask_for_noise_of_a_sum(tmp_path, limits, changes, broken):
+    config = summed(tmp_path, **changes)
+    assert 0.5 < noise_multiplier(config) < 5.0
+    asked = Asked(False, False)
+    if broken:
+        with pytest.raises(LimitError, match=f"^limit {broken}: "):
+            check_run(Limits(**limits), config, asked)
+    else:
+        check_run(Limits(**limits), config, asked)
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedssa", "fd"])
+def test_a_run_with_noise_for_its_sums(tmp_path, method):
+    values = {"method": method, "rounds": 2, "dp_epsilon": 20.0}
+    folders = [
+        simulate(summed(tmp_path, **values, secure_sum=mode))[0] for mode in ("masked", "unmasked")
+    ]
+    told, unmasked = (json.loads(folder.summary.read_text()) for folder in folders)
+    assert told["failures"] == [] and told["run_sha256"] == unmasked["run_sha256"]
+    privacy = told["privacy"]
+    assert privacy["noise_of"] == "sum" and "sums of owners" in privacy["not_covered"][0]
+    assert privacy["epsilon_spent"] == pytest.approx(dict.fromkeys("012", 20.0))
+    assert told["test_accuracy_mean"] is not None

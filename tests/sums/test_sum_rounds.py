@@ -1,0 +1,299 @@
+"""Runs in which the server learns sums: bytes, dropouts, crashes, what both sides keep."""
+
+import json
+import re
+import stat
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from summed_runs import N, asked, config, sha
+
+from fedhet.engines import session
+from fedhet.errors import RunFailedError, UserError, VerifyError
+from fedhet.ids import client_order
+from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, arrays_of
+from fedhet.records.run_folder import RunFolder
+from fedhet.sums.kept import SumNotes
+from fedhet.testing import simulate
+
+
+def gone(message: Message) -> Message:
+    return Message(Error(code=5, reason="node gone"), reply_to=message)
+
+
+def failures(folder, round_: int) -> list[dict]:
+    return folder.read_rounds()[round_ - 1]["failures"]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("lg_fedavg", {}),
+        ("fedssa", {"sum_owners": 2}),
+        ("fedssa", {"sum_owners": 2, "fraction": 0.6}),
+        ("fedproto", {"sum_owners": 1, "sum_metrics": False, "evaluate_every": 2}),
+        ("lg_fedavg", {"sum_metrics": False, "fraction": 0.6, "state_backend": "context"}),
+    ],
+)
+def test_masked_and_unmasked_runs_have_the_same_bytes(tmp_path, method, changes):
+    runs = [
+        simulate(config(tmp_path, mode, method=method, name=mode, **changes))[0]
+        for mode in ("unmasked", "masked")
+    ]
+    assert sha(runs[0]) == sha(runs[1])
+    first, second = (folder.read_rounds()[-1] for folder in runs)
+    assert first["test_accuracy_mean"] == second["test_accuracy_mean"] is not None
+    assert first["replied"] == second["replied"] >= 3 and not second["failures"]
+    for folder in runs:
+        assert not session.verify(folder.path)[1].findings
+
+
+def test_a_masked_run_differs_from_a_plain_one_by_rounding_alone(tmp_path):
+    plain, _ = simulate(config(tmp_path, "off"))
+    summed, _ = simulate(config(tmp_path))
+    a, b = plain.read_rounds(), summed.read_rounds()
+    assert sha(plain) != sha(summed)
+    for one, other in zip(a, b, strict=True):
+        for key in ("test_accuracy_mean", "train_loss"):
+            assert one[key] == pytest.approx(other[key], rel=1e-3)
+        assert one["train_flops"] == pytest.approx(other["train_flops"], rel=0.01)
+
+
+def test_who_drops_out_of_training_is_left_out_and_the_sum_is_theirs_who_stayed(tmp_path):
+    def leave(node, message, reply):
+        return gone(message) if node == 2 and asked(message)[:2] == (TRAIN, 2) else reply
+
+    runs = [
+        simulate(config(tmp_path, mode, rounds=3, name=mode), tamper=leave)[0]
+        for mode in ("unmasked", "masked")
+    ]
+    assert sha(runs[0]) == sha(runs[1])
+    assert [record["replied"] for record in runs[1].read_rounds()] == [5, 4, 5]
+    assert [f["client"] for f in failures(runs[1], 2)] == ["2"]
+
+
+def test_who_dies_between_the_messages_stays_in_the_sum_where_the_others_are_enough(tmp_path):
+    def die(node, message, reply):
+        return gone(message) if node == 1 and asked(message)[0] == UNMASK else reply
+
+    masked, _ = simulate(config(tmp_path), tamper=die)
+    plain, _ = simulate(config(tmp_path, "unmasked"))
+    assert sha(masked) == sha(plain)
+    assert [record["replied"] for record in masked.read_rounds()] == [5, 5]
+
+
+def test_a_sum_that_cannot_be_had_skips_its_round_which_changes_nothing(tmp_path):
+    """One leaves before its upload, another after: of the first nobody knows all seeds."""
+
+    def die(node, message, reply):
+        kind, round_, _ = asked(message)
+        if round_ == 2 and (kind, node) in {(TRAIN, 0), (UNMASK, 3)}:
+            return gone(message)
+        return reply
+
+    folder, grid = simulate(config(tmp_path, rounds=3), tamper=die)
+    first, second, third = folder.read_rounds()
+    assert (first["replied"], second["replied"], third["replied"]) == (5, 0, 5)
+    assert {f["client"]: f["reason"] for f in second["failures"]}["the round"] == (
+        "there is no sum: no answer of 3"
+    )
+    assert second["test_accuracy_mean"] == first["test_accuracy_mean"]
+    attempts = [asked(m)[2] for m in grid.sent if asked(m)[0] == TRAIN]
+    assert sorted(set(attempts)) == [1, 2, 3]
+    # Everybody starts round 3 from round 1: the states of round 2 were nobody's.
+    begun = {m.content["config"]["generation"] for m in grid.sent if asked(m)[:2] == (TRAIN, 3)}
+    assert begun == {1}
+
+
+def test_too_few_uploads_are_no_sum(tmp_path):
+    def leave(node, message, reply):
+        return gone(message) if node < 3 and asked(message)[:2] == (TRAIN, 1) else reply
+
+    folder, grid = simulate(config(tmp_path), tamper=leave)
+    reasons = {f["client"]: f["reason"] for f in failures(folder, 1)}
+    assert reasons["the round"] == "there is no sum: 2 of 5 uploads came, 4 are needed"
+    assert not [m for m in grid.sent if asked(m)[:2] == (UNMASK, 1)]
+
+
+def test_too_few_who_are_there_are_not_even_asked(tmp_path):
+    def away(grid):
+        original = grid.push_messages
+
+        def push(messages):
+            given = list(messages)
+            grid.online = set(sorted(grid.contexts)[: N if not grid.sent else 2])
+            return original(given)
+
+        grid.push_messages = push
+
+    with pytest.raises(RunFailedError, match="there is no sum: 0 of 2 uploads came, 4 are needed"):
+        simulate(config(tmp_path, max_skipped_rounds=0), before=away)
+
+
+@pytest.mark.parametrize("kind", [OWNERS, TRAIN, UNMASK])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, kind, after):
+    """The server dies when it gets one of the replies, in the middle of its round."""
+    values = {"method": "fedssa", "sum_owners": 2, "rounds": 3, "fraction": 0.8}
+    whole, _ = simulate(config(tmp_path, **values))
+    died = config(tmp_path, name="died", **values)
+    sent: list[tuple[int, Message]] = []
+    seen = []
+
+    def crash(node, message, reply):
+        sent.append((node, reply))
+        if asked(message)[:2] == (kind, 2):
+            seen.append(node)
+            if len(seen) > after:
+                raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(died, tamper=crash)
+    folder = RunFolder(tmp_path / "runs" / "died")
+    kind, seen = "", []
+    keep = lambda node, message, reply: sent.append((node, reply)) or reply  # noqa: E731
+    _, grid = simulate(died, folder=folder, tamper=keep)
+    assert sha(folder) == sha(whole) and not folder.read_summary()["failures"]
+    words = [a[0] for _, r in sent if r.has_content() and len(a := arrays_of(r)) == 2]
+    assert len({w.tobytes() for w in words}) == len(words) > 12
+    numbers = [asked(m)[2] for m in grid.sent if asked(m)[0] in {OWNERS, TRAIN}]
+    before = int(sorted(numbers)[0])
+    assert before > 3  # those of the first life are not used again
+
+
+def test_a_damaged_counter_of_attempts_is_named(tmp_path):
+    folder, _ = simulate(config(tmp_path, rounds=1))
+    folder.attempts.write_text("many")
+    with pytest.raises(VerifyError, match=r"attempts' is damaged: it holds no number"):
+        simulate(config(tmp_path, rounds=2), folder=folder)
+
+
+def test_a_message_that_comes_twice_is_answered_with_the_same_bytes(tmp_path, monkeypatch):
+    """A node that died after its reply had left its notes, or a reply that got lost."""
+    trained, replies = [], []
+    original = SumNotes.mask
+
+    def mask(self, *words):
+        trained.append(self.client)
+        return original(self, *words)
+
+    monkeypatch.setattr(SumNotes, "mask", mask)
+
+    def again(grid):
+        answer = grid.answer
+
+        def twice(message):
+            first = answer(message)
+            if asked(message)[0] in {TRAIN, OWNERS, UNMASK}:
+                second = answer(message)
+                a, b = ([r.content["info"], *map(bytes, arrays_of(r))] for r in (first, second))
+                replies.append(a == b)
+            return first
+
+        grid.answer = twice
+
+    folder, _ = simulate(config(tmp_path, method="fedssa", sum_owners=2), before=again)
+    assert all(replies) and len(replies) == N * 6
+    assert sorted(trained) == sorted([str(k) for k in range(N)] * 3)  # owners, two rounds
+    assert not folder.read_summary()["failures"]
+
+
+def test_a_client_that_lost_its_notes_is_refused_with_the_reason(tmp_path):
+    values = {"rounds": 2, "max_skipped_rounds": 0, "start_timeout": 2.0}
+    first = config(tmp_path, **values | {"rounds": 1})
+    folder, _ = simulate(first)
+    for note in folder.path.glob("state/*/3/sum-*"):
+        note.unlink()
+    simulate(config(tmp_path, **values), folder=folder)
+    reasons = {f["reason"] for f in failures(folder, 2)}
+    assert any("has lost its key for the sums of this run" in reason for reason in reasons)
+    assert folder.read_rounds()[-1]["replied"] == 4
+
+
+def test_private_keys_are_private_and_gone_with_the_state(tmp_path):
+    keys: dict[str, bytes] = {}
+    wire = []
+
+    def look(node, message, reply):
+        wire.append(b"".join(r.deflate() for r in (message.content, reply.content)))
+        for path in (tmp_path / "runs" / "k" / "state").glob("*/*/sum-*.json"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+            if path.name == "sum-key.json":
+                keys[path.parent.name] = bytes.fromhex(json.loads(path.read_text())["private"])
+        return reply
+
+    folder, _ = simulate(config(tmp_path, name="k", keep_state=False), tamper=look)
+    assert len(set(keys.values())) == N
+    for private in keys.values():
+        assert not any(private in said or private.hex().encode() in said for said in wire)
+    assert not list(folder.path.glob("state/**/sum-*"))
+
+
+def test_two_runs_share_no_words_and_no_keys(tmp_path):
+    words, keys = [], []
+
+    def look(node, message, reply):
+        if asked(message)[0] == TRAIN:
+            words.append(arrays_of(reply)[0])
+        if message.metadata.message_type == "query":
+            keys.append(reply.content["info"]["sum-key"])
+        return reply
+
+    for name in ("a", "b"):
+        simulate(config(tmp_path, name=name, rounds=1), tamper=look)
+    assert len(set(keys)) == 2 * N
+    for one, other in zip(words[:N], words[N:], strict=True):
+        assert (one == other).mean() < 0.01
+    ones = np.concatenate(words)
+    assert abs(np.mean(ones / 2.0**32) - 0.5) < 0.01
+
+
+def test_the_records_have_means_and_say_what_is_missing(tmp_path):
+    folder, _ = simulate(config(tmp_path))
+    summary = folder.read_summary()
+    assert summary["test_accuracy_mean"] > 0 and summary["test_accuracy_p10"] is None
+    assert "clients.csv" in summary["secure_sum"]["absent"]
+    assert len(folder.clients.read_text().splitlines()) <= 1  # what its columns are called
+    line = folder.read_rounds()[-1]
+    assert line["evaluated_clients"] == N and line["test_accuracy_std"] is None
+    _, *rows = folder.partition.read_text().split()
+    assert all(re.fullmatch(r"\d,0,0,0,0", row) for row in rows)
+
+
+def test_the_means_are_those_of_the_clients(tmp_path):
+    """With sum-metrics: false each client tells its own, and nothing else changes."""
+    told, _ = simulate(config(tmp_path, sum_metrics=False))
+    summed, _ = simulate(config(tmp_path))
+    for own, mean in zip(told.read_rounds(), summed.read_rounds(), strict=True):
+        for key in ("test_accuracy_mean", "val_accuracy_mean", "train_loss"):
+            assert own[key] == pytest.approx(mean[key], abs=1e-4)
+    assert told.read_summary()["test_accuracy_p10"] is not None
+    rows = told.clients.read_text().splitlines()[1:]
+    assert sorted({row.split(",")[1] for row in rows}, key=client_order) == list("01234")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"aggregation": "median"}, "aggregation: 'median' is not allowed with secure-sum=masked"),
+        ({"max_weight": 0.5}, "max-weight: '0.5' is not allowed with secure-sum=masked"),
+        ({"max_update_norm": 10.0}, "max-update-norm: '10.0' is not allowed with secure-sum"),
+        ({"max_update_ratio": 0}, "max-update-ratio: '0.0' is not allowed with secure-sum"),
+        ({"method": "fedkd"}, "secure-sum: 'masked' is not allowed with method=fedkd: "),
+        ({"clients": 2}, "sum-min: 3 is more than the 2 clients of a round"),
+        ({"fraction": 0.4}, "sum-min: 3 is more than the 2 clients of a round"),
+        ({"sum_threshold": 2}, "sum-threshold: 2 is not allowed with 5 clients a round: 0, or 3"),
+        ({"sum_threshold": 6}, "sum-threshold: 6 is not allowed with 5 clients a round: 0, or 3"),
+        ({"sum_range": 1e9}, "sum-range: 1e\\+09 is too large: 5 clients with entries up to 1e"),
+        ({"hide_classes": True}, "hide-classes: 'true' is not allowed any more: secure-sum=masked"),
+    ],
+)
+def test_what_does_not_go_with_sums_is_one_line(tmp_path, changes, line):
+    with pytest.raises(UserError, match=f"^{line}"):
+        config(tmp_path, **changes)
+
+
+def test_hide_classes_switched_off_is_what_older_runs_say(tmp_path):
+    assert "hide-classes" not in config(tmp_path, hide_classes=False).flat()

@@ -1,0 +1,317 @@
+"""What the server ever holds of one client, searched for what it must not know; and liars.
+
+Everything that a client sends, all files of the run folder but the states, the log, and every array
+and text that can be reached from the strategy are looked through.
+"""
+
+import gc
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+
+from fedhet.clients.summing import Part
+from fedhet.errors import RunFailedError
+from fedhet.protocol.flower import posted
+from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, to_record
+from fedhet.strategies.rounds import Rounds
+from fedhet.sums.fixed_point import from_words
+from fedhet.sums.messages import opened_of
+from fedhet.testing import simulate, small
+
+CLIENTS, SOME = 4, 40  # bytes of a vector that are no accident where they are found
+
+
+def config(tmp_path, **changes):
+    values = {"clients": CLIENTS, "sum_owners": 2, "secure_sum": "masked", "sum_min": 2}
+    return small(tmp_path, **(values | changes))
+
+
+def kind(message: Message) -> str:
+    return message.metadata.message_type
+
+
+class Secrets:
+    """What clients masked: words by client, and their own numbers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.words: list[np.ndarray] = []
+        self.numbers: list[dict[str, float]] = []
+        original, put = Part.reply, Part._put
+
+        def reply(part: Part, *given: Any) -> Any:
+            found = original(part, *given)
+            self.numbers.append(found[1])
+            return found
+
+        def keep(part: Part, vector: np.ndarray, *more: Any) -> None:
+            put(part, vector, *more)
+            self.words.append(part._steps[-1].astype(np.uint32))
+
+        monkeypatch.setattr(Part, "reply", reply)
+        monkeypatch.setattr(Part, "_put", keep)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Pieces of every vector that are not mostly zeros, as words and as floats."""
+        for words in self.words:
+            floats = from_words(words, 0)
+            for dtype in (words, floats, floats.astype(np.float32)):
+                for start in range(0, max(1, dtype.size - 10), 97):
+                    piece = dtype[start : start + SOME // dtype.itemsize]
+                    if np.count_nonzero(piece) > 0.9 * piece.size and piece.nbytes >= SOME:
+                        yield piece.tobytes()
+
+
+def reachable(root: object) -> Iterator[object]:
+    """Objects that can be reached from ``root``, modules and classes left out."""
+    ahead, seen = [root], set()
+    while ahead:
+        one = ahead.pop()
+        if id(one) in seen or isinstance(one, type) or type(one).__name__ == "module":
+            continue
+        seen.add(id(one))
+        yield one
+        if not isinstance(one, str | bytes | int | float | np.ndarray):
+            ahead += [o for o in gc.get_referents(one) if type(o).__name__ != "function"]
+
+
+@pytest.mark.parametrize("method", ["fedssa", "lg_fedavg"])
+def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog, method) -> None:
+    caplog.set_level(logging.DEBUG)
+    secrets = Secrets(monkeypatch)
+    held: list[bytes] = []
+    infos: list[dict] = []
+    texts: list[str] = []
+
+    def listen(node: int, message: Message, reply: Message) -> Message:
+        held.append(b"".join(array.tobytes() for array in arrays_of(reply)))
+        infos.append(dict(reply.content["info"].items()))
+        held.append(repr(infos[-1]).encode() + repr(reply.content.metric_records).encode())
+        return reply
+
+    close = Rounds._close
+
+    def look(self: Rounds, *given: Any) -> Any:
+        found = close(self, *given)
+        for one in reachable(self):
+            if isinstance(one, np.ndarray) and one.dtype != object:
+                held.append(one.tobytes())
+            elif isinstance(one, bytes):
+                held.append(one)
+            elif isinstance(one, str):
+                texts.append(one)
+        return found
+
+    monkeypatch.setattr(Rounds, "_close", look)
+    run = config(tmp_path, method=method, max_images=100, name="run")
+    folder, _ = simulate(run, tamper=listen)
+    files = [p for p in folder.path.rglob("*") if p.is_file() and "state" not in p.parts]
+    held += [path.read_bytes() for path in files]
+    texts += [path.read_text(errors="replace") for path in files] + [caplog.text]
+
+    assert len(secrets.words) > 2 * CLIENTS and len(files) > 5
+    everything, said = b"\0".join(held), "\n".join(texts)
+    pieces = list(secrets.pieces())
+    assert len(pieces) > 20
+    assert not any(piece in everything for piece in pieces)
+    own = {f"{n[key]!r}" for n in secrets.numbers for key in ("train_loss", "train_flops")}
+    own |= {f"{n['test_accuracy']!r}" for n in secrets.numbers} - {"0.0", "100.0", "50.0"}
+    assert not any(number in said for number in own), own
+    told = {key for info in infos for key in info}
+    assert told == {"client", "clients", "classes", "model", "device", "inputs", "sum-key",
+                    "strangers", "round", "state", "shares", "seeds", "closed"}  # fmt: skip
+    assert {tuple(i["classes"]) for i in infos if "classes" in i} == {
+        tuple(f"class-{k}" for k in range(4))
+    }
+
+
+def test_the_search_finds_what_is_there(tmp_path, monkeypatch) -> None:
+    """Without masks the same pieces are in what the clients send."""
+    secrets, held = Secrets(monkeypatch), []
+
+    def listen(node: int, message: Message, reply: Message) -> Message:
+        held.append(b"".join(array.tobytes() for array in arrays_of(reply)))
+        return reply
+
+    simulate(config(tmp_path, secure_sum="unmasked", rounds=1), tamper=listen)
+    everything = b"\0".join(held)
+    pieces = list(secrets.pieces())
+    assert sum(piece in everything for piece in pieces) > len(pieces) / 4
+
+
+# --- clients that lie ------------------------------------------------------------------------
+
+
+def changed(message: Message, reply: Message, arrays: list[np.ndarray] | None = None, **info):
+    """A client's reply with other arrays or texts."""
+    said = dict(reply.content["info"].items()) | info
+    return answer(message, said, {}, arrays_of(reply) if arrays is None else arrays)
+
+
+def run_with(tmp_path, lie, **changes):
+    """Round 2 of three with a lie of client 1; returns the lines of ``rounds.jsonl``."""
+
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        if node == 1 and message.content["config"]["round"] == 2:
+            return lie(message, reply)
+        return reply
+
+    folder, _ = simulate(config(tmp_path, rounds=3, **changes), tamper=tamper)
+    return folder.read_rounds()
+
+
+def reasons(line: dict) -> dict[str, str]:
+    return {f["client"]: f["reason"] for f in line["failures"]}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        (lambda w, b: [w[:-1], b], r"uint32 words of shape \(\d+,\), not"),
+        (lambda w, b: [w.astype(np.float32), b], "float32 words of shape"),
+        (lambda w, b: [w, b[:2]], r"boxes of shape \(2, 82\), not \(4, 82\)"),
+        (lambda w, b: [w], "1 arrays, expected words and boxes"),
+        (lambda w, b: [], "0 arrays, expected words and boxes"),
+    ],
+)
+def test_an_upload_of_another_form_is_left_out_and_named(tmp_path, arrays, reason) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        if kind(message) != TRAIN:
+            return reply
+        return changed(message, reply, arrays(*arrays_of(reply)))
+
+    line = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)[1]
+    assert line["replied"] == 3
+    assert re.match(reason, reasons(line)["1"])
+
+
+def test_metrics_that_are_to_be_summed_are_not_taken(tmp_path) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        if kind(message) != TRAIN:
+            return reply
+        info = dict(reply.content["info"].items())
+        return answer(message, info, {"test_accuracy": 99.0}, arrays_of(reply))
+
+    line = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)[1]
+    assert line["replied"] == 3 and "which are summed in this run" in reasons(line)["1"]
+
+
+def test_garbage_words_spoil_the_round_and_no_more(tmp_path) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        if kind(message) != TRAIN:
+            return reply
+        words, boxes = arrays_of(reply)
+        return changed(message, reply, [words + np.uint32(1 << 31), boxes])
+
+    first, second, third = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)
+    assert (first["replied"], second["replied"], third["replied"]) == (4, 0, 4)
+    assert "the sum has entries beyond 4 x sum-range=64" in reasons(second)["the round"]
+    assert second["test_accuracy_mean"] == first["test_accuracy_mean"]
+
+
+def test_garbage_boxes_are_found_and_their_sender_is_named(tmp_path) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        if kind(message) != TRAIN:
+            return reply
+        words, boxes = arrays_of(reply)
+        return changed(message, reply, [words, np.zeros_like(boxes)])
+
+    line = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)[1]
+    assert line["replied"] == 0
+    assert "the boxes of '1' did not open for 4 members" in reasons(line)["the round"]
+
+
+def test_garbage_shares_spoil_the_round_and_no_more(tmp_path) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        if kind(message) != UNMASK:
+            return reply
+        shares = bytes(opened_of(Reply(reply.content["info"]), 4, 0).shares.size)
+        return changed(message, reply, [], shares=shares)
+
+    first, second, third = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)
+    assert second["replied"] in {0, 4}  # 4: the others' shares were enough
+    assert third["replied"] == 4
+    if not second["replied"]:
+        assert "cannot be put together" in reasons(second)["the round"]
+
+
+def test_who_refuses_to_unmask_is_named_where_the_sum_needs_it(tmp_path) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        return answer(message, {"error": "no"}) if kind(message) == UNMASK else reply
+
+    def leave(node: int, message: Message, reply: Message) -> Message:
+        if message.content["config"]["round"] == 2 and kind(message) == TRAIN and node == 0:
+            return answer(message, {"error": "away"})
+        if message.content["config"]["round"] == 2 and node == 1:
+            return lie(message, reply)
+        return reply
+
+    run = config(tmp_path, method="lg_fedavg", max_images=100)
+    folder, _ = simulate(run, tamper=leave)
+    line = folder.read_rounds()[1]
+    assert reasons(line) == {
+        "0": "away", "the round": "there is no sum: no answer of 1 (client 1: no)"
+    }  # fmt: skip
+
+
+def test_owners_that_cannot_be_counted_skip_the_round(tmp_path) -> None:
+    def tamper(node: int, message: Message, reply: Message) -> Message:
+        if kind(message) == OWNERS and message.content["config"]["round"] == 1 and node < 2:
+            return answer(message, {"error": "away"})
+        return reply
+
+    folder, _ = simulate(config(tmp_path), tamper=tamper)
+    first, second = folder.read_rounds()
+    assert reasons(first)["the round"] == (
+        "owners cannot be counted: 2 of 4 uploads came, 3 are needed"
+    )
+    assert second["replied"] == 4 and json.dumps(second["failures"]) == "[]"
+
+
+def test_a_server_that_sends_two_payloads_gets_no_sum(tmp_path) -> None:
+    """The digest of what was sent down is in the masks, and in the keys of the boxes."""
+
+    def lying(grid) -> None:
+        original = grid.answer
+
+        def answer_other(message: Message) -> Message:
+            if kind(message) == TRAIN and message.metadata.dst_node_id % 4 == 3:
+                sent = [array + 1 for array in arrays_of(message)]
+                message.content["arrays"] = to_record(sent)
+            return original(message)
+
+        grid.answer = answer_other
+
+    run = config(tmp_path, method="lg_fedavg", max_images=100, max_skipped_rounds=9)
+    with pytest.raises(RunFailedError, match="no client ever replied validly"):
+        simulate(run, before=lying)
+    line = json.loads(
+        (next((tmp_path / "runs").iterdir()) / "rounds.jsonl").read_text().split("\n")[0]
+    )
+    assert "did not open" in reasons(line)["the round"] and line["replied"] == 0
+
+
+def test_a_server_that_asks_one_client_for_its_accuracy_is_refused(tmp_path) -> None:
+    said = []
+
+    def lying(grid) -> None:
+        original = grid.answer
+
+        def ask_more(message: Message) -> Message:
+            if kind(message) == TRAIN and message.content["config"]["round"] == 2:
+                config = message.content["config"]
+                ask = Message(RecordDict({"config": config}), message.metadata.dst_node_id,
+                              "evaluate")  # fmt: skip
+                posted(ask)
+                said.append(original(ask).content["info"]["error"])
+            return original(message)
+
+        grid.answer = ask_more
+
+    simulate(config(tmp_path, method="lg_fedavg", max_images=100), before=lying)
+    assert said == ["Refused: an accuracy of one client alone is not told"] * 4

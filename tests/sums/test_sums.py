@@ -1,0 +1,355 @@
+"""What clients add up to is what the plain path makes of the same uploads."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedhet.config.load import build_config
+from fedhet.config.registry import METHODS
+from fedhet.errors import UserError
+from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
+from fedhet.strategies.averaging import AveragingStrategy, ClassSums
+from fedhet.strategies.base import MethodStrategy
+from fedhet.sums.collector import Collector
+from fedhet.sums.contribution import Own, enough, ownership
+from fedhet.sums.fixed_point import fraction_bits, from_words, grid, to_words
+from fedhet.sums.masks import public_bytes
+from fedhet.sums.member import Member, Terms
+from fedhet.testing import make_client, make_strategy, small, uploads_of
+
+SEEN, IMAGES, CLASSES = [[0, 1], [1, 2], [1, 2]], [100, 300, 50], 4  # nobody has class 3
+BY_CLASS = ("fedssa", "fedproto", "fedl2g")
+AVERAGED = ("lg_fedavg", "fedclassavg", "fedavg", "fml", "fedapen", "fedmrl", "pfedes", "pfedafm")
+VARIANTS = [
+    *((name, {}) for name in (*BY_CLASS, *AVERAGED)),
+    ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
+    ("fedssa", {"header_bias": False}),
+    ("fedproto", {"prototype_weighting": "uniform"}),
+    ("fedl2g", {"guide": "features"}),
+    ("fml", {"weighting": "uniform"}),
+]
+
+
+def pair(tmp_path, method, owners=1, **changes):
+    """The same method twice: plain, and of sums."""
+    values = {"method": method, "max_images": 300, "representation": 8, **changes}
+    if method == "fedmrl":
+        values["d1"] = 4
+    configs = (
+        small(tmp_path, **values),
+        small(tmp_path, **values, secure_sum="unmasked", sum_owners=owners),
+    )
+    return [make_strategy(config, SEEN, IMAGES, CLASSES) for config in configs]
+
+
+def drawn(strategy, seed=0):
+    """An upload of every client: random numbers in the shapes that are expected."""
+    random = np.random.default_rng(seed)
+    found = {}
+    for client, info in strategy.roster.infos.items():
+        expected = strategy.expect(info)
+        arrays = [
+            random.random(a.shape).astype(a.dtype) if a.dtype.kind == "f" else a
+            for a in expected.to_ndarrays()
+        ]
+        found[client] = type(expected).from_ndarrays(arrays)
+    if strategy.config.method == "fedl2g":  # class 0 was not studied by its only owner
+        for client, payload in found.items():
+            found[client] = replace(payload, counts=(payload.classes > 0).astype(np.int64))
+    return found
+
+
+def own(strategy, client, told=None):
+    info = strategy.roster.infos[client]
+    return Own(strategy.config, CLASSES, info.seen, info.images, told)
+
+
+def vectors(strategy, payloads, told=None):
+    return {c: strategy.contribution(p, own(strategy, c, told)) for c, p in payloads.items()}
+
+
+@pytest.mark.parametrize(("method", "changes"), VARIANTS, ids=str)
+def test_the_sum_gives_what_the_plain_path_gives(tmp_path, method, changes):
+    plain, summed = pair(tmp_path, method, **changes)
+    payloads = drawn(plain)
+    before = summed.arrays()
+    added = vectors(summed, payloads)
+    for vector in added.values():
+        assert vector.dtype == np.float64 and vector.shape == (summed.vector_length(),)
+    numbers = summed.combine(np.sum(list(added.values()), axis=0), 1)
+    uploads = uploads_of(plain, payloads)
+    if changes.get("weighting") == "uniform":
+        uploads = [replace(upload, weight=1 / 3) for upload in uploads]
+    assert numbers.items() >= plain.aggregate(uploads, 1).items()
+    for name, array in plain.arrays().items():
+        assert array.dtype == summed.arrays()[name].dtype
+        if name != "counts" or not changes:  # uniform: owners stand in for images
+            np.testing.assert_allclose(summed.arrays()[name], array, rtol=1e-6, atol=1e-12)
+    assert any((before[name] != array).any() for name, array in summed.arrays().items())
+
+
+@pytest.mark.parametrize(("method", "changes"), [*VARIANTS, ("fd", {})], ids=str)
+def test_masked_words_give_the_very_same_sum(tmp_path, method, changes):
+    plain, summed = pair(tmp_path, method, **changes)
+    added = vectors(summed, drawn(plain))
+    bits = fraction_bits(3, 64.0)
+    words = {c: to_words(grid(vector, bits, 64.0)) for c, vector in added.items()}
+    private = {c: X25519PrivateKey.generate() for c in words}
+    keys = {c: public_bytes(key) for c, key in private.items()}
+    members = {c: Member(c, "run", key, keys) for c, key in private.items()}
+    collector = Collector(list(words), summed.vector_length(), Terms())
+    for client, member in members.items():
+        collector.take(client, *member.mask(1, 1, list(words), b"sent", words[client]))
+    alive = collector.close()
+    for client, member in members.items():
+        answer = member.unmask(1, 1, alive, collector.boxes_for(client))
+        collector.answer(client, *answer)
+    total = from_words(collector.total(), bits)
+    np.testing.assert_array_equal(total, from_words(sum(words.values()), bits))
+    exact = np.sum(list(added.values()), axis=0)
+    assert np.abs(total - exact).max(initial=0) <= 1.5 * 2.0**-bits
+    if method != "fd":  # no probabilities were drawn
+        summed.combine(total, 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    a=st.floats(-4, 4),
+    b=st.floats(-4, 4),
+    seed=st.integers(0, 2**31),
+    method=st.sampled_from([*BY_CLASS, "fd", "lg_fedavg"]),
+)
+def test_a_contribution_is_linear_in_what_is_shared(tmp_path_factory, a, b, seed, method):
+    _, summed = pair(tmp_path_factory.getbasetemp(), method)
+    first, second = drawn(summed, seed), drawn(summed, seed + 1)
+    mixed = {}
+    for client, payload in first.items():
+        arrays = zip(payload.to_ndarrays(), second[client].to_ndarrays(), strict=True)
+        mixed[client] = type(payload).from_ndarrays(
+            [(a * x + b * y).astype(x.dtype) if x.dtype.kind == "f" else x for x, y in arrays]
+        )
+    x, y, z = (vectors(summed, each) for each in (first, second, mixed))
+    shared = summed.vector_length() - (1 if method == "lg_fedavg" else CLASSES)
+    if method == "fedproto":
+        shared -= CLASSES  # images, which are not what is shared
+    for client, vector in z.items():
+        wanted = a * x[client] + b * y[client]
+        np.testing.assert_allclose(vector[:shared], wanted[:shared], atol=2e-6)
+        np.testing.assert_array_equal(vector[shared:], x[client][shared:])
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_fedssas_vector_by_hand(tmp_path):
+    _, summed = pair(tmp_path, "fedssa")
+    ids, ones = np.array([1, 2]), np.ones((2, 8), np.float32)
+    rows = HeaderRows(ids, ones * np.float32([[3], [5]]), np.float32([7, 9]))
+    vector = summed.contribution(rows, own(summed, "1"))
+    header = vector[:36].reshape(4, 9)
+    assert header[:, 0].tolist() == [0, 3, 5, 0] and header[:, 8].tolist() == [0, 7, 9, 0]
+    assert vector[36:].tolist() == [0, 1, 1, 0] and len(vector) == CLASSES * (8 + 2)
+
+
+def test_fedprotos_vector_by_hand(tmp_path):
+    _, summed = pair(tmp_path, "fedproto")
+    payload = ClassVectors(np.array([1, 2]), np.array([60, 240]), np.full((2, 8), 2, np.float32))
+    vector = summed.contribution(payload, own(summed, "1"))
+    assert vector[:32].reshape(4, 8)[:, 0].tolist() == [0, 0.4, 1.6, 0]  # 60 and 240 of 300 x 2
+    assert vector[32:36].tolist() == [0, 0.2, 0.8, 0] and vector[36:].tolist() == [0, 1, 1, 0]
+    summed.combine(vector, 1)
+    assert summed.counts.tolist() == [0, 60, 240, 0]
+    assert np.allclose(summed.prototypes[1:3], 2) and not summed.prototypes[[0, 3]].any()
+
+
+def test_an_averaged_modules_vector_by_hand(tmp_path):
+    _, summed = pair(tmp_path, "lg_fedavg")
+    arrays = ModelArrays((np.ones((4, 8), np.float32), np.full(4, 2, np.float32)))
+    vector = summed.contribution(arrays, own(summed, "2"))  # 50 of max-images=300
+    assert np.allclose(vector, [*[1 / 6] * 32, *[2 / 6] * 4, 1 / 6], rtol=1e-15)
+    assert own(pair(tmp_path, "fml", weighting="uniform")[1], "2").weight == 1.0
+
+
+def test_nobody_with_a_weight_leaves_a_module_as_it_is(tmp_path):
+    _, summed = pair(tmp_path, "lg_fedavg")
+    before = summed.arrays()["weight"].copy()
+    summed.combine(np.zeros(summed.vector_length()), 1)
+    assert (summed.arrays()["weight"] == before).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("lg_fedavg", {}),
+        ("fedmrl", {}),
+        ("fedssa", {}),
+        ("fedssa", {"upload_rows": "whole", "download_rows": "whole"}),
+    ],
+)
+def test_with_noise_steps_from_what_was_sent_are_summed(tmp_path, method, changes):
+    noise = {"dp_clip": 1.0, "dp_epsilon": 1.0, "dp_delta": 1e-5}
+    _, without = pair(tmp_path, method, **changes)
+    plain, steps = pair(tmp_path, method, **changes, **noise)
+    payloads = drawn(plain)
+    sent = steps.download(steps.roster.infos["0"], 1)
+    moved = {client: payload.since(sent) for client, payload in payloads.items()}
+    without.combine(sum(vectors(without, payloads).values()), 1)
+    steps.combine(sum(vectors(steps, moved).values()), 1)  # what noise and clip would be put on
+    for name, array in without.arrays().items():
+        np.testing.assert_allclose(steps.arrays()[name], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("method", "changes"), [*VARIANTS, ("fd", {})], ids=str)
+def test_no_noise_would_cover_the_counts(tmp_path, method, changes):
+    plain, summed = pair(tmp_path, method, **changes)
+    payload = drawn(plain)["1"]
+    nothing = type(payload).from_ndarrays(
+        [a * 0 if a.dtype.kind == "f" else a for a in payload.to_ndarrays()]
+    )
+    vector = summed.contribution(nothing, own(summed, "1"))
+    counts = summed.counts_at_end(own(summed, "1"))
+    assert not vector[:-counts].any() and vector[-counts:].any()  # what is left without floats
+
+
+# --- few owners ---------------------------------------------------------------------------------
+
+
+def test_owners_are_counted_and_few_are_too_few():
+    people = [Own(build_config({}), CLASSES, tuple(seen), (1, 1)) for seen in SEEN]
+    total = sum(ownership(one) for one in people)
+    assert total.tolist() == [1, 3, 2, 0]
+    assert [sorted(enough(total, least)) for least in (1, 2, 3, 4)] == [[0, 1, 2], [1, 2], [1], []]
+    assert enough(total - 1e-6, 3) == {1}  # as words give it back
+
+
+@pytest.mark.parametrize("method", [*BY_CLASS, "fd"])
+def test_rows_of_a_class_with_few_owners_are_zeros_and_stay(tmp_path, method):
+    plain, summed = pair(tmp_path, method, owners=3)
+    start = vectors(summed, drawn(plain, 5))
+    summed.combine(sum(start.values()) * 3, 1)  # something of every class but the last is there
+    before = {name: array.copy() for name, array in summed.arrays().items()}
+    told = vectors(summed, drawn(plain), told=frozenset({1}))
+    parts = [ClassSums.of(v, CLASSES, weighted=method == "fedproto") for v in told.values()]
+    for part in parts:
+        assert not part.rows[[0, 2, 3]].any() and not part.owners[[0, 2, 3]].any()
+        assert part.rows[1].any() and part.owners[1] == 1
+    numbers = summed.combine(sum(told.values()), 2)
+    assert numbers["short_classes"] == 0  # of nobody who tells is there too little
+    for name, array in summed.arrays().items():
+        assert (array[[0, 2, 3]] == before[name][[0, 2, 3]]).all()
+        if name not in {"counts", "owners"}:
+            assert (array[1] != before[name][1]).any()
+
+
+@pytest.mark.parametrize("method", [*BY_CLASS, "fd"])
+def test_who_drops_out_may_leave_a_class_short_and_it_stays(tmp_path, method):
+    plain, summed = pair(tmp_path, method, owners=3)
+    before = {name: array.copy() for name, array in summed.arrays().items()}
+    told = vectors(summed, drawn(plain), told=frozenset({1}))
+    numbers = summed.combine(told["0"] + told["1"], 1)
+    assert numbers["short_classes"] == 1.0
+    for name, array in summed.arrays().items():
+        assert (array == before[name]).all()
+
+
+# --- FD: a client takes its own part out ----------------------------------------------------------
+
+
+def test_fds_clients_find_what_the_plain_server_sends(tmp_path):
+    values = {"method": "fd", "classes_per_client": 3, "max_images": 300}
+    config = small(tmp_path, **values, secure_sum="unmasked", sum_owners=2)
+    clients = [make_client(config, k, tmp_path / "s") for k in range(3)]
+    seen = [client.seen().tolist() for client in clients]
+    plain = make_strategy(small(tmp_path, **values), seen, [9, 9, 9], CLASSES)
+    summed = make_strategy(config, seen, [9, 9, 9], CLASSES)
+    payloads = {str(k): client.upload() for k, client in enumerate(clients)}
+    assert {tuple(own) for own in seen} != {tuple(seen[0])}
+    added = vectors(summed, payloads)
+    for client, vector in zip(clients, added.values(), strict=True):
+        client.added(vector)
+    summed.combine(sum(added.values()), 1)
+    plain.aggregate(uploads_of(plain, payloads), 1)
+    everybody = summed.download(summed.roster.infos["0"], 2)
+    for k, client in enumerate(clients):
+        wanted = plain.download(plain.roster.infos[str(k)], 2)
+        client.round = 2
+        client.check_download(everybody)
+        client.receive(everybody)
+        assert np.flatnonzero(client.known).tolist() == wanted.classes.tolist()
+        np.testing.assert_allclose(client.vectors[wanted.classes], wanted.vectors, atol=1e-6)
+
+
+def test_fds_client_that_was_not_summed_takes_nothing_out(tmp_path):
+    values = {"method": "fd", "classes_per_client": 4, "max_images": 300}
+    config = small(tmp_path, **values, secure_sum="unmasked", sum_owners=1)
+    client, *others = [make_client(config, k, tmp_path / "s") for k in range(3)]
+    summed = make_strategy(config, [[0, 1, 2, 3]] * 3, [8, 8, 8], CLASSES)
+    first = vectors(summed, {str(k): c.upload() for k, c in enumerate([client, *others])})
+    client.added(first["0"])
+    summed.combine(sum(first.values()), 1)
+    client.round = 2
+    client.receive(summed.download(summed.roster.infos["0"], 2))
+    kept = client.vectors.clone()
+    # Round 2 sums the others alone; in round 3 the client starts from what it had after round 1.
+    summed.combine(2 * first["1"], 2)
+    client.round = 3
+    client.receive(summed.download(summed.roster.infos["0"], 3))
+    wanted = ClassSums.of(first["1"], CLASSES).rows
+    np.testing.assert_allclose(client.vectors, wanted, atol=1e-6)
+    # A class that round 2 left as it was still holds the part of round 1.
+    summed.sums[0], summed.counts[0] = ClassSums.of(sum(first.values()), CLASSES).rows[0], 3
+    summed.sum_rounds[0] = 1
+    client.receive(summed.download(summed.roster.infos["0"], 3))
+    np.testing.assert_allclose(client.vectors[0], kept[0], atol=1e-6)
+    np.testing.assert_allclose(client.vectors[1], wanted[1], atol=1e-6)
+
+
+# --- what cannot be summed ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_summed_or_says_why_not(tmp_path, method):
+    strategy, refused = METHODS[method].strategy, {"fedkd", "fedgen", "fedgh", "fedtgp"}
+    assert bool(strategy.not_summed) == (method in refused)
+    values = {"method": method, "secure-sum": "masked", "clients": 3, "max-images": 500}
+    if method in refused:
+        with pytest.raises(UserError, match=f"^secure-sum: .*method={method}: .* take "):
+            build_config(values)
+    else:
+        assert build_config(values).summed
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_weights_need_a_unit(method):
+    values = {"method": method, "secure-sum": "masked"}
+    with pytest.raises(UserError, match="^max-images: 1000000 is not allowed .*training images"):
+        build_config(values)
+    weights = "weighting" if method == "fedavg" else "prototype-weighting"
+    assert build_config({**values, weights: "uniform"}).summed
+    assert build_config({"secure-sum": "masked"}).summed  # FedSSA has no weights
+
+
+def test_who_aggregates_in_another_way_is_not_summed_by_inheritance():
+    class Own(AveragingStrategy):
+        def aggregate(self, uploads, round_):
+            return {}
+
+    class Both(AveragingStrategy):
+        def aggregate(self, uploads, round_):
+            return {}
+
+        def combine(self, total, round_):
+            return {}
+
+    assert Own.not_summed == MethodStrategy.not_summed != "" and Both.not_summed == ""
+    assert MethodStrategy.contribution.__func__ is not AveragingStrategy.contribution.__func__
+
+
+def test_standalone_adds_nothing(tmp_path):
+    _, summed = pair(tmp_path, "standalone")
+    vector = summed.contribution(summed.expect(summed.roster.infos["0"]), own(summed, "0"))
+    assert vector.shape == (0,) == (summed.vector_length(),) and summed.combine(vector, 1) == {}

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedhet import layout
+from fedhet.config import examples, idle_keys
 from fedhet.config.load import (
     build_config,
-    examples,
     find_method,
-    idle_keys,
     method_name,
     read_overrides,
     resumed_config,

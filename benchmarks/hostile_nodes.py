@@ -26,10 +26,8 @@ from benchmarks.mutate import mutate
 from fedhet.config.load import envelope
 from fedhet.config.registry import METHODS
 from fedhet.errors import RunFailedError
-from fedhet.flop_count import counter
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.protocol.checks import FLOAT32
-from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import posted
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.identity import Terms
@@ -71,9 +69,6 @@ class Bench:
         handshake = Handshake(self.grid, "x", self.roster)
         self.rounds = Rounds(self.strategy, handshake, RunFolder.create(config, "fuzz"))
         self.strategy.rounds = self.rounds
-        self.rounds.acceptance.work = Work(
-            counter(config, self.roster.classes, self.strategy.inputs)
-        )
         self.rounds.ledger.begin(1)
         self.messages = self.rounds.train_messages(1)
         self.replies = list(self.grid.pull_messages(self.grid.push_messages(self.messages)))

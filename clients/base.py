@@ -325,18 +325,6 @@ class MethodClient(KeptClient[P]):
             raise Refused(str(error)) from error
         return payload
 
-    def work(self) -> tuple[float, float]:
-        """FLOPs of one round's training, as :meth:`fit` counts them, without training.
-
-        Those on the client's own examples, and those on others (``Phase.data``).
-        """
-        data, own, others = self.examples("train"), 0.0, 0.0
-        for number, phase in enumerate(self.phases()):
-            set_trainable(list(self.modules.values()), phase, self._fixed)
-            flops = self._flops(number, phase, data)
-            own, others = (own + flops, others) if phase.data is None else (own, others + flops)
-        return own, others
-
     def _flops(self, number: int, phase: Phase, data: Examples) -> float:
         kind = (
             type(self), self.setup.model, self.classes, self.inputs, self.d,

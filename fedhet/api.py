@@ -20,8 +20,7 @@ from fedhet.engines.signals import Interrupted
 from fedhet.errors import one_line
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
-from fedhet.files import plain_path
-from fedhet.ids import check_id
+from fedhet.files import check_id, plain_path
 from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
 from fedhet.records.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""Files: made or replaced in one step, and how JSON and CSV are written.
+"""Files: made or replaced in one step, how JSON and CSV are written, and the names of clients.
 
 They are read in :mod:`fedhet.reading`.
 """
@@ -21,6 +21,9 @@ from typing import Any
 
 from fedhet.errors import UserError
 
+CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
+NOBODY = "the round"  # in a list of failures: no client's id
+_ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
 _umask = threading.Lock()
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
@@ -182,3 +185,24 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- names of clients and experiments, which are names of folders -----------------------------
+
+
+def is_id(name: str) -> bool:
+    """Return whether a text may name a client or an experiment, and so a folder."""
+    return re.fullmatch(CLIENT_ID, name) is not None and name not in {".", ".."}
+
+
+def check_id(name: str, what: str = "id") -> str:
+    """Return the name; raise UserError, which calls it ``what``, unless :func:`is_id` holds."""
+    if not is_id(name):
+        raise UserError(f"{what}: '{name[:80]}' is not allowed: {_ID_HINT}")
+    return name
+
+
+def client_order(client: str) -> tuple[int, int, str]:
+    """Return the sort key of a client id: numbers by value, then texts; "7" and "07" differ."""
+    number = client.isascii() and client.isdigit()  # digits of other scripts are no numbers
+    return (0, int(client), client) if number else (1, 0, client)

@@ -14,7 +14,7 @@ from fedhet.config.load import envelope, find_method, from_run_config
 from fedhet.config.registry import Method
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
-from fedhet.ids import check_id
+from fedhet.files import check_id
 from fedhet.protocol.downloads import read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import message_bytes

@@ -20,8 +20,6 @@ from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.engines.signals import Interrupted
 from fedhet.errors import RunFailedError, UserError, brief
-from fedhet.flop_count import counter
-from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.identity import Terms
@@ -134,7 +132,6 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     strategy = find_method(config.method).strategy(config, roster)
     kind = SumRounds if config.summed else Rounds
     strategy.rounds = kind(strategy, handshake, folder, kept)
-    strategy.rounds.acceptance.work = Work(counter(config, roster.classes, strategy.inputs))
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
     _check_replies(folder)

@@ -1,5 +1,6 @@
 """Which replies count: each looked at alone, then all of a round held against each other."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from fedhet.protocol.checks import (
     check_metrics,
     check_reply,
 )
-from fedhet.protocol.flop_claims import Work
 from fedhet.protocol.identity import ClientInfo
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Payload
@@ -19,6 +19,7 @@ from fedhet.protocol.steps import Steps, size
 from fedhet.site.privacy import sigma
 from fedhet.strategies.base import MethodStrategy
 
+MOST_FLOPS = 1000.0  # times the median of a round, per image: models differ in size
 SWOLLEN = 10.0  # times the usual size: what went down came of no honest round
 
 
@@ -37,7 +38,6 @@ class Acceptance:
 
     def __init__(self, strategy: MethodStrategy[Any]) -> None:
         self.strategy = strategy
-        self.work = Work()  # the server gives it a count of its own (fedhet.flop_count)
         self.steps = Steps(strategy.config.max_update_ratio, sigma(strategy.config))
 
     def valid(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
@@ -51,9 +51,18 @@ class Acceptance:
         """Reasons by client, for FLOPs and steps that are far from everybody's."""
         if found and self.steps.start is None:
             self.steps.start = self.strategy.step_start(found[0].info)
-        spent = {one.info.client: one.reply.metrics.get("train_flops", 0.0) for one in found}
+        spent = {
+            one.info.client: one.reply.metrics.get("train_flops", 0.0) / one.info.train_images
+            for one in found
+        }
+        usual = statistics.median(spent.values()) if spent else 0.0
+        costly = {
+            client: f"train_flops {flops:.4g} per image, and the median is {usual:.4g}"
+            for client, flops in spent.items()
+            if flops > MOST_FLOPS * usual
+        }
         lengths = {one.info.client: one.step for one in found if one.step is not None}
-        return self.steps.odd(lengths) | self.work.odd(spent, [one.info for one in found])
+        return self.steps.odd(lengths) | costly
 
     def accept(self, counted: Sequence[Valid]) -> None:
         """These replies count."""
@@ -63,8 +72,6 @@ class Acceptance:
         strategy, config = self.strategy, self.strategy.config
         check_reply(info, reply, round_)
         check_metrics(reply, strategy.metric_ranges)
-        spent = reply.metrics.get("train_flops", 0.0)
-        self.work.check(info, spent, lambda: strategy.download(info, round_), round_)
         check_epsilon(reply, config)
         try:
             payload = strategy.upload_type.from_ndarrays(reply.arrays)

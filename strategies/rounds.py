@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedhet.errors import HookError, RunFailedError
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.protocol.checks import Rejected, check_evaluation, reply_limit
 from fedhet.protocol.delivery import exchange, longest_first
 from fedhet.protocol.flower import is_simulated

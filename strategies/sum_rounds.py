@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Message, MetricRecord
 
 from fedhet.errors import HookError
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.protocol.checks import Rejected, check_epsilon, check_metrics, check_origin
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.handshake import Handshake
@@ -40,7 +40,7 @@ from fedhet.sums.collector import NoSumError
 from fedhet.sums.contribution import Vector, about_few, enough, too_few
 from fedhet.sums.ledger import SumLedger
 from fedhet.sums.messages import SUM
-from fedhet.sums.metrics import SPENT, Summed, SumMetrics
+from fedhet.sums.metrics import SPENT, SumMetrics
 
 log = logging.getLogger("fedhet")
 
@@ -221,7 +221,6 @@ class SumRounds(Rounds):
         if self.config.sum_metrics:
             least = terms_of(self.config).least
             means = self.metrics.means(total[length:], len(survivors), least)
-            self.ledger.round.flops = self._flops(survivors, means, attempt.round)
         self.ledger.add_total(total, means)
         for client in sorted(survivors, key=client_order):
             reply, payload = taken[client]
@@ -231,14 +230,6 @@ class SumRounds(Rounds):
                 self.ledger.score(client, reply.metrics)
         self.ledger.round.numbers |= numbers
         return MetricRecord(dict(numbers))
-
-    def _flops(self, clients: list[str], means: Mapping[str, Summed], round_: int) -> float:
-        """What the round cost by the server's own count, everybody with the mean of images."""
-        infos = [self.roster.infos[client] for client in clients]
-        images = means["train_images"].mean
-        return self.acceptance.work.estimate(
-            infos, images, lambda: self.strategy.download(infos[0], round_), round_
-        )
 
     # --- evaluation, checkpoint --------------------------------------------------------------
 

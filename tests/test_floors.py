@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUND = {"ids", "files", "rng", "errors", "plugins", "layout", "reading", "words"}
+GROUND = {"files", "rng", "errors", "plugins", "layout", "reading"}
 GROUND |= {"__version__"}  # of fedhet/__init__, which is always there
 DOORS = {"server_app", "client_app", "request", "api", "cli"}
 MANY = {"sweeps", "reports", "watch"}
-MACHINE = {"engines", "deploy", "export", "config", "flop_count", "testing"}
+MACHINE = {"engines", "deploy", "export", "config", "testing"}
 APPS = {"client_app", "server_app"}  # of Flower's, which these run
 RUN_APPS = {"fedhet/engines/inline.py", "fedhet/engines/simulation.py", "fedhet/testing.py"}
 # Below the methods.

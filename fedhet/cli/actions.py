@@ -21,13 +21,12 @@ from fedhet.engines.signals import interruptible
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import UNSUMMED
+from fedhet.records.summary import UNSUMMED, duration, percent
 from fedhet.records.verification import SHOWN
 from fedhet.site.local_data import load_partition
 from fedhet.sweeps.grid import Cell
 from fedhet.sweeps.job import FINISHED, Job
 from fedhet.sweeps.sweep import Sweep
-from fedhet.words import duration, percent
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 DEMO = (
@@ -168,7 +167,7 @@ def _demo_row(folder: RunFolder) -> list[str]:
         percent(summary["test_accuracy_p10"]),
         f"{summary['uplink_floats_per_client_round']:,.0f}",
         f"{summary['downlink_floats_per_client_round']:,.0f}",
-        f"{summary['train_flops_total'] / max(1, replies) / 1e9:.1f}",
+        f"{(summary['train_flops_total'] or 0) / max(1, replies) / 1e9:.1f}",
         f"{summary['wall_seconds']:.0f}",
     ]
 

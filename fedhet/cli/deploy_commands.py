@@ -16,8 +16,7 @@ from fedhet.cli.saying import say
 from fedhet.engines.process_groups import look_away
 from fedhet.engines.signals import Interrupted, interruptible
 from fedhet.errors import UserError, one_line
-from fedhet.files import plain_path
-from fedhet.ids import check_id
+from fedhet.files import check_id, plain_path
 
 PORT = 8443
 Tls = Annotated[Path, typer.Argument(metavar="TLS", help="folder made by `fedhet certs`")]
@@ -239,7 +238,7 @@ def status(
     from fedhet.deploy.control_api import Control
     from fedhet.deploy.server_folder import ServerFolder
     from fedhet.deploy.status import collect
-    from fedhet.words import percent
+    from fedhet.records.summary import percent
 
     folder = ServerFolder(superlink.expanduser().absolute())
     if not folder.credentials.ca.is_file():

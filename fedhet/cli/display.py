@@ -16,8 +16,7 @@ from rich.table import Table
 from fedhet.cli.saying import say, tell
 from fedhet.errors import one_line
 from fedhet.files import plain_path
-from fedhet.records.summary import seconds_left
-from fedhet.words import duration, percent
+from fedhet.records.summary import duration, percent, seconds_left
 
 if TYPE_CHECKING:
     from fedhet.reports.sections import Report

@@ -18,8 +18,8 @@ from fedhet.config.schema import RunConfig, Schema, kebab
 from fedhet.errors import RunFailedError, UserError, nearest
 from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import percent
 from fedhet.records.verification import DEEPEST
-from fedhet.words import percent
 
 _SIGNS = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt"}
 _SHOWN = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}

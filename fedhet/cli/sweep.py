@@ -23,10 +23,10 @@ from fedhet.engines.session import find_preset
 from fedhet.engines.signals import interruptible
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path
+from fedhet.records.summary import duration
 from fedhet.sweeps.grid import Cell, read_cells, title_of
 from fedhet.sweeps.job import ENDED, FAILED, Job
 from fedhet.sweeps.sweep import Sweep, default_workers, shard
-from fedhet.words import duration
 
 if TYPE_CHECKING:
     from fedhet.sweeps.estimate import Guess

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from fedhet.cli.saying import say, tell
 from fedhet.engines.signals import Interrupted
+from fedhet.records.summary import duration, percent
 from fedhet.sweeps.job import ENDED, FAILED, RUNNING, Job
 from fedhet.sweeps.sweep import Sweep
-from fedhet.words import duration, percent
 
 SHOWN = 20  # lines of cells in the table of progress
 WAITS = "is being run by another process, which is waited for since {}"

@@ -11,12 +11,12 @@ from fedhet.cli.sweep import index_name, placed, run_all
 from fedhet.engines.session import find_preset
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path, tried_folder, write_text
+from fedhet.records.summary import percent
 from fedhet.sweeps.executor import Work
 from fedhet.sweeps.grid import once
 from fedhet.sweeps.job import FAILED
 from fedhet.sweeps.sweep import Sweep
 from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
-from fedhet.words import percent
 
 
 @dataclass(frozen=True)

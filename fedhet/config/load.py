@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedhet import plugins
-from fedhet.config.key_errors import COMMON, check_single, unknown_key, wrong_value
 from fedhet.config import examples, idle_keys, sum_keys
+from fedhet.config.key_errors import COMMON, check_single, unknown_key, wrong_value
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
 from fedhet.errors import ReadError
-from fedhet.ids import CLIENT_ID
+from fedhet.files import CLIENT_ID
 from fedhet.reading.structured import parse_yaml
 
 REPRESENTATION = 500  # d: default width of the representation that every model ends in

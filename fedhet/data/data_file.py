@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedhet.data.image_source import Indices
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError, nearest
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.reading.columns import shown
 
 Chunk = npt.NDArray[Any]

@@ -23,7 +23,7 @@ from fedhet.data.image_source import Indices
 from fedhet.data.partition_file import read_partition_file
 from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
 from fedhet.errors import UserError, nearest
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.rng import generator
 
 __all__ = ["ClientSplit", "Partition", "PartitionSpec", "make_partition", "split_folder"]

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedhet.data.split import ClientSplit
 from fedhet.errors import ReadError, UserError
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.reading.tables import read_rows
 
 HEADER = ["path", "client", "split"]

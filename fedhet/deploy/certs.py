@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedhet.errors import UserError
-from fedhet.ids import is_id
+from fedhet.files import is_id
 
 LOOPBACK = ("localhost", "127.0.0.1")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"

@@ -26,7 +26,7 @@ from fedhet.config.sum_keys import HIDE_CLASSES
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief, one_line
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.models.names import with_weights
 from fedhet.reading.structured import read_yaml
 from fedhet.reading.tensors import parse_weights, read_weights

@@ -19,8 +19,7 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, model_key, rebuild, write_weights
-from fedhet.files import appearing, plain_path
-from fedhet.ids import client_order, is_id
+from fedhet.files import appearing, client_order, is_id, plain_path
 from fedhet.reading.structured import read_json
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder

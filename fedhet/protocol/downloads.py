@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Message
 
 from fedhet.config.schema import RunConfig
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.protocol.checks import Rejected, check_shapes
 from fedhet.protocol.identity import MAX_TEXT
 from fedhet.protocol.messages import (

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import one_line
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.protocol.messages import Reply
 from fedhet.sums.messages import SumKey, key_of
 

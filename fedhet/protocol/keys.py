@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 
 from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED
 from fedhet.errors import UserError
-from fedhet.ids import is_id
+from fedhet.files import is_id
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailedError
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.protocol.identity import ClientInfo
 from fedhet.rng import generator
 from fedhet.sums.messages import SumKey

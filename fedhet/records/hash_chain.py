@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.protocol.payload import Array
 
 DURATIONS = {"seconds"}

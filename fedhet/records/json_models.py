@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from fedhet.data.inputs import load_inputs
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.sums.messages import SumKey
 
 
@@ -115,7 +115,7 @@ class Line(_Open):
     downlink_bytes: Count
     uplink_message_bytes: Count
     downlink_message_bytes: Count
-    train_flops: float
+    train_flops: float | None
     seconds: float
     failures: list[Failure]
     lost: list[LostClient]

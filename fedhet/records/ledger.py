@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.errors import one_line
-from fedhet.ids import NOBODY, client_order
+from fedhet.files import NOBODY, client_order
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.roster import Roster
 from fedhet.records.hash_chain import Chain

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config.schema import RunConfig
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.records.tables import read_partition
 
 NOT_COVERED = (

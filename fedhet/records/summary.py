@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from fedhet.config.schema import RunConfig
 
@@ -56,7 +57,9 @@ def summarise(
         "downlink_bytes_total": total("downlink_bytes"),
         "uplink_message_bytes_total": total("uplink_message_bytes"),
         "downlink_message_bytes_total": total("downlink_message_bytes"),
-        "train_flops_total": sum(r["train_flops"] for r in rounds),
+        "train_flops_total": None
+        if any(r["train_flops"] is None for r in rounds)  # not told (sum-metrics)
+        else sum(r["train_flops"] for r in rounds),
         "wall_seconds": sum(r["seconds"] for r in rounds),
         "failures": [
             {"round": r["round"], "client": f["client"], "reason": f["reason"]}
@@ -116,3 +119,25 @@ def spread(accuracies: Sequence[float]) -> dict[str, float]:
         "p10": float(np.percentile(values, 10)),
         "min": float(values.min()),
     }
+
+
+# --- figures as texts --------------------------------------------------------------------------
+
+
+def percent(value: float | None) -> str:
+    """Return an accuracy as text, or a dash before the first evaluation."""
+    return "-" if value is None else f"{value:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as h:mm:ss or m:ss; "?" if they are not finite."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(count: int) -> str:
+    """Return bytes in thousands, such as ``4.6 kB``."""
+    return decimal(count)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import ReadError
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.reading.bounds import read_bytes
 from fedhet.reading.structured import parse_object
 from fedhet.reading.tables import MOST_CSV, number, parse_table, whole

@@ -15,8 +15,7 @@ from typing import Any
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import VerifyError, brief
-from fedhet.files import csv_text, finite
-from fedhet.ids import client_order
+from fedhet.files import client_order, csv_text, finite
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import Array
 from fedhet.protocol.roster import Roster

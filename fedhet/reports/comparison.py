@@ -307,13 +307,13 @@ def _both(run: Run, base: Run) -> list[tuple[float, float]]:
 
 
 def _total(run: Run) -> float:
-    return sum(float(record["train_flops"]) for record in run.rounds)
+    return sum(float(record["train_flops"] or 0.0) for record in run.rounds)
 
 
 def per_reply(run: Run, key: str) -> float:
     """A count of the rounds' lines, such as ``uplink_floats``, per reply: client and round."""
     replied = sum(record["replied"] for record in run.rounds)
-    total = sum(float(record[key]) for record in run.rounds)
+    total = sum(float(record[key] or 0.0) for record in run.rounds)
     return total / max(1.0, float(replied))
 
 

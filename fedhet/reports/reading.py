@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.errors import UserError, VerifyError, one_line
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.reading.structured import read_json, read_jsonl, read_yaml
 from fedhet.records import register
 from fedhet.records.run_folder import RunFolder

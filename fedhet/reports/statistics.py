@@ -159,7 +159,7 @@ def course(rounds: Sequence[Mapping[str, Any]]) -> list[Spent]:
     spent = []
     for record in rounds:
         floats += record["uplink_floats"] + record["downlink_floats"]
-        flops += record["train_flops"]
+        flops += record["train_flops"] or 0.0
         accuracy = record.get("test_accuracy_mean")
         if accuracy is not None:
             spent.append(Spent(record["round"], floats, flops, accuracy))

@@ -69,7 +69,7 @@ class _Line(_Part):
     __pydantic_extra__: dict[str, float | None]
     round: int
     replied: int
-    train_flops: float
+    train_flops: float | None
     uplink_floats: float
     downlink_floats: float
     test_accuracy_mean: float | None = None

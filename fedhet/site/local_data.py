@@ -22,7 +22,7 @@ from fedhet.data.partition import (
 )
 from fedhet.data.partition_file import read_partition_file
 from fedhet.errors import UserError
-from fedhet.ids import check_id
+from fedhet.files import check_id
 from fedhet.models.names import with_weights
 from fedhet.protocol.reasons import Refused, Word
 from fedhet.rng import generator

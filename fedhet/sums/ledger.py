@@ -49,6 +49,8 @@ class SumLedger(Ledger):
                 record[name] = int(mean)
             else:
                 record[f"{name}_mean"] = mean
+        if self.means:
+            record["train_flops"] = None  # not told: see fedhet.sums.metrics
         return record
 
     def dump(self) -> dict[str, Any]:

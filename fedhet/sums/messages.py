@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
-from fedhet.ids import is_id
+from fedhet.files import is_id
 from fedhet.protocol.messages import PACKED, Instruction, Reply
 from fedhet.protocol.payload import Array
 from fedhet.sums.encoding import Part, encode

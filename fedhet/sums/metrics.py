@@ -7,8 +7,7 @@ in two parts, which give the exact sum.
 
 FLOPs are not summed. A server knows what an image costs each architecture, so that the sum of FLOPs
 and that of images are two equations in its clients' numbers of images: a client with an
-architecture of its own would have told its number. The server counts them by the mean number of
-images instead (:meth:`fedhet.protocol.flop_claims.Work.estimate`).
+architecture of its own would have told its number. ``train_flops`` of such a run is null.
 """
 
 import math

@@ -6,31 +6,41 @@ of a model: a step of the optimiser, and a state that is read and written.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import find_method
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig
+from fedhet.data.cache import Dataset
 from fedhet.data.inputs import Inputs
+from fedhet.data.partition import ClientSplit
 from fedhet.data.synthetic import Synthetic, synthetic
 from fedhet.errors import RunFailedError, UserError, brief
-from fedhet.flop_count import BATCH, EXAMPLES, new_client
 from fedhet.models.flops import FlopCounter
 from fedhet.models.names import MODELS, MORE_OF_TORCHVISION
 from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.payload import Payload
 from fedhet.protocol.roster import Roster
+from fedhet.site.local_data import LocalData
 from fedhet.site.modules import forgotten, to_bundle
 from fedhet.site.on_device import choose_device
+from fedhet.site.state import FileStore
 from fedhet.sweeps.calibration import Calibration
 from fedhet.sweeps.cost import Cost
-from fedhet.training.loop import autocast
+from fedhet.training.loop import autocast, set_trainable
 
 Counts = list[tuple[float, float, float, float, float]]
 OURS = [*chain.from_iterable(MODELS.values()), *MORE_OF_TORCHVISION]  # models as torch is
+EXAMPLES = 20  # blank ones of a client whose FLOPs are counted
+BATCH = 2  # FLOPs grow with the examples of a batch; BatchNorm needs two
 SECONDS = 1.0  # of matrix products
 SIDE = 1024  # of their matrices
 # As measured on one core of an EPYC (family 26), CNN-1, 3 and 5 with batches of 16 and of 64:
@@ -147,9 +157,9 @@ def _counts(probe: RunConfig, classes: tuple[str, ...], inputs: Inputs) -> Count
     for info in roster.infos.values():
         with forgotten():
             client = new_client(probe, classes, info, strategy.download(info, 1), inputs, 1)
-            once, others = client.work()
+            once, others = _work(client)
             client.config = probe.model_copy(update={"local_epochs": 2, "batch_size": BATCH})
-            twice, _ = client.work()
+            twice, _ = _work(client)
             counter = FlopCounter()
             with torch.no_grad(), counter:
                 client.predict(client.examples("train").batch(torch.arange(BATCH))[0])
@@ -159,3 +169,40 @@ def _counts(probe: RunConfig, classes: tuple[str, ...], inputs: Inputs) -> Count
             image = once / EXAMPLES - epoch
             found.append((image, epoch, counter.total / BATCH, float(state), others))
     return found
+
+
+def new_client(  # noqa: PLR0913, PLR0917  (all that a round's work depends on)
+    config: RunConfig,
+    classes: Sequence[str],
+    info: ClientInfo,
+    payload: Payload,
+    inputs: Inputs,
+    round_: int,
+) -> MethodClient[Any]:
+    """Return a client of that model with blank examples, before its first training in a round."""
+    own = np.array(info.seen or range(len(classes)), dtype=np.int64)
+    blank, none = inputs.zeros(EXAMPLES), np.zeros(0, dtype=np.int64)
+    dataset = Dataset(blank, np.resize(own, EXAMPLES), tuple(classes), (), (), inputs)
+    setup = Setup(
+        config=config.model_copy(update={"batch_size": BATCH}),
+        data=LocalData(info.client, 0, 0, dataset, ClientSplit(np.arange(EXAMPLES), none, none)),
+        classes=classes,
+        model=info.model,
+        device=torch.device("cpu"),
+        store=FileStore(Path(), sync=False),  # generation 0 needs none
+    )
+    client: MethodClient[Any] = find_method(config.method).client(setup)
+    client.round = round_
+    client.restore(0)
+    client.receive(client.download_type.from_ndarrays(payload.to_ndarrays()))
+    return client
+
+
+def _work(client: MethodClient[Any]) -> tuple[float, float]:
+    """Return the FLOPs of a round's training on the client's own examples, and on others."""
+    data, own, others = client.examples("train"), 0.0, 0.0
+    for number, phase in enumerate(client.phases()):
+        set_trainable(list(client.modules.values()), phase, client._fixed)
+        flops = client._flops(number, phase, data)
+        own, others = (own + flops, others) if phase.data is None else (own, others + flops)
+    return own, others

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedhet.errors import one_line
-from fedhet.ids import NOBODY, client_order
+from fedhet.files import NOBODY, client_order
 from fedhet.records.tables import Evaluation
 from fedhet.watch.view import Column, Curve, Line, Table, Value
 

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Iterator, Sequence
 
+from fedhet.records.summary import duration, percent, size
 from fedhet.watch.books import Books
 from fedhet.watch.run import RunView
 from fedhet.watch.sweep import SweepView
 from fedhet.watch.view import IDLE, State, Table, Value
-from fedhet.words import duration, percent, size
 
 POLL = 1.0  # seconds between looks
 PATIENCE = 3  # looks after which a run that nobody writes counts as broken off

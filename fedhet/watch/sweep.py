@@ -10,11 +10,11 @@ from typing import Any
 from fedhet.errors import VerifyError, one_line
 from fedhet.reading.structured import read_json
 from fedhet.records.locks import LOCK, held
+from fedhet.records.summary import duration, percent
 from fedhet.watch.cell import BROKEN, DIVERGED, FAILED, FINISHED, PENDING, CellView
 from fedhet.watch.files import Document
 from fedhet.watch.run import ASK, RunView
 from fedhet.watch.view import IDLE, RUNNING, Cell, Column, Grid, Look, State, Table, Value
-from fedhet.words import duration, percent
 
 MOST = 2_000  # cells that are looked at
 BLOCKS = ("partition-seed", "seed")  # keys that make a grid's columns

@@ -10,8 +10,8 @@ import yaml
 import fedhet
 from fedhet import layout
 from fedhet.cli.app import execute
-from fedhet.config.idle_keys import idle
 from fedhet.config import examples
+from fedhet.config.idle_keys import idle
 from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.deploy import server_folder

@@ -7,9 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhet.protocol.flop_claims import Work
-from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.payload import Empty
 from fedhet.sums.metrics import Summed, SumMetrics
 
 SUMMED = SumMetrics(64.0, {"shift": (-128.0, 2.0), "alpha": (0.0, 1.0)})
@@ -63,12 +60,3 @@ def test_there_and_back(clients):
     if scores:
         assert found["test_accuracy"].mean == pytest.approx(np.mean(scores), abs=1e-9)
         assert found["test_accuracy"].clients == len(scores)
-
-
-def test_flops_are_the_servers_own_count_for_the_mean_of_images():
-    costs = {"cnn-1": (10.0, 5.0), "cnn-2": (30.0, 0.0)}
-    infos = [ClientInfo(m, (), (), (), 0, m, "cpu") for m in ("cnn-1", "cnn-2", "own:model")]
-    work = Work(lambda info, payload, round_: costs[info.model])
-    assert work.estimate(infos[:2], 20.0, Empty, 1) == 205.0 + 600.0
-    assert work.estimate(infos, 20.0, Empty, 1) == 805.0 / 2 * 3  # the third as the others
-    assert Work().estimate(infos, 20.0, Empty, 1) == 0.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.site.context_state import ContextStore
 from fedhet.site.state import FileStore, StateError
 

@@ -94,7 +94,7 @@ HOSTILE = {
     "accuracy below 0": set_metric("val_accuracy", -1.0),
     "FLOPs whose sum is infinite": set_metric("train_flops", 1.7e308),
     "negative FLOPs": set_metric("train_flops", -1e30),
-    "a thousand times its FLOPs": scale_metric("train_flops", 1000),
+    "ten thousand times its FLOPs": scale_metric("train_flops", 10_000),
     "a loss of 1e300": set_metric("train_loss", 1e300),
     "a loss of -1e300": set_metric("train_loss", -1e300),
     "negative seconds": set_metric("seconds", -5.0),

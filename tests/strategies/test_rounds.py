@@ -10,7 +10,7 @@ from flwr.app import Error, Message
 
 from fedhet.clients.base import MethodClient
 from fedhet.errors import RunFailedError, UserError
-from fedhet.ids import client_order
+from fedhet.files import client_order
 from fedhet.protocol.messages import arrays_of, instruction
 from fedhet.protocol.roster import Roster
 from fedhet.testing import simulate, small

@@ -9,7 +9,7 @@ from filelock import FileLock
 from watch.folders import append, begin, end, failure, line, scores
 
 from fedhet.deploy.control_api import Node
-from fedhet.ids import NOBODY
+from fedhet.files import NOBODY
 from fedhet.records.locks import LOCK, OWNER
 from fedhet.records.run_folder import RunFolder
 from fedhet.watch import run as room

@@ -21,7 +21,8 @@ import psutil
 
 from benchmarks.common import command, emit, median
 from fedhet.deploy.warm import Warm, state
-from fedhet.engines.superlink import CONNECTION, environment, free_ports, script
+from fedhet.engines.process_groups import environment, free_ports, script
+from fedhet.engines.superlink import CONNECTION
 from fedhet.reading.structured import read_jsonl
 
 SETTLE = 12.0  # seconds for imports and the first connection

@@ -29,8 +29,8 @@ from flwr.app import Error, Message
 
 from benchmarks.common import emit
 from fedhet.config.load import build_config
+from fedhet.engines.process_groups import environment, free_ports, script
 from fedhet.engines.signals import interruptible
-from fedhet.engines.superlink import environment, free_ports, script
 from fedhet.protocol.messages import instruction
 from fedhet.reading.structured import read_jsonl
 from fedhet.testing import simulate

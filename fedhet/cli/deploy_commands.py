@@ -308,7 +308,7 @@ def unit(
     what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")],
 ) -> None:
     """Print a systemd unit for `fedhet server` or `fedhet node`."""
-    from fedhet.engines.superlink import script
+    from fedhet.engines.process_groups import script
 
     if what not in {"server", "node"}:
         raise UserError(f"unit: '{what}' is not allowed: server or node")

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from fedhet.deploy.fleet_probe import knows
 from fedhet.deploy.warm import Warm, available
-from fedhet.engines.process_groups import guarded
-from fedhet.engines.superlink import environment, free_ports, script
+from fedhet.engines.process_groups import environment, free_ports, guarded, script
 from fedhet.errors import RunFailedError, UserError
 
 Say = Callable[[str], None]

@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedhet.deploy import warm_server, warm_shim
-from fedhet.engines.superlink import script
+from fedhet.engines.process_groups import script
 from fedhet.errors import RunFailedError
 from fedhet.files import replacing
 from fedhet.protocol.flower import PROGRAMS

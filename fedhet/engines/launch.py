@@ -16,13 +16,12 @@ from filelock import FileLock, Timeout
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
 from fedhet.deploy.server_folder import CONNECTION, connect
-from fedhet.engines.process_groups import Herd
+from fedhet.engines.process_groups import Herd, environment
 from fedhet.engines.signals import Interrupted, undisturbed
 from fedhet.engines.superlink import (
     SLOW_START,
     SuperLink,
     clear,
-    environment,
     flower_home,
     flwr,
     run_status,

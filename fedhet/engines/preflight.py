@@ -12,7 +12,7 @@ from fedhet.data.flower_partition import says_clients
 from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
 from fedhet.data.partition import Partition
 from fedhet.deploy import bundle
-from fedhet.engines.superlink import script
+from fedhet.engines.process_groups import script
 from fedhet.errors import UserError
 from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model

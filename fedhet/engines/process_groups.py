@@ -9,18 +9,30 @@ folder says is never believed: somebody else may have made it, with any pid.
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from fedhet.errors import UserError
 from fedhet.files import write_text
 
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
+}
 MARKER = "FEDHET_RUN_FOLDER"  # set in the environment of everything that a run starts
 # prctl(PR_SET_PDEATHSIG, SIGTERM), then become the program: unlike a ``preexec_fn``, safe
 # beside threads.
@@ -146,3 +158,34 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)  # psutil refuses a pid that was given to another process
+
+
+def script(name: str) -> str:
+    """A console script of this Python: beside the interpreter, or where pip puts scripts."""
+    found = shutil.which(name, path=os.pathsep.join(_script_folders()))
+    if found is None:
+        raise UserError(
+            f"'{name}' is missing in {' and '.join(_script_folders())}: install fedhet with its "
+            "dependencies (flwr, ray)"
+        )
+    return found
+
+
+def _script_folders() -> list[str]:
+    """In a virtual environment these are the same; a system's Python may keep them apart."""
+    return list(dict.fromkeys([str(Path(sys.executable).parent), sysconfig.get_path("scripts")]))
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment of what we start: this Python's scripts first, nothing phones home."""
+    path = os.pathsep.join([*_script_folders(), os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, "PATH": path, **(extra or {})}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

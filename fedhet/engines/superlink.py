@@ -11,10 +11,8 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +22,15 @@ import psutil
 
 from fedhet.config.schema import RunConfig
 from fedhet.deploy import bundle
-from fedhet.engines.process_groups import MARKER, Herd, alive, guarded
+from fedhet.engines.process_groups import (
+    MARKER,
+    Herd,
+    alive,
+    environment,
+    free_ports,
+    guarded,
+    script,
+)
 from fedhet.engines.ray_session import (
     failed_at_start,
     federation_config,
@@ -35,20 +41,12 @@ from fedhet.engines.ray_session import (
     said_at_start,
     trains,
 )
-from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.errors import RunFailedError, one_line
 from fedhet.reading.structured import parse_object
 
 CONNECTION = "fedhet"  # name of the connection to our own SuperLink
 START_TIMEOUT = 300.0  # seconds until a SuperLink answers
 CALL_TIMEOUT = 300.0  # seconds for one `flwr` command
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
-}
 SLOW_START = "timed out during startup"  # Ray's own limit of 30 s, which cannot be set
 # Processes without which a run cannot go on, by a part of their command line.
 VITAL = {
@@ -57,28 +55,6 @@ VITAL = {
     "gcs_server": "Ray's server",
     "raylet": "Ray's node manager",
 }
-
-
-def script(name: str) -> str:
-    """A console script of this Python: beside the interpreter, or where pip puts scripts."""
-    found = shutil.which(name, path=os.pathsep.join(_script_folders()))
-    if found is None:
-        raise UserError(
-            f"'{name}' is missing in {' and '.join(_script_folders())}: install fedhet with its "
-            "dependencies (flwr, ray)"
-        )
-    return found
-
-
-def _script_folders() -> list[str]:
-    """In a virtual environment these are the same; a system's Python may keep them apart."""
-    return list(dict.fromkeys([str(Path(sys.executable).parent), sysconfig.get_path("scripts")]))
-
-
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment of what we start: this Python's scripts first, nothing phones home."""
-    path = os.pathsep.join([*_script_folders(), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "PATH": path, **(extra or {})}
 
 
 def flwr(words: list[str], env: Mapping[str, str]) -> dict[str, Any]:
@@ -309,15 +285,6 @@ def _kinds(process: psutil.Process) -> list[str]:
         return []
     names = {Path(word).name for word in words}
     return [kind for kind in VITAL if kind in names and alive(process)]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on at the moment."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _answers(port: int) -> bool:

@@ -14,9 +14,10 @@ from PIL import Image
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.engines import session
+from fedhet.engines.process_groups import script
 from fedhet.engines.ray_session import federation_config, init_arguments
 from fedhet.engines.signals import Interrupted
-from fedhet.engines.superlink import SuperLink, script, write_run_config
+from fedhet.engines.superlink import SuperLink, write_run_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import read_run_config
 from fedhet.records.run_folder import RunFolder

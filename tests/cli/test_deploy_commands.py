@@ -22,8 +22,8 @@ from fedhet.deploy.node import Node as Keeper
 from fedhet.deploy.server_folder import CONNECTION, ServerFolder, connect
 from fedhet.deploy.status import collect
 from fedhet.engines import launch
+from fedhet.engines.process_groups import free_ports
 from fedhet.engines.signals import Interrupted
-from fedhet.engines.superlink import free_ports
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import read_run_config
 from fedhet.reading.structured import read_toml

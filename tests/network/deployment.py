@@ -11,7 +11,7 @@ from network.programs import Process
 
 from fedhet.deploy.control_api import Control
 from fedhet.deploy.server_folder import ServerFolder
-from fedhet.engines.superlink import environment, script
+from fedhet.engines.process_groups import environment, script
 from fedhet.errors import RunFailedError
 
 

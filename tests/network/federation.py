@@ -23,7 +23,7 @@ from fedhet.deploy.certs import Credentials, make
 from fedhet.deploy.control_api import Control
 from fedhet.deploy.node import TASK_POLL
 from fedhet.deploy.warm import Warm
-from fedhet.engines.superlink import environment, free_ports, script
+from fedhet.engines.process_groups import environment, free_ports, script
 from fedhet.protocol.messages import instruction
 from fedhet.testing import simulate
 

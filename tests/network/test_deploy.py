@@ -13,7 +13,7 @@ from network.programs import wait_for
 
 from fedhet.deploy.server_folder import CONNECTION, ServerFolder
 from fedhet.deploy.warm import state
-from fedhet.engines.superlink import free_ports, script
+from fedhet.engines.process_groups import free_ports, script
 
 pytestmark = pytest.mark.network
 CLOSED = (

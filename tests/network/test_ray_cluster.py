@@ -17,7 +17,7 @@ from network.ray_nodes import Cluster
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
-from fedhet.engines.superlink import environment, script
+from fedhet.engines.process_groups import environment, script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network

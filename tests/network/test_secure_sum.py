@@ -14,7 +14,7 @@ from network.pace import round_timeout
 from network.programs import Process, wait_for
 
 from fedhet.deploy.warm import Warm
-from fedhet.engines.superlink import free_ports
+from fedhet.engines.process_groups import free_ports
 
 pytestmark = pytest.mark.network
 OWN = {"method": "lg_fedavg", "local-epochs": 60, "sum-min": 2, "max-images": 200}

@@ -15,9 +15,8 @@ import torch
 from benchmarks.common import emit, median
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import HeaderRows
-from fedhet.protocol.roster import Roster
 from fedhet.strategies.base import Upload
 
 UPLOADS, CLASSES, SEEN, WIDTH, REPEATS = 10_000, 100, 10, 500, 7

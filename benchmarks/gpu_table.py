@@ -23,8 +23,7 @@ from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig
 from fedhet.models import build_model
-from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.roster import Roster
+from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import LocalData, assigned_model, load_local
 from fedhet.site.on_device import examples_of
 from fedhet.site.state import FileStore

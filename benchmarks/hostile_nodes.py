@@ -29,9 +29,7 @@ from fedhet.errors import RunFailedError
 from fedhet.files import is_id
 from fedhet.protocol.checks import FLOAT32
 from fedhet.protocol.flower import posted
-from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.identity import Terms
-from fedhet.protocol.roster import Roster
+from fedhet.protocol.handshake import Handshake, Roster, Terms
 from fedhet.records.run_folder import RunFolder
 from fedhet.strategies.rounds import Rounds
 from fedhet.testing import LocalGrid, small

@@ -30,9 +30,9 @@ from benchmarks.common import emit
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.errors import RunFailedError
+from fedhet.protocol.checks import Steps
 from fedhet.protocol.messages import TRAIN, arrays_of, instruction, to_record
 from fedhet.protocol.payload import Array
-from fedhet.protocol.steps import Steps
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import Tamper, simulate
 

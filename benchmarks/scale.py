@@ -24,8 +24,8 @@ from benchmarks.common import emit, median
 from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.protocol.flower import be_one_process, posted, simulator_sweep
+from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import QUERY, answer, instruction
-from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import Job, run
 

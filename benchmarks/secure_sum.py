@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks.common import COMMON, emit, median, run_fedhet
 from benchmarks.nodes import federation, run
-from fedhet.sums.collector import Collector
 from fedhet.sums.masks import public_bytes
 from fedhet.sums.member import Member, Terms
+from fedhet.sums.server import Collector
 
 MODES = ("off", "unmasked", "masked")
 WARM_UP = 1

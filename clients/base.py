@@ -14,7 +14,7 @@ from fedhet.config.schema import P
 from fedhet.data.inputs import IMAGE
 from fedhet.data.preparation import FITTED, normalise, preparation
 from fedhet.models import SplitModel, build_model
-from fedhet.protocol.downloads import check_dtypes, check_forms, finite_norm
+from fedhet.protocol.checks import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import Scalar
 from fedhet.protocol.messages import Instruction
 from fedhet.protocol.payload import Array, Empty, Payload

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhet.clients.base import Setup
 from fedhet.clients.class_vectors import ClassVectorClient
-from fedhet.protocol.identity import EXACT
+from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload, blank
 from fedhet.protocol.reasons import Refused
 from fedhet.strategies.fd import FDParams, mean_of_others

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
-from fedhet.protocol.identity import EXACT
+from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Payload, blank
 from fedhet.protocol.reasons import Refused
 from fedhet.rng import torch_seeded

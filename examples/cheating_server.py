@@ -17,10 +17,9 @@ from fedhet.protocol.messages import Reply
 from fedhet.protocol.reasons import Refused
 from fedhet.site.limits import Asked, LimitError, Limits, check_run
 from fedhet.site.state import FileStore
-from fedhet.sums.collector import Collector, NoSumError
-from fedhet.sums.kept import Credentials, SumNotes
-from fedhet.sums.member import Terms
+from fedhet.sums.member import Credentials, SumNotes, Terms
 from fedhet.sums.messages import Cohort, SumKey, Survivors
+from fedhet.sums.server import Collector, NoSumError
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
 TERMS = Terms(least=3, threshold=4)  # one of five may drop out

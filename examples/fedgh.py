@@ -17,7 +17,7 @@ from fedhet.clients.averaging import blanks_of, set_parameters
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.config.registry import Method
 from fedhet.config.schema import REPRESENTATION, Params
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload

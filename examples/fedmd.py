@@ -26,7 +26,7 @@ from torch import Tensor
 from fedhet.clients.base import MethodClient
 from fedhet.config.registry import Method
 from fedhet.config.schema import Params, RunConfig
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Payload
 from fedhet.strategies.averaging import weighted_mean
 from fedhet.strategies.base import MethodStrategy, Upload

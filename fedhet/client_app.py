@@ -23,7 +23,7 @@ from fedhet.clients.base import round_config
 from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
-from fedhet.protocol.downloads import read_arrays
+from fedhet.protocol.checks import read_arrays
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import Reply, answer, message_bytes
 from fedhet.protocol.reasons import Refused, Word, new_number, telling

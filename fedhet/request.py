@@ -15,7 +15,7 @@ from fedhet.config.registry import Method
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
 from fedhet.files import check_id
-from fedhet.protocol.downloads import read_instruction
+from fedhet.protocol.checks import read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import message_bytes
 from fedhet.protocol.reasons import Refused, Word, telling
@@ -28,7 +28,7 @@ from fedhet.site.public_set import own_copy
 from fedhet.site.state import SUM_KEY, FileStore, StateStore
 
 if TYPE_CHECKING:
-    from fedhet.sums.kept import SumNotes
+    from fedhet.sums.member import SumNotes
 
 
 @lru_cache(maxsize=4)
@@ -141,7 +141,7 @@ class Request:
         UserError where a reply may leave before its notes are kept: Flower keeps a node's context
         after the reply, in memory, or loses it.
         """
-        from fedhet.sums.kept import SumNotes, terms_of  # noqa: PLC0415  (for runs that mask)
+        from fedhet.sums.member import SumNotes, own_terms  # noqa: PLC0415  (for runs that mask)
 
         if self.config.state_backend == "context" and not self.simulated:
             raise UserError(
@@ -149,5 +149,5 @@ class Request:
                 "mask could meet two vectors; use 'file'"
             )
         client = client or client_name(self.config, self.node, simulated=self.simulated)
-        terms = terms_of(self.config, self.limits)
+        terms = own_terms(self.config, self.limits)
         return SumNotes(self.store(client), self.what.experiment, client, terms)

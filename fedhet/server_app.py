@@ -21,10 +21,7 @@ from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.engines.signals import Interrupted
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.identity import Terms
-from fedhet.protocol.keys import Names
-from fedhet.protocol.roster import Roster
+from fedhet.protocol.handshake import Handshake, Names, Roster, Terms
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import claim_states, remove_states
@@ -32,7 +29,7 @@ from fedhet.records.tracker import Tracker
 from fedhet.rng import one_blas_thread
 from fedhet.site.public_set import public_digest
 from fedhet.strategies.rounds import Rounds
-from fedhet.strategies.sum_rounds import SumRounds
+from fedhet.sums.server import SumRounds
 
 FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"

@@ -19,9 +19,8 @@ from fedhet.config.load import build_config, envelope, find_method
 from fedhet.config.schema import RunConfig
 from fedhet.engines.inline import FIRST_NODE, InlineGrid
 from fedhet.protocol.flower import NodeInfo
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Payload
-from fedhet.protocol.roster import Roster
 from fedhet.records.run_folder import RunFolder
 from fedhet.server_app import Job, run
 from fedhet.site.local_data import assigned_model, load_local

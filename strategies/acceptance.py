@@ -7,15 +7,16 @@ from typing import Any
 
 from fedhet.protocol.checks import (
     Rejected,
+    Steps,
     check_arrays,
     check_epsilon,
     check_metrics,
     check_reply,
+    size,
 )
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.payload import Payload
-from fedhet.protocol.steps import Steps, size
 from fedhet.site.privacy import sigma
 from fedhet.strategies.base import MethodStrategy
 

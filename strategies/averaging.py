@@ -16,7 +16,7 @@ from torch import nn
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.models.base import exchanged
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import MethodStrategy, Upload

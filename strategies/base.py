@@ -20,16 +20,15 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.protocol.checks import Rejected, form
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.checks import Rejected, form, size
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.steps import size
 from fedhet.site.public_set import PublicSet, open_public
 from fedhet.strategies.robust import Rule
 from fedhet.sums.contribution import Own, Vector
 
 if TYPE_CHECKING:
-    from fedhet.protocol.roster import Roster
+    from fedhet.protocol.handshake import Roster
 
 
 @dataclass(frozen=True)

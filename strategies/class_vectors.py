@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.strategies.averaging import ClassSums, class_sums
 from fedhet.strategies.base import MethodStrategy, Upload

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import AveragingStrategy

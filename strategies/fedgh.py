@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedhet.config.schema import Params
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload

@@ -37,8 +37,8 @@ from torch import nn
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import UserError
 from fedhet.models.small import small_model
-from fedhet.protocol.checks import Rejected, check_shapes
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.checks import Rejected, check_shapes, size
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.low_rank import (
     Shape,
     apply,
@@ -50,12 +50,11 @@ from fedhet.protocol.low_rank import (
     whole,
 )
 from fedhet.protocol.payload import Array, LowRank, Payload
-from fedhet.protocol.steps import size
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.base import Upload
 
 if TYPE_CHECKING:
-    from fedhet.protocol.roster import Roster
+    from fedhet.protocol.handshake import Roster
 
 
 class FedKDParams(Params):

@@ -50,7 +50,7 @@ from pydantic import Field
 
 from fedhet.config.schema import Params
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import ClassSums, class_means, short_of

@@ -20,7 +20,7 @@ from torch import nn
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import RunFailedError
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import ClassSums, class_sums, short_of

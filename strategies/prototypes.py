@@ -7,7 +7,7 @@ import numpy as np
 
 from fedhet.config.schema import P
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.strategies.averaging import class_means
 from fedhet.strategies.base import Upload

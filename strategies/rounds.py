@@ -45,7 +45,7 @@ log = logging.getLogger("fedhet")
 class Rounds:
     """The rounds of one run that are left: all, or those after ``kept``, a checkpoint.
 
-    :class:`fedhet.strategies.sum_rounds.SumRounds` are those of a run with sums.
+    :class:`fedhet.sums.server.SumRounds` are those of a run with sums.
 
     Raises VerifyError if the lines before the checkpoint are not those that were written.
     """

@@ -44,8 +44,8 @@ assert reply.metrics["test_accuracy"] >= 0
 print(json.dumps(sorted(sys.modules)))
 """
 SERVER = {
-    "fedhet.strategies.rounds", "fedhet.server_app", "fedhet.protocol.roster",
-    "fedhet.protocol.handshake", "fedhet.protocol.delivery",
+    "fedhet.strategies.rounds", "fedhet.server_app", "fedhet.protocol.handshake",
+    "fedhet.protocol.delivery",
 }  # fmt: skip
 HEAVY = {"ray", "matplotlib", "sklearn", "scipy", "onnx", "pandas", "fastapi"}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.errors import UserError
-from fedhet.sums.fixed_point import fraction_bits
+from fedhet.sums.masks import fraction_bits
 from fedhet.sums.member import Terms
 
 HIDE_CLASSES = "hide-classes"

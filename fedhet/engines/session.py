@@ -25,8 +25,8 @@ from fedhet.engines.launch import Launch, OnRounds, simulate, submit_remote, tak
 from fedhet.engines.signals import Interrupted, interruptible
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.files import plain_path
+from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
-from fedhet.protocol.roster import Roster
 from fedhet.records import register, verification
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import adopt_states, check_owner

@@ -1,15 +1,34 @@
-"""Checks of what clients send. Nothing that fails here reaches an aggregate."""
+"""Checks of what comes from the other side; nothing that fails here is aggregated or trained on.
+
+The server raises Rejected for a reply, a client raises Refused for what comes down. A message is
+measured before it is decoded, an instruction has exactly the keys that there are, and a payload is
+held against what the method says must come.
+"""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from flwr.app import Message
 
 from fedhet.config.schema import RunConfig
-from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.messages import QUERY_BYTES, Reply
+from fedhet.files import is_id
+from fedhet.protocol.handshake import MAX_TEXT, ClientInfo
+from fedhet.protocol.messages import (
+    INTRODUCE,
+    OWNERS,
+    QUERY_BYTES,
+    TRAIN,
+    UNMASK,
+    Instruction,
+    Reply,
+    arrays_of,
+    instruction,
+)
 from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.reasons import Refused, Word
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100
@@ -116,7 +135,7 @@ def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) ->
     """Shapes and dtypes as expected (unless None), finite, and an L2 norm within bounds.
 
     Returns the length of the step from ``expected``, or of the payload where that is None or not
-    finite: see :mod:`fedhet.protocol.steps`. Raises Rejected with the reason.
+    finite: see :mod:`fedhet.protocol.checks`. Raises Rejected with the reason.
     """
     arrays = payload.flat
     began: Sequence[Array] = ()
@@ -157,3 +176,192 @@ def check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:
 def form(array: Array) -> str:
     """Dtype and shape, for people."""
     return f"{array.dtype}{list(array.shape)}"
+
+
+# --- what comes down to a client --------------------------------------------------------------
+
+
+BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache
+DIGEST = r"[0-9a-f]{64}"
+NUMBERS = {np.dtype(code) for code in "?bhilBHILefd"}
+
+
+def read_instruction(message: Message, config: RunConfig) -> Instruction:
+    """The instruction of a request; Refused, in one line, if any part of it is not plausible."""
+    kind = message.metadata.message_type
+    try:
+        what = instruction(message)
+        if kind != TRAIN and message.content.array_records:
+            raise ValueError(f"arrays came with a message of kind '{kind}'")
+        masked = config.secure_sum == "masked"
+        sums = {TRAIN: config.summed, OWNERS: config.summed, INTRODUCE: masked, UNMASK: masked}
+        summed = sums.get(kind, False)
+        if ("sum" in message.content) != summed:
+            raise ValueError(f"a message of kind '{kind}' with{'out' * summed} a sum")
+        _check_numbers(what, kind, config)
+        _check_names(what, config)
+    except ValueError as error:
+        raise Refused(str(error), Word.INSTRUCTION) from error
+    return what
+
+
+def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
+    """A round of this run, and a generation that it may start from, named by its digest."""
+    if what.refused and kind != "query":
+        raise ValueError(f"a refusal came with a message of kind '{kind}'")
+    if kind in {"query", INTRODUCE, UNMASK} and (what.generation or what.state):
+        raise ValueError(f"generation {what.generation} in a message of kind '{kind}'")
+    if kind not in {TRAIN, "evaluate", OWNERS, UNMASK}:
+        if what.round:
+            raise ValueError(f"round {what.round} in a query")
+        return
+    if not 1 <= what.round <= config.rounds:
+        raise ValueError(f"round {what.round} is none from 1 to {config.rounds}")
+    if kind == UNMASK:
+        return
+    if not what.classes:
+        raise ValueError("no classes are named")
+    most = what.round - (kind in {TRAIN, OWNERS})
+    if not 0 <= what.generation <= most:
+        raise ValueError(f"generation {what.generation} in round {what.round}: 0 to {most} may be")
+    if not re.fullmatch(DIGEST if what.generation else "", what.state):
+        raise ValueError(
+            f"generation {what.generation} comes "
+            + ("without its digest" if what.generation else "with a digest, and has none")
+        )
+
+
+def _check_names(what: Instruction, config: RunConfig) -> None:
+    """An experiment's id, and distinct classes: those of the configuration, if it has any."""
+    if not is_id(what.experiment):
+        raise ValueError("the experiment's id is not allowed")
+    if len(what.classes) > max(config.max_classes, len(config.classes)):
+        raise ValueError(f"{len(what.classes)} classes, max-classes is {config.max_classes}")
+    if len(set(what.classes)) < len(what.classes):
+        raise ValueError(f"{len(what.classes)} classes, {len(set(what.classes))} different ones")
+    if any(not 1 <= len(name) <= MAX_TEXT or not name.isprintable() for name in what.classes):
+        raise ValueError("a class has a name that is not allowed")
+    if config.classes and what.classes and what.classes != config.classes:
+        raise ValueError("the classes are not those of the run's configuration")
+
+
+def read_arrays(message: Message) -> list[Array]:
+    """The payload's arrays, all plain numbers; Refused for anything else.
+
+    NumPy's reader fails in many ways on what a stranger wrote.
+    """
+    try:
+        arrays = arrays_of(message)
+    except Exception as error:
+        raise Refused(f"the payload cannot be read: {type(error).__name__}: {error}") from error
+    for i, array in enumerate(arrays):
+        if array.dtype not in NUMBERS:
+            raise Refused(f"array {i} is {array.dtype}: no plain numbers")
+    return arrays
+
+
+def check_dtypes(payload: Payload) -> None:
+    """Every array has the dtype that the payload's class names, if it does; Refused otherwise."""
+    for i, (array, dtype) in enumerate(zip(payload.flat, payload.dtypes(), strict=True)):
+        if dtype is not None and array.dtype != dtype:
+            raise Refused(f"array {i} is {array.dtype}, expected {dtype}")
+
+
+def check_forms(payload: Payload, expected: Payload | None) -> None:
+    """Shapes and dtypes are those that are expected, if any are; Refused otherwise.
+
+    An expectation of another class is none: what it says is not about this payload.
+    """
+    if expected is not None and isinstance(payload, type(expected)):
+        try:
+            check_shapes(payload.flat, expected.flat)
+        except Rejected as error:
+            raise Refused(str(error)) from error
+
+
+def finite_norm(arrays: Sequence[Array]) -> float:
+    """L2 norm of all floats; Refused if one is NaN or infinite.
+
+    One pass in float64, block by block: no array is copied whole.
+    """
+    total = 0.0
+    for i, array in enumerate(arrays):
+        if array.dtype.kind != "f":
+            continue
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, BLOCK):
+            block = flat[start : start + BLOCK].astype(np.float64)
+            total += float(block @ block)
+        if not math.isfinite(total):
+            raise Refused(f"array {i} holds NaN, infinity or numbers near it")
+    return math.sqrt(total)
+
+
+def check_ids(ids: Array, allowed: Array) -> None:
+    """Class ids, ascending, each once and each of those that may come; Refused otherwise."""
+    if (np.diff(ids) <= 0).any() or not np.isin(ids, allowed).all():
+        raise Refused(f"classes {ids[:20].tolist()}: not ascending ones of {allowed[:20].tolist()}")
+
+
+# --- how far uploads go -----------------------------------------------------------------------
+
+
+SPREAD = 10.0  # honest representations were seen at 12 times the median: FedGH, synthetic:800x20
+REMEMBERED = 1000  # rounds; the first ones, so that no slow drift carries the median along
+
+
+def size(arrays: Sequence[Array]) -> float:
+    """Root mean square of all floating point values; 0 if there are none."""
+    floats = [a.ravel() for a in arrays if np.issubdtype(a.dtype, np.floating)]
+    count = sum(a.size for a in floats)
+    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in floats)
+    return math.sqrt(total / count) if count else 0.0
+
+
+class Steps:
+    """What the steps of a run usually are."""
+
+    def __init__(self, ratio: float, noise: float = 0.0) -> None:
+        self.ratio = ratio  # 0: no step is too long
+        self.noise = noise  # standard deviation of what clients add to every float (dp-clip)
+        self.start: float | None = None  # size of what the first round's steps started from
+        self.medians: list[float] = []  # of the accepted steps of earlier rounds
+
+    def usual(self, lengths: Sequence[float] = ()) -> float:
+        """Lower median of these lengths, of earlier rounds' medians and of the start; or 0."""
+        known = sorted(x for x in (*lengths, *self.medians, self.start or 0.0) if x > 0)
+        return known[(len(known) - 1) // 2] if known else 0.0
+
+    def limit(self, lengths: Sequence[float]) -> float:
+        """The longest step that counts in a round of these; 0 where nothing is known."""
+        times = self.ratio if self.start else self.ratio * SPREAD
+        return max(times * self.usual(lengths), self.start or 0.0, self.ratio * self.noise)
+
+    def odd(self, lengths: Mapping[str, float]) -> dict[str, str]:
+        """Reasons by client, for steps that are too long."""
+        usual, limit = self.usual(list(lengths.values())), self.limit(list(lengths.values()))
+        if not limit or not self.ratio:
+            return {}
+        free = "" if self.start else f" x {SPREAD:g} for representations"
+        return {
+            client: f"its update is {length / usual:.4g} times the median of this round's and "
+            f"earlier ones, above max-update-ratio={self.ratio:g}{free}"
+            for client, length in lengths.items()
+            if length > limit
+        }
+
+    def accept(self, lengths: Sequence[float]) -> None:
+        """Remember a round by the lower median of its accepted steps."""
+        moved = sorted(x for x in lengths if x > 0)
+        if moved and len(self.medians) < REMEMBERED:
+            self.medians.append(moved[(len(moved) - 1) // 2])
+
+    def dump(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"start": self.start, "medians": self.medians}
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`dump`; a checkpoint from before there was any of this has nothing."""
+        start = kept.get("start")
+        self.start = None if start is None else float(start)
+        self.medians = [float(length) for length in kept.get("medians", ())]

@@ -1,21 +1,486 @@
-"""The handshake: a ``query`` phase asks every unknown node who it is, and admits or refuses it."""
+"""The handshake: ask every unknown node who it is, and admit or refuse it.
 
+A client declares who it is; that bounds what it may upload later. A declaration is read whole, and
+one that makes no sense in any part admits nobody. The roster knows clients, the nodes that speak
+for them, and what was agreed. Node ids are Flower's and random; everything here goes by client id.
+
+Client ids are bound to the keys of the nodes that use them. A SuperNode signs every request to the
+SuperLink with its own key, and the SuperLink hands a message to its addressee alone: what Flower
+tells the server of a node needs no further proof. Who sends a *reply* is not checked there: any
+node may answer in another's name if it can name the message, whose id is a hash of its content. So
+the content carries a nonce (:mod:`fedhet.protocol.messages`) that only the addressee sees.
+"""
+
+import hmac
 import logging
+import re
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedhet.errors import RunFailedError, one_line
+from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED
+from fedhet.data.inputs import Inputs, load_inputs
+from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.files import client_order, is_id
 from fedhet.protocol.delivery import Mail
-from fedhet.protocol.identity import Terms, read_declaration
-from fedhet.protocol.keys import Badge, Names, badges
-from fedhet.protocol.messages import QUERY, Instruction, read_reply, request
+from fedhet.protocol.messages import QUERY, Instruction, Reply, read_reply, request
 from fedhet.protocol.reasons import distinct
-from fedhet.protocol.roster import Roster
+from fedhet.rng import generator
+from fedhet.sums.messages import SumKey, key_of
+
+# --- what a client declares -------------------------------------------------------------------
+
+
+EXACT = 2**53  # counts below are exact as floats, too
+MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems
+MAX_CLIENTS = 1_000_000
+_MODEL = r"[A-Za-z0-9_.:/-]{1,200}"  # a name of ours, or module:factory
+_DEVICE = r"[a-z]{1,16}(:\d{1,4})?"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run allows its clients to declare."""
+
+    max_images: int = 1_000_000
+    max_classes: int = 1_000
+    hidden: bool = False  # its clients tell neither their classes nor how many images they have
+    masked: bool = False  # they tell a key for sums (secure-sum) instead
+    public: str = ""  # what everybody must have as the public data set; empty: clients use none
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What a client declared.
+
+    Where it hides its classes ``seen`` and ``images`` are empty, and ``train_images`` is 0.
+    """
+
+    client: str
+    classes: tuple[str, ...]
+    seen_names: tuple[str, ...]
+    images: tuple[int, ...]
+    train_images: int
+    model: str
+    device: str
+    seen: tuple[int, ...] = ()  # ids in the global class list
+    inputs: Inputs | None = None  # what its examples are; None in records older than the question
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One answer of the handshake: the client, and how many it says there are (0: unsaid).
+
+    ``key`` is the client's for sums, where the run has masks; ``warm``: whether messages find a
+    process with torch at the node, None if it says nothing.
+    """
+
+    info: ClientInfo
+    clients: int
+    key: SumKey | None = None
+    warm: bool | None = None
+
+
+def read_declaration(reply: Reply, terms: Terms) -> Declaration:
+    """A query reply; ValueError with the reason, in one line, if any part makes no sense.
+
+    Classes are distinct names; what the client has seen of them is told with a positive number of
+    images each, adding up to its training images, or, where the run hides classes, nothing of it.
+    """
+    info = reply.info
+    client = info.get("client")
+    if not isinstance(client, str) or not is_id(client):
+        raise ValueError(f"client id {_shown(client)} is not allowed")
+    classes = _names(info, "classes", terms)
+    if terms.hidden and info.keys() & {"seen", "images", "train-images"}:
+        raise ValueError(f"client '{client}' tells its classes or counts, which this run hides")
+    seen = () if terms.hidden else _names(info, "seen", terms)
+    images = () if terms.hidden else _counts(info, "images", terms)
+    given = [] if terms.hidden else [info.get("train-images")]
+    total = sum(_counts({"train-images": given}, "train-images", terms))
+    who = f"client '{client}'"
+    if not classes:
+        raise ValueError(f"{who} declares no classes")
+    if unknown := sorted(set(seen) - set(classes)):
+        raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
+    if terms.public and info.get("public") != terms.public:
+        raise ValueError(
+            f"{who} has another public data set: {_shown(info.get('public'))}, the server has "
+            f"'{terms.public}'; give both the same images"
+        )
+    if not terms.hidden and (len(images) != len(seen) or sum(images) != total):
+        raise ValueError(
+            f"{who} declares {total} training images, but {sum(images)} in {len(images)} counts "
+            f"of {len(seen)} classes"
+        )
+    return Declaration(
+        ClientInfo(
+            client=client,
+            classes=classes,
+            seen_names=seen,
+            images=images,
+            train_images=total,
+            model=_matching(info, "model", _MODEL),
+            device=_matching(info, "device", _DEVICE),
+            inputs=load_inputs(info.get("inputs")),
+        ),
+        _clients(info.get("clients", 0)),
+        key_of(info) if terms.masked else None,
+        warm if isinstance(warm := info.get("warm"), bool) else None,
+    )
+
+
+def _matching(info: Any, key: str, pattern: str) -> str:
+    value = info.get(key)
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise ValueError(f"{key}: {_shown(value)} is not allowed")
+    return value
+
+
+def _names(info: Any, key: str, terms: Terms) -> tuple[str, ...]:
+    """Distinct printable texts, not too many and none too long."""
+    names = _sequence(info, key)
+    if len(names) > terms.max_classes:
+        raise ValueError(f"{key}: {len(names)} names, but max-classes is {terms.max_classes}")
+    for name in names:
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_TEXT or not name.isprintable():
+            raise ValueError(f"{key}: {_shown(name)} is not the name of a class")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{key}: {len(names)} names, {len(set(names))} different ones")
+    return tuple(names)
+
+
+def _counts(info: Any, key: str, terms: Terms) -> tuple[int, ...]:
+    """Positive integers up to max-images."""
+    most = min(terms.max_images, EXACT - 1)
+    counts = _sequence(info, key)
+    for count in counts:
+        if type(count) is not int or not 1 <= count <= most:
+            raise ValueError(
+                f"{key}: {_shown(count)} is not a number of examples from 1 to {most} (max-images)"
+            )
+    return tuple(counts)
+
+
+def _clients(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_CLIENTS:
+        raise ValueError(f"clients: {_shown(value)} is not a number from 0 to {MAX_CLIENTS}")
+    return value
+
+
+def _sequence(info: Any, key: str) -> Sequence[Any]:
+    value = info.get(key)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{key}: {_shown(value)} is not a list")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A stranger's value for a message; never a whole number of a million digits."""
+    return f"'{one_line(str(value)[:80] if isinstance(value, str) else repr(value)[:80])}'"
+
+
+# --- keys of nodes ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Badge:
+    """What the SuperLink knows of a node: the name that its key was registered under, and the key.
+
+    ``name`` is empty where it was registered without one; ``key`` is the public key as PEM.
+    """
+
+    name: str = ""
+    key: bytes = b""
+
+
+def badges(grid: Grid) -> dict[int, Badge]:
+    """The nodes that are online on a network: what Flower's own grid there asks the SuperLink."""
+    nodes = grid.get_nodes()  # of HttpGrid, not of its base class
+    return {node.node_id: Badge(str(node.name or ""), bytes(node.public_key)) for node in nodes}
+
+
+class Names:
+    """Says whether a node may speak for a client."""
+
+    def __init__(self, policy: str = OFF) -> None:
+        """``policy``: auto, registered, off, or a folder of ``<client>.pub``; UserError."""
+        self.policy = policy
+        self._keys = {} if policy in KEY_POLICIES else _read_keys(Path(policy))
+
+    def check(self, client: str, node: int, online: Mapping[int, Badge]) -> None:
+        """Nothing if ``node`` may be ``client``; ValueError with the reason otherwise."""
+        own = online.get(node, Badge())
+        if self.policy == OFF:
+            return
+        if self._keys:
+            if client not in self._keys:
+                raise ValueError(f"client-keys: there is no {client}.pub in '{self.policy}'")
+            if not hmac.compare_digest(self._keys[client], _canonical(own.key)):
+                raise ValueError(f"client id '{client}' belongs to another key than this node's")
+        elif own.name:
+            if own.name != client:
+                raise ValueError(
+                    f"client id '{client}' is not the name that this node's key is registered "
+                    f"under, which is '{own.name}' (see client-keys)"
+                )
+        elif self.policy == REGISTERED:
+            raise ValueError(
+                f"client id '{client}': this node's key is registered under no name "
+                "(client-keys=registered)"
+            )
+        elif client in {badge.name for badge in online.values()}:
+            raise ValueError(f"client id '{client}' is the name of another node's key")
+
+
+def _read_keys(folder: Path) -> dict[str, bytes]:
+    """Public keys by client, out of ``<client>.pub`` in OpenSSH's format."""
+    files = sorted(folder.glob("*.pub"))
+    if not files:
+        raise UserError(
+            f"client-keys: '{folder}' holds no public keys (<client>.pub, as `fedhet certs` "
+            f"writes them to clients/); or {', '.join(KEY_POLICIES)}"
+        )
+    keys = {}
+    for path in files:
+        if not is_id(path.stem):
+            raise UserError(f"client-keys: '{path}': '{path.stem}' cannot be a client's id")
+        try:
+            key = load_ssh_public_key(path.read_bytes())
+        except (OSError, ValueError, UnsupportedAlgorithm) as error:
+            raise UserError(f"client-keys: '{path}' is not a public key: {error}") from error
+        keys[path.stem] = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return keys
+
+
+def _canonical(pem: bytes) -> bytes:
+    """A public key of Flower's in the form of :func:`_read_keys`; empty if it is none."""
+    try:
+        key = load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        return b""
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+# --- who takes part ---------------------------------------------------------------------------
+
+
+log = logging.getLogger("fedhet")
+
+
+class Roster:
+    """Clients by id, their nodes while online, and the generation last accepted from each."""
+
+    def __init__(self) -> None:
+        self.infos: dict[str, ClientInfo] = {}
+        self.nodes: dict[str, int] = {}
+        self.generations: dict[str, int] = {}
+        self.states: dict[str, str] = {}  # digest of that generation, once there is one
+        self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
+        self.keys: dict[str, SumKey] = {}  # for sums, where the run has masks
+        self.warm: dict[str, bool] = {}  # as nodes on a network say when they come
+        self.classes: tuple[str, ...] = ()
+        self.inputs: Inputs | None = (
+            None  # what examples are: the run's word, or that of most clients
+        )
+        self.refused: dict[int, str] = {}  # reason by node
+        self._unbooked: list[tuple[str, str]] = []  # refusals that stand in no round yet
+
+    @property
+    def ids(self) -> list[str]:
+        """All clients ever known, in client order."""
+        return sorted(self.infos, key=client_order)
+
+    def sample(self, seed: int, round_: int, cohort: int) -> list[str]:
+        """The clients of a round: depends on (seed, round) and the ids only, for every method."""
+        ids = self.ids
+        chosen = generator(seed, "sample", round_=round_).choice(
+            len(ids), size=min(cohort, len(ids)), replace=False
+        )
+        return [ids[i] for i in sorted(chosen)]
+
+    def refuse(self, node: int, reason: str) -> None:
+        """Keep a node out, with the reason; what it is called does not matter: it may lie."""
+        log.warning("node %d is refused: %s", node, reason)
+        self.refused[node] = reason
+        self._unbooked.append((f"node {node}", reason))
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """Who was refused, and why, since this was last asked."""
+        found, self._unbooked = self._unbooked, []
+        return found
+
+    def admit(self, info: ClientInfo, key: SumKey | None = None) -> None:
+        """Add a client, or check that a returning one declares what it declared before."""
+        if key is not None:
+            self._check_key(info.client, key)
+        if self.inputs is not None and info.inputs is not None:
+            difference = self.inputs.differs(info.inputs)
+            if difference:
+                raise ValueError(f"client '{info.client}': its {difference}")
+        before = self.infos.get(info.client)
+        if self.classes:
+            info = self._with_ids(info)
+        if before is not None and before.inputs is None:  # of a run older than the question
+            before = replace(before, inputs=info.inputs)
+        if before is not None and before != info:
+            raise ValueError(f"client '{info.client}' declares other data or another model now")
+        self.infos[info.client] = info
+        self.generations.setdefault(info.client, 0)
+        if key is not None:
+            self.keys[info.client] = key
+
+    def _check_key(self, client: str, key: SumKey) -> None:
+        before = self.keys.get(client)
+        if before is not None and before.public != key.public:
+            raise ValueError(
+                f"client '{client}' has lost its key for the sums of this run, and the others know "
+                "that one only"
+            )
+        if any(key.public == one.public for other, one in self.keys.items() if other != client):
+            raise ValueError(f"client '{client}' tells another client's key")
+
+    def accept(self, client: str, round_: int, state: str) -> None:
+        """A client's reply counts: its state of this round is the one to go on from."""
+        self.generations[client] = round_
+        self.states[client] = state
+        self.lost.pop(client, None)
+
+    def lose(self, client: str, round_: int, reason: str) -> None:
+        """A client says that its state is gone; it is asked again, since a copy may come back."""
+        self.lost.setdefault(client, {"round": round_, "reason": reason})
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Clients whose state is gone, in client order."""
+        return [{"client": c, **self.lost[c]} for c in sorted(self.lost, key=client_order)]
+
+    def fix_classes(self, configured: Sequence[str], most: int = sys.maxsize) -> None:
+        """Settle the global class list: configured, or what all clients agree on, or their union.
+
+        Clients with a class that is not in the list are refused, and of a union of more than
+        ``most`` classes those that bring most of what nobody else has; and before that those whose
+        examples are others than most clients have.
+        Raises RunFailedError if no client is left.
+        """
+        self._fix_inputs()
+        if not configured:
+            self._bound_union(most)
+        lists = {info.classes for info in self.infos.values()}
+        union = sorted({name for names in lists for name in names})
+        self.classes = tuple(configured or (next(iter(lists)) if len(lists) == 1 else union))
+        for client in self.ids:
+            try:
+                self.infos[client] = self._with_ids(self.infos[client])
+            except ValueError as error:
+                self._drop(client, str(error))
+        if not self.infos:
+            raise RunFailedError(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
+
+    def _fix_inputs(self) -> None:
+        """Where the run does not say what examples are: what most clients have, not the first."""
+        said = Counter(info.inputs for client in self.ids if (info := self.infos[client]).inputs)
+        if self.inputs is None and said:
+            self.inputs = said.most_common(1)[0][0]
+        for client in self.ids:
+            own = self.infos[client].inputs
+            if self.inputs and own and (difference := self.inputs.differs(own)):
+                self._drop(client, f"client '{client}': its {difference}")
+
+    def _bound_union(self, most: int) -> None:
+        owners = Counter(name for info in self.infos.values() for name in info.classes)
+        while len(owners) > most:
+            own = {c: sum(owners[n] == 1 for n in self.infos[c].classes) for c in self.ids}
+            client = max(self.ids, key=lambda c: (own[c], len(self.infos[c].classes)))
+            owners = +(owners - Counter(self.infos[client].classes))
+            self._drop(
+                client,
+                f"client '{client}' brings {own[client]} classes that nobody else has, and with "
+                f"them there are more than max-classes={most}",
+            )
+
+    def _drop(self, client: str, reason: str) -> None:
+        node = self.nodes.pop(client, None)
+        if node is not None:
+            self.refuse(node, reason)
+        else:  # it has gone since it declared itself
+            self._unbooked.append((client, reason))
+        del self.infos[client], self.generations[client]
+        self.keys.pop(client, None)
+
+    def _with_ids(self, info: ClientInfo) -> ClientInfo:
+        strange = sorted(set(info.seen_names) - set(self.classes))
+        if strange:
+            raise ValueError(
+                f"client '{info.client}' has class '{strange[0]}', which is not in this run's list"
+            )
+        own = zip(info.seen_names, info.images, strict=True)
+        rows = sorted((self.classes.index(name), name, count) for name, count in own)
+        seen, names, images = tuple(zip(*rows, strict=True)) or ((), (), ())
+        return replace(info, seen=seen, seen_names=names, images=images)
+
+    def counts(self) -> list[tuple[str, list[int]]]:
+        """Training images per (client, class of the global list), for ``partition.csv``."""
+        table = []
+        for client in self.ids:
+            info = self.infos[client]
+            row = [0] * len(self.classes)
+            for label, count in zip(info.seen, info.images, strict=True):
+                row[label] = count
+            table.append((client, row))
+        return table
+
+    def dump(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "classes": list(self.classes),
+            "infos": {client: _plain(info) for client, info in self.infos.items()},
+            "inputs": self.inputs.dump() if self.inputs is not None else None,
+            "generations": self.generations,
+            "states": self.states,
+            "lost": self.lost,
+            **({"keys": keys} if (keys := {c: key.dump() for c, key in self.keys.items()}) else {}),
+        }
+
+    def load(self, kept: Mapping[str, Any]) -> None:
+        """Inverse of :meth:`dump`; nodes are found again by the handshake."""
+        self.classes = tuple(kept["classes"])
+        self.infos = {client: ClientInfo(**_tuples(info)) for client, info in kept["infos"].items()}
+        inputs = kept.get("inputs")
+        self.inputs = load_inputs(inputs) if inputs is not None else None
+        for client, info in self.infos.items():
+            self.infos[client] = replace(info, inputs=self.inputs)
+        self.generations = dict(kept["generations"])
+        self.states, self.lost = dict(kept["states"]), dict(kept["lost"])
+        self.keys = {client: SumKey.load(key) for client, key in kept.get("keys", {}).items()}
+
+
+def _plain(info: ClientInfo) -> dict[str, Any]:
+    """As plain values; what examples are is the same for everybody and kept once."""
+    return {key: value for key, value in vars(info).items() if key != "inputs"}
+
+
+def _tuples(info: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON's lists back to the tuples of a ClientInfo."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in info.items()}
+
+
+# --- the query phase --------------------------------------------------------------------------
+
 
 log = logging.getLogger("fedhet")
 

@@ -88,7 +88,7 @@ def request(
             "evaluate": what.evaluate,
             "state-dir": what.state_dir,
             "classes": list(what.classes),
-            # Makes the message's id a secret of its addressee: see fedhet.protocol.keys.
+            # Makes the message's id a secret of its addressee: see fedhet.protocol.handshake.
             "nonce": secrets.token_hex(16),
         }
     )

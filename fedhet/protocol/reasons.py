@@ -1,10 +1,9 @@
-"""Why a client takes no part, in words: all that a deployed node tells of its failures.
+"""Why a client takes no part: the words that a deployed node tells of its failures.
 
-Up go a word of this list and a number; the node's own log has the rest under that number. What a
-node's disk looks like, how its classes are called and what an exception says is nobody else's
-business. The number is drawn: one that counts would tell how often a site has failed in all.
-
-A simulation is one owner's on one machine: there the whole text goes up.
+A node sends a word of this list and a number; its own log has the text under that number. What its
+disk looks like, how its classes are called and what an exception says stays there. The number is
+drawn: one that counts would tell how often a site has failed. A simulation is one owner's on one
+machine: there the whole text is sent.
 """
 
 import contextlib
@@ -14,116 +13,87 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from fedhet.errors import UserError, one_line
-from fedhet.sums.member import Refusal
 
 MOST = 999_999  # the largest number of an entry
 
 
 class Word(StrEnum):
-    """What a deployed node says when it fails."""
+    """What a deployed node says when it fails, and what that means."""
 
-    INSTRUCTION = "instruction"
-    PAYLOAD = "payload"
-    GENERATION = "generation"
-    STATE = "state"
-    STATE_LOST = "state-lost"
-    NOT_FINITE = "not-finite"
-    BUDGET = "budget"
-    MEMORY = "out-of-memory"
-    CONFIGURATION = "configuration"
-    CLASSES = "classes"
-    DATA = "data"
-    PUBLIC = "public-data"
-    MODEL = "model"
-    DEVICE = "device"
-    METHOD = "method"
-    UNEXPECTED = "unexpected"
-    LIMITS_FILE = "limits-file"
-    MAX_EPOCHS = "limit-max-epochs"
-    MAX_ROUNDS = "limit-max-rounds"
-    METHODS = "limit-methods"
-    SHARED_MODELS = "limit-shared-models"
-    MIN_NOISE = "limit-min-noise"
-    MAX_UPLOAD_BYTES = "limit-max-upload-bytes"
-    CLASS_COUNTS = "limit-class-counts"
-    MAX_DOWNLOAD_BYTES = "limit-max-download-bytes"
-    MAX_DOWNLOAD_NORM = "limit-max-download-norm"
-    MIN_SUM = "limit-min-sum"
-    MIN_SUM_NOISE = "limit-min-sum-noise"
-    SECURE_SUM = "limit-secure-sum"
-    RANGE = "sum-range"
-    PROOF = "sum-proof"
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str) -> "Word":
+        """Make a member from its word and its meaning."""
+        made = str.__new__(cls, word)
+        made._value_, made.meaning = word, meaning
+        return made
+
+    INSTRUCTION = "instruction", "it was sent an instruction that makes no sense"
+    PAYLOAD = ("payload", "what it was sent is not what the method sends: do server and node "
+        "run the same version of it?")  # fmt: skip
+    GENERATION = "generation", "it was to go back to its start, although it has trained on since"
+    STATE = "state", "its private state cannot be written or read"
+    STATE_LOST = "state-lost", "the private state that the server means is gone or damaged"
+    NOT_FINITE = "not-finite", "training ended in NaN or infinity: a smaller lr, or grad-clip"
+    BUDGET = "budget", "its privacy budget does not allow this upload"
+    MEMORY = "out-of-memory", "it has too little memory: a smaller batch-size, or fewer processes"
+    CONFIGURATION = "configuration", "the run's configuration cannot work there"
+    CLASSES = ("classes", "what its classes are called it does not tell: the run must name them "
+        "(classes, or labels of a file)")  # fmt: skip
+    DATA = ("data", "its data cannot be used: gone, damaged, or of a class that the run does "
+        "not have")  # fmt: skip
+    PUBLIC = ("public-data", "its own copy of the public data set is not there or cannot be "
+        "opened (fedhet node --public)")  # fmt: skip
+    MODEL = "model", "the model that it is to train cannot be built there"
+    DEVICE = "device", "the device that it is to train on is not there"
+    METHOD = ("method", "the method, model or data set that it has does not fit this version of "
+        "fedhet")  # fmt: skip
+    UNEXPECTED = "unexpected", "an error that nobody has foreseen"
+    LIMITS_FILE = ("limits-file", "its site's file of limits cannot be read, and then nothing "
+        "is allowed")  # fmt: skip
+    MAX_EPOCHS = "limit-max-epochs", "its site allows fewer epochs a round"
+    MAX_ROUNDS = "limit-max-rounds", "its site allows fewer rounds"
+    METHODS = "limit-methods", "its site does not allow this method"
+    SHARED_MODELS = "limit-shared-models", "its site allows no method that shares a model"
+    MIN_NOISE = "limit-min-noise", "its site wants more noise (dp-clip, dp-epsilon)"
+    MAX_UPLOAD_BYTES = "limit-max-upload-bytes", "its site allows smaller uploads only"
+    CLASS_COUNTS = "limit-class-counts", "its site does not tell images per class"
+    MAX_DOWNLOAD_BYTES = "limit-max-download-bytes", "its site takes smaller messages only"
+    MAX_DOWNLOAD_NORM = "limit-max-download-norm", "its site takes payloads of a smaller norm only"
+    MIN_SUM = "limit-min-sum", "its site wants sums of more clients"
+    MIN_SUM_NOISE = ("limit-min-sum-noise", "its site wants more noise in every sum (dp-clip, "
+        "dp-epsilon)")  # fmt: skip
+    SECURE_SUM = "limit-secure-sum", "its site wants secure-sum=masked"
+    RANGE = "sum-range", "its vector has an entry that is not finite, or beyond sum-range"
+    PROOF = "sum-proof", "its certificate does not prove that its key for the sums is its own"
     # The rules of a member of a sum: see fedhet.sums.member.
-    SMALL = Refusal.SMALL.value
-    ABSENT = Refusal.ABSENT.value
-    STRANGER = Refusal.STRANGER.value
-    TWICE = Refusal.TWICE.value
-    OLD = Refusal.OLD.value
-    THRESHOLD = Refusal.THRESHOLD.value
-    UNASKED = Refusal.UNASKED.value
-    OTHER = Refusal.OTHER.value
-    FEW = Refusal.FEW.value
-    LEFT_OUT = Refusal.LEFT_OUT.value
-    OUTSIDE = Refusal.OUTSIDE.value
-    BOXES = Refusal.BOXES.value
-
-
-MEANING = {
-    Word.INSTRUCTION: "it was sent an instruction that makes no sense",
-    Word.PAYLOAD: "what it was sent is not what the method sends: do server and node run the same "
-    "version of it?",
-    Word.GENERATION: "it was to go back to its start, although it has trained on since",
-    Word.STATE: "its private state cannot be written or read",
-    Word.STATE_LOST: "the private state that the server means is gone or damaged",
-    Word.NOT_FINITE: "training ended in NaN or infinity: a smaller lr, or grad-clip",
-    Word.BUDGET: "its privacy budget does not allow this upload",
-    Word.MEMORY: "it has too little memory: a smaller batch-size, or fewer processes",
-    Word.CONFIGURATION: "the run's configuration cannot work there",
-    Word.CLASSES: "what its classes are called it does not tell: the run must name them (classes, "
-    "or labels of a file)",
-    Word.DATA: "its data cannot be used: gone, damaged, or of a class that the run does not have",
-    Word.PUBLIC: "its own copy of the public data set is not there or cannot be opened "
-    "(fedhet node --public)",
-    Word.MODEL: "the model that it is to train cannot be built there",
-    Word.DEVICE: "the device that it is to train on is not there",
-    Word.METHOD: "the method, model or data set that it has does not fit this version of fedhet",
-    Word.UNEXPECTED: "an error that nobody has foreseen",
-    Word.LIMITS_FILE: "its site's file of limits cannot be read, and then nothing is allowed",
-    Word.MAX_EPOCHS: "its site allows fewer epochs a round",
-    Word.MAX_ROUNDS: "its site allows fewer rounds",
-    Word.METHODS: "its site does not allow this method",
-    Word.SHARED_MODELS: "its site allows no method that shares a model",
-    Word.MIN_NOISE: "its site wants more noise (dp-clip, dp-epsilon)",
-    Word.MAX_UPLOAD_BYTES: "its site allows smaller uploads only",
-    Word.CLASS_COUNTS: "its site does not tell images per class",
-    Word.MAX_DOWNLOAD_BYTES: "its site takes smaller messages only",
-    Word.MAX_DOWNLOAD_NORM: "its site takes payloads of a smaller norm only",
-    Word.MIN_SUM: "its site wants sums of more clients",
-    Word.SECURE_SUM: "its site wants secure-sum=masked",
-    Word.MIN_SUM_NOISE: "its site wants more noise in every sum (dp-clip, dp-epsilon)",
-    Word.RANGE: "its vector has an entry that is not finite, or beyond sum-range",
-    Word.PROOF: "its certificate does not prove that its key for the sums is its own",
-    Word.SMALL: "the cohort is smaller than sum-min, or than its site's min-sum",
-    Word.ABSENT: "it is not in the cohort of its own round",
-    Word.STRANGER: "somebody in the cohort was not introduced to it, or not accepted",
-    Word.TWICE: "somebody, or somebody's key, is in the cohort twice",
-    Word.OLD: "the attempt is not newer than the last one that it answered",
-    Word.THRESHOLD: "the threshold would allow two answers for one attempt",
-    Word.UNASKED: "it has uploaded nothing for what is to be unmasked",
-    Word.OTHER: "it has handed over shares for other survivors already",
-    Word.FEW: "fewer are left than sum-threshold, sum-min or its site's min-sum allow",
-    Word.LEFT_OUT: "it is not among the survivors",
-    Word.OUTSIDE: "somebody among the survivors was not in the cohort",
-    Word.BOXES: "the boxes are not of their size, or not as many as the survivors",
-}
+    SMALL = "cohort-too-small", "the cohort is smaller than sum-min, or than its site's min-sum"
+    ABSENT = "not-in-cohort", "it is not in the cohort of its own round"
+    STRANGER = ("stranger-in-cohort", "somebody in the cohort was not introduced to it, or not "
+        "accepted")  # fmt: skip
+    TWICE = "member-named-twice", "somebody, or somebody's key, is in the cohort twice"
+    OLD = "attempt-not-new", "the attempt is not newer than the last one that it answered"
+    THRESHOLD = "threshold-too-low", "the threshold would allow two answers for one attempt"
+    UNASKED = "unmask-without-upload", "it has uploaded nothing for what is to be unmasked"
+    OTHER = "other-survivors-than-answered", "it has handed over shares for other survivors already"
+    FEW = ("too-few-survivors", "fewer are left than sum-threshold, sum-min or its site's "
+        "min-sum allow")  # fmt: skip
+    LEFT_OUT = "not-a-survivor", "it is not among the survivors"
+    OUTSIDE = "survivors-not-the-cohort", "somebody among the survivors was not in the cohort"
+    BOXES = "boxes-malformed", "the boxes are not of their size, or not as many as the survivors"
 
 
 class Refused(Exception):
-    """What came down is not taken; one line for the node's own log, and the word for the server."""
+    """What came down is not taken: one line for the node's own log, and the word for the server."""
 
     def __init__(self, text: str, word: Word = Word.PAYLOAD) -> None:
         super().__init__(text)
         self.word = word
+
+    @classmethod
+    def by(cls, word: Word) -> "Refused":
+        """Return one whose text is the word and its meaning."""
+        return cls(f"{word}: {word.meaning}", word)
 
 
 @contextlib.contextmanager
@@ -149,11 +119,10 @@ def told(error: object, number: object) -> str:
     if number is None:
         return one_line(error) or "failed without a reason"
     place = number if type(number) is int and 1 <= number <= MOST else "unknown"
-    try:
-        word = Word(str(error))
-    except ValueError:
+    word = next((one for one in Word if one == str(error)), None)
+    if word is None:
         return f"no word that is known (its log: no. {place})"
-    return f"{word} (its log: no. {place}): {MEANING[word]}"
+    return f"{word} (its log: no. {place}): {word.meaning}"
 
 
 def distinct(reasons: Iterable[str]) -> str:

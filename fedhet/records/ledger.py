@@ -10,8 +10,8 @@ import numpy as np
 
 from fedhet.errors import one_line
 from fedhet.files import NOBODY, client_order
+from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.roster import Roster
 from fedhet.records.hash_chain import Chain
 from fedhet.records.summary import spread
 

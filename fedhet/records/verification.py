@@ -17,8 +17,8 @@ from fedhet.config.schema import RunConfig
 from fedhet.errors import VerifyError, brief
 from fedhet.files import client_order, csv_text, finite
 from fedhet.protocol.checks import Rejected
+from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
-from fedhet.protocol.roster import Roster
 from fedhet.reading.bounds import read_bytes
 from fedhet.reading.structured import MOST_LINES, parse_json, parse_jsonl
 from fedhet.reading.tables import MOST_CSV
@@ -29,7 +29,7 @@ from fedhet.records.states import check_owner, states_of
 from fedhet.records.summary import spread
 from fedhet.records.tables import Evaluation, parse_evaluations
 from fedhet.site.state import FileStore, StateLostError
-from fedhet.sums.ledger import EVALUATED
+from fedhet.sums.server import EVALUATED
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
 

@@ -2,7 +2,7 @@
 
 Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
 what the tensors belong to (file store only), ``privacy`` what uploads have cost, ``sum-...`` what
-sums need (:mod:`fedhet.sums.kept`).
+sums need (:mod:`fedhet.sums.member`).
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
@@ -43,7 +43,7 @@ LOCK = ".lock"
 DESCRIPTION = "client.json"  # the note that says what the generations belong to
 
 
-SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.kept
+SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.member
 
 
 class StateError(Exception):

@@ -1,23 +1,119 @@
-"""Keys that two clients share, and the streams of words that are made from them.
+"""Words, masks, shares and proofs: the arithmetic and the cryptography of the secure sum.
 
+A vector becomes words of 32 bits in fixed point, whose sums modulo 2^32 are exact in any order.
 X25519 (RFC 7748) gives two clients a secret, HKDF-SHA256 (RFC 5869) a seed for one purpose, round
-and attempt, the ChaCha20 key stream (RFC 8439) the mask.
+and attempt, and the ChaCha20 key stream (RFC 8439) the mask. A self mask is shared by Shamir's
+scheme (1979) in the field of 2^521 - 1: the one piece of cryptography that is written here.
+A proof is a client's certificate, signed by a CA that is not on the server, and a signature.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+from numpy.typing import NDArray
 
-from fedhet.sums.encoding import Part, encode
-from fedhet.sums.fixed_point import Words
+# --- bytes ------------------------------------------------------------------------------------
+
+
+Part = str | int | bytes
+
+
+def encode(parts: Iterable[Part]) -> bytes:
+    """Each part as its length in 4 bytes, big endian, then its bytes.
+
+    A text is UTF-8, a number (0 <= n < 2^32) 4 bytes, big endian. Raises OverflowError for another
+    number.
+    """
+    found = bytearray()
+    for part in parts:
+        if isinstance(part, str):
+            part = part.encode()  # noqa: PLW2901
+        elif isinstance(part, int):
+            part = part.to_bytes(4, "big")  # noqa: PLW2901
+        found += len(part).to_bytes(4, "big") + part
+    return bytes(found)
+
+
+# --- words ------------------------------------------------------------------------------------
+
+
+Words = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
+Vector = NDArray[np.float64]
+
+SUM_BITS = 30  # a sum of all clients stays below this power of two: a sign and a spare bit
+
+
+class RangeError(ValueError):
+    """An entry that is not finite, or larger than the range that was agreed."""
+
+
+def fraction_bits(clients: int, largest: float) -> int:
+    """Bits after the point: the most for which ``clients`` entries of size ``largest`` fit.
+
+    The largest f with clients x largest x 2^f < 2^30. Raises ValueError if not even whole numbers
+    fit.
+    """
+    limit = 2.0**SUM_BITS
+    bits = -1
+    while clients * largest * 2.0 ** (bits + 1) < limit:
+        bits += 1
+    if bits < 0:
+        raise ValueError(f"{clients} clients with entries up to {largest:g} do not fit 32 bits")
+    return bits
+
+
+def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
+    """Entries (L,) float64 in steps of 2^-bits, rounded half to even, as integers.
+
+    Raises RangeError, which names no value, for an entry beyond ``largest`` or not finite.
+    """
+    if not np.isfinite(vector).all() or (np.abs(vector) > largest).any():
+        raise RangeError(f"an entry is not finite, or beyond sum-range={largest:g}")
+    steps: NDArray[np.int64] = np.rint(np.ldexp(vector, bits)).astype(np.int64)
+    return steps
+
+
+def to_words(steps: NDArray[np.int64]) -> Words:
+    """Whole steps as words: modulo 2^32."""
+    return steps.astype(np.uint32)  # NumPy's conversion keeps the low bits
+
+
+def from_words(words: Words, bits: int) -> Vector:
+    """Words (L,) uint32 of a sum as float64: two's complement, divided by 2^bits."""
+    return np.ldexp(words.view(np.int32).astype(np.float64), -bits)
+
+
+def check_total(total: Vector, clients: int, largest: float) -> None:
+    """RangeError for a sum that ``clients`` vectors cannot give: masks were left in it.
+
+    So it looks when clients were sent different payloads, or one of them lied about a seed.
+    """
+    if (np.abs(total) > clients * largest).any():
+        raise RangeError(f"the sum has entries beyond {clients} x sum-range={largest:g}")
+
+
+# --- masks ------------------------------------------------------------------------------------
+
 
 SALT = b"fedhet-sum/1"
 KEY_BYTES = 32
@@ -47,7 +143,7 @@ def stream(seed: bytes, length: int) -> Words:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptId:
     """One attempt at one round of one run, by a cohort with a digest."""
 
     run: str
@@ -64,7 +160,7 @@ class Secrets:
     """What one client shares with the others of a cohort, in one attempt."""
 
     def __init__(
-        self, client: str, private: X25519PrivateKey, keys: Mapping[str, bytes], attempt: Attempt
+        self, client: str, private: X25519PrivateKey, keys: Mapping[str, bytes], attempt: AttemptId
     ) -> None:
         """Raises ValueError for a key that gives no secret (a point of small order)."""
         self.client, self.attempt = client, attempt
@@ -90,3 +186,116 @@ class Secrets:
         """What ``other`` put into a box for this client; cryptography's InvalidTag if not so."""
         key = self._derive(other, self.attempt.parts("share", other, self.client))
         return ChaCha20Poly1305(key).decrypt(bytes(12), box, None)
+
+
+# --- shares -----------------------------------------------------------------------------------
+
+
+PRIME = 2**521 - 1
+SHARE_BYTES = 66
+SECRET_BYTES = 32  # of a self mask, or of the seed of a pair
+BOX_BYTES = SHARE_BYTES + TAG_BYTES  # of a sealed share
+
+
+def split(secret: bytes, members: int, threshold: int) -> list[bytes]:
+    """A share for each of ``members``, any ``threshold`` of which give the secret back.
+
+    The member at position i has x = i + 1; coefficients are the operating system's.
+    """
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    return evaluate(int.from_bytes(secret, "big"), coefficients, members)
+
+
+def evaluate(secret: int, coefficients: Sequence[int], members: int) -> list[bytes]:
+    """Shares of secret + c_1 x + c_2 x^2 + ... at x = 1 ... members, each 66 bytes, big endian."""
+    shares = []
+    for x in range(1, members + 1):
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value + coefficient) * x % PRIME
+        shares.append(((value + secret) % PRIME).to_bytes(SHARE_BYTES, "big"))
+    return shares
+
+
+def lagrange_weights(points: Sequence[int]) -> list[int]:
+    """Lagrange's lagrange_weights at zero for distinct points x."""
+    found = []
+    for i, x in enumerate(points):
+        above = below = 1
+        for j, other in enumerate(points):
+            if i != j:
+                above = above * other % PRIME
+                below = below * (other - x) % PRIME
+        found.append(above * pow(below, -1, PRIME) % PRIME)
+    return found
+
+
+def recombine(shares: Mapping[int, bytes], known: Mapping[int, int] | None = None) -> bytes:
+    """The secret, from shares by position (from 0); ``known`` are the lagrange_weights by position.
+
+    Raises ValueError if they are not shares of one secret of 32 bytes.
+    """
+    positions = sorted(shares)
+    if known is None:
+        known = dict(zip(positions, lagrange_weights([p + 1 for p in positions]), strict=True))
+    total = 0
+    for position in positions:
+        value = int.from_bytes(shares[position], "big")
+        if len(shares[position]) != SHARE_BYTES or value >= PRIME:
+            raise ValueError("a share is none")
+        total += known[position] * value
+    total %= PRIME
+    if total >> (8 * SECRET_BYTES):
+        raise ValueError("shares do not fit together")
+    return total.to_bytes(SECRET_BYTES, "big")
+
+
+# --- proofs -----------------------------------------------------------------------------------
+
+
+PURPOSE = "fedhet-sum-key/1"
+LONGEST = 8192  # bytes of a certificate or signature
+
+
+class ProofError(ValueError):
+    """A key that is not proved to be the named client's; one line."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The client's certificate (DER) and its signature over run, name and public sum key."""
+
+    certificate: bytes
+    signature: bytes
+
+
+def prove(
+    key: EllipticCurvePrivateKey, certificate: x509.Certificate, run: str, name: str, public: bytes
+) -> Proof:
+    """ECDSA-SHA384 over enc("fedhet-sum-key/1", run, name, public)."""
+    signed = key.sign(encode([PURPOSE, run, name, public]), ECDSA(SHA384()))
+    return Proof(certificate.public_bytes(Encoding.DER), signed)
+
+
+def check_proof(proof: Proof, ca: x509.Certificate, run: str, name: str, public: bytes) -> None:
+    """Raise ProofError unless the CA says that the key that signed is that client's."""
+    if max(len(proof.certificate), len(proof.signature)) > LONGEST:
+        raise ProofError(f"the proof of '{name}' is too long")
+    try:
+        certificate = x509.load_der_x509_certificate(proof.certificate)
+        certificate.verify_directly_issued_by(ca)
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        key = certificate.public_key()
+        until, since = certificate.not_valid_after_utc, certificate.not_valid_before_utc
+    except Exception as error:  # a stranger's bytes: the parser has a dozen kinds, and new ones
+        raise ProofError(f"the certificate of '{name}' is not from our CA") from error
+    if [one.value for one in names] != [name]:
+        raise ProofError(f"the certificate for '{name}' has another name")
+    if not since <= datetime.now(UTC) <= until:
+        raise ProofError(f"the certificate of '{name}' is not valid now: see the clock")
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise ProofError(f"the certificate of '{name}' holds no elliptic curve key")
+    try:
+        key.verify(proof.signature, encode([PURPOSE, run, name, public]), ECDSA(SHA384()))
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
+        raise ProofError(f"the sum key of '{name}' is not signed with its key") from error

@@ -1,52 +1,54 @@
-"""The rules of one client: what it masks, and what it hands over so that a sum can be unmasked.
+"""One client's side of the masked sum: its rules, and the notes that it keeps.
 
-A client believes nobody: every refusal stands here, each with a word of :class:`Refusal`. What must
-outlive a message is a :class:`Commitment`; its owner keeps it before anything leaves.
+A client believes nobody: every refusal stands in :class:`Member`. What must outlive a message is a
+:class:`Commitment`. :class:`SumNotes` keeps it beside the private states, where no generation takes
+it back: ``sum-key`` is the key pair of this run with its proof, ``sum-keys`` whom the client was
+introduced to, ``sum-last`` its last commitment. ``sum-reply`` repeats a lost reply: masks never
+meet two vectors, so that a message that comes again gets the same bytes or none. Notes are changed
+under a lock and written before anything leaves.
 """
 
+import base64
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography import x509
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from numpy.typing import NDArray
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedhet.sums.fixed_point import Words
-from fedhet.sums.masks import TAG_BYTES, Attempt, Secrets, cohort_digest, stream
-from fedhet.sums.shares import SHARE_BYTES, split
-
-Bytes = NDArray[np.uint8]
-BOX_BYTES = SHARE_BYTES + TAG_BYTES
-SEED_BYTES = 32
-
-
-class Refusal(StrEnum):
-    """Why a client does not take part, or does not answer."""
-
-    SMALL = "cohort-too-small"
-    ABSENT = "not-in-cohort"
-    STRANGER = "stranger-in-cohort"
-    TWICE = "member-named-twice"
-    OLD = "attempt-not-new"
-    THRESHOLD = "threshold-too-low"
-    UNASKED = "unmask-without-upload"
-    OTHER = "other-survivors-than-answered"
-    FEW = "too-few-survivors"
-    LEFT_OUT = "not-a-survivor"
-    OUTSIDE = "survivors-not-the-cohort"
-    BOXES = "boxes-malformed"
-
-
-class RefusedError(Exception):
-    """A request that a client does not grant; ``word`` says why."""
-
-    def __init__(self, word: Refusal) -> None:
-        super().__init__(word.value)
-        self.word = word
+from fedhet.config.schema import RunConfig
+from fedhet.errors import UserError
+from fedhet.protocol.messages import Reply
+from fedhet.protocol.reasons import Refused, Word
+from fedhet.site.limits import Limits
+from fedhet.site.state import SUM_KEY, StateError, StateStore
+from fedhet.sums.masks import (
+    BOX_BYTES,
+    SECRET_BYTES,
+    SHARE_BYTES,
+    AttemptId,
+    Bytes,
+    Proof,
+    ProofError,
+    Secrets,
+    Words,
+    check_proof,
+    cohort_digest,
+    prove,
+    public_bytes,
+    split,
+    stream,
+)
+from fedhet.sums.messages import Cohort, Opened, SumKey, Survivors
 
 
 @dataclass(frozen=True)
@@ -111,22 +113,22 @@ class Member:
     kept: Commitment | None = None
 
     def join(self, round_: int, attempt: int, cohort: Sequence[str]) -> None:
-        """Check a cohort before anything is trained; RefusedError with the reason."""
+        """Check a cohort before anything is trained; Refused with the reason."""
         if len(set(cohort)) != len(cohort):
-            raise RefusedError(Refusal.TWICE)
+            raise Refused.by(Word.TWICE)
         if self.client not in cohort:
-            raise RefusedError(Refusal.ABSENT)
+            raise Refused.by(Word.ABSENT)
         if any(client not in self.keys for client in cohort):
-            raise RefusedError(Refusal.STRANGER)
+            raise Refused.by(Word.STRANGER)
         if len({self.keys[client] for client in cohort}) != len(cohort):
-            raise RefusedError(Refusal.TWICE)
+            raise Refused.by(Word.TWICE)
         if len(cohort) < self.terms.least:
-            raise RefusedError(Refusal.SMALL)
+            raise Refused.by(Word.SMALL)
         needed = self.terms.needed(len(cohort))
         if not len(cohort) // 2 < needed <= len(cohort):
-            raise RefusedError(Refusal.THRESHOLD)
+            raise Refused.by(Word.THRESHOLD)
         if self.kept is not None and attempt <= self.kept.attempt:
-            raise RefusedError(Refusal.OLD)
+            raise Refused.by(Word.OLD)
         del round_  # attempts grow over the whole run, so a round may come again
 
     def mask(
@@ -135,13 +137,13 @@ class Member:
         """What leaves: masked words (L,) uint32, and a box (82 bytes) for each of the cohort (n).
 
         ``payload`` is the digest of what was sent down. The commitment stands in ``kept`` and is to
-        be written down before the result is sent. RefusedError as :meth:`join`.
+        be written down before the result is sent. Refused as :meth:`join`.
         """
         self.join(round_, attempt, cohort)
         members = sorted(cohort)
         digest = cohort_digest({client: self.keys[client] for client in members}, payload)
-        found = self._secrets(Attempt(self.run, round_, attempt, digest), members)
-        own = os.urandom(SEED_BYTES)
+        found = self._secrets(AttemptId(self.run, round_, attempt, digest), members)
+        own = os.urandom(SECRET_BYTES)
         masked = words + stream(own, len(words))
         here = members.index(self.client)
         for place, other in enumerate(members):
@@ -162,27 +164,27 @@ class Member:
         ``survivors`` are V in order, ``boxes`` (|V|, 82) what each of them sealed for this client.
         A box that does not open leaves a row of zeros, and its sender's name in the third result.
         The commitment in ``kept`` is to be written down before the answer is sent: a client answers
-        for one V only. RefusedError with the reason.
+        for one V only. Refused with the reason.
         """
         kept = self.kept
         if kept is None or (kept.round, kept.attempt) != (round_, attempt):
-            raise RefusedError(Refusal.UNASKED)
+            raise Refused.by(Word.UNASKED)
         members, alive = kept.cohort, tuple(sorted(survivors))
         if len(set(alive)) != len(alive):
-            raise RefusedError(Refusal.TWICE)
+            raise Refused.by(Word.TWICE)
         if not set(alive) <= set(members):
-            raise RefusedError(Refusal.OUTSIDE)
+            raise Refused.by(Word.OUTSIDE)
         if self.client not in alive:
-            raise RefusedError(Refusal.LEFT_OUT)
+            raise Refused.by(Word.LEFT_OUT)
         # Both: a run may come with other terms between the upload and this, and m fits its own t.
         masked_under = kept.fewest_alive or len(members)
         if len(alive) < max(masked_under, self.terms.survivors(len(members))):
-            raise RefusedError(Refusal.FEW)
+            raise Refused.by(Word.FEW)
         if kept.answered not in ((), alive):
-            raise RefusedError(Refusal.OTHER)
+            raise Refused.by(Word.OTHER)
         if boxes.shape != (len(alive), BOX_BYTES) or boxes.dtype != np.uint8:
-            raise RefusedError(Refusal.BOXES)
-        attempted = Attempt(self.run, round_, attempt, bytes.fromhex(kept.digest))
+            raise Refused.by(Word.BOXES)
+        attempted = AttemptId(self.run, round_, attempt, bytes.fromhex(kept.digest))
         found = self._secrets(attempted, members)
         shares, closed = np.zeros((len(alive), SHARE_BYTES), np.uint8), []
         for row, (other, box) in enumerate(zip(alive, boxes, strict=True)):
@@ -193,7 +195,208 @@ class Member:
         gone = [client for client in members if client not in alive]
         seeds = b"".join(found.pair_seed(client) for client in gone)
         self.kept = replace(kept, answered=alive)
-        return shares, np.frombuffer(seeds, np.uint8).reshape(-1, SEED_BYTES), closed
+        return shares, np.frombuffer(seeds, np.uint8).reshape(-1, SECRET_BYTES), closed
 
-    def _secrets(self, attempt: Attempt, members: Sequence[str]) -> Secrets:
+    def _secrets(self, attempt: AttemptId, members: Sequence[str]) -> Secrets:
         return Secrets(self.client, self.private, {c: self.keys[c] for c in members}, attempt)
+
+
+# --- notes ------------------------------------------------------------------------------------
+
+
+KEY, KEYS, LAST, REPLY = SUM_KEY, "sum-keys", "sum-last", "sum-reply"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A node's own key with its certificate, and the CA's: what proofs are made of and held to."""
+
+    key: EllipticCurvePrivateKey
+    certificate: x509.Certificate
+    ca: x509.Certificate
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> "Credentials | None":
+        """Those that a node's configuration names (key, certificate, ca); None: it names none.
+
+        Raises UserError for files that are none of these.
+        """
+        if not node.get("certificate"):
+            return None
+        try:
+            key = load_ssh_private_key(Path(str(node["key"])).read_bytes(), password=None)
+            own, ca = (
+                x509.load_pem_x509_certificate(Path(str(node[name])).read_bytes())
+                for name in ("certificate", "ca")
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"node-config certificate: cannot be used: {error}") from error
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise UserError("node-config key: no elliptic curve key")
+        return cls(key, own, ca)
+
+
+def own_terms(config: RunConfig, limits: Limits) -> Terms:
+    """What this client asks of every sum: the run's word, or its site's if that asks for more."""
+    return Terms(max(config.sum_min, limits.min_sum or 0), config.sum_threshold)
+
+
+class SumNotes:
+    """What one client of one run keeps; every method but :meth:`key` needs its key to be made."""
+
+    def __init__(self, store: StateStore, run: str, client: str, terms: Terms) -> None:
+        self.store, self.run, self.client, self.terms = store, run, client, terms
+
+    def key(self, credentials: Credentials | None) -> SumKey:
+        """Its public key with the proof, made when first asked for.
+
+        Raises UserError if the certificate does not prove what others will ask of it.
+        """
+        with self.store.alone():
+            note = self.store.read_note(KEY)
+            if note is None:
+                private = X25519PrivateKey.generate()
+                public, proof = public_bytes(private), None
+                if credentials is not None:
+                    own = (credentials.key, credentials.certificate)
+                    proof = prove(*own, self.run, self.client, public)
+                note = {
+                    "private": private.private_bytes_raw().hex(),
+                    "certificate": proof.certificate.hex() if proof else "",
+                    "signature": proof.signature.hex() if proof else "",
+                }
+                self.store.write_note(KEY, note)
+        found = _key(note)
+        if found.proof is not None and credentials is not None:
+            try:
+                check_proof(found.proof, credentials.ca, self.run, self.client, found.public)
+            except ProofError as error:
+                raise UserError(f"node-config certificate: {error}") from error
+        return found
+
+    def introduce(self, keys: Mapping[str, SumKey], ca: x509.Certificate | None) -> list[str]:
+        """Keep keys of others; returns whose it does not accept.
+
+        With a CA every key must be proved. A key that was kept once is not exchanged for another.
+        """
+        with self.store.alone():
+            private = self._private()
+            known = {**(self.store.read_note(KEYS) or {}), self.client: public_bytes(private).hex()}
+            strange = []
+            for client, key in keys.items():
+                try:
+                    if known.get(client, key.public.hex()) != key.public.hex():
+                        raise ProofError(f"'{client}' has another key than before")
+                    if ca is not None:
+                        if key.proof is None:
+                            raise ProofError(f"the key of '{client}' comes without a proof")
+                        check_proof(key.proof, ca, self.run, client, key.public)
+                    private.exchange(X25519PublicKey.from_public_bytes(key.public))
+                except ValueError:  # also for a key that gives no secret
+                    strange.append(client)
+                else:
+                    known[client] = key.public.hex()
+            self.store.write_note(KEYS, known)
+        return strange
+
+    def repeated(self, round_: int, cohort: Cohort, sent: bytes) -> Reply | None:
+        """The reply that was given to this very request before, if it was.
+
+        Raises Refused for a request that the client's rules forbid.
+        """
+        member, note = self._member(), self.store.read_note(REPLY)
+        asked = (round_, cohort.attempt)
+        repeats = note is not None and (note["round"], note["attempt"]) == asked
+        if note is not None and repeats and _same(member, round_, cohort, sent):
+            return _reply(note)
+        member.join(round_, cohort.attempt, cohort.members)
+        return None
+
+    def mask(self, round_: int, cohort: Cohort, sent: bytes, words: Words, reply: Reply) -> Reply:
+        """``reply`` with the masked words and the boxes, once all of it is written down."""
+        with self.store.alone():
+            if (before := self.repeated(round_, cohort, sent)) is not None:
+                return before
+            member = self._member()
+            arrays = member.mask(round_, cohort.attempt, cohort.members, sent, words)
+            full = Reply(reply.info, reply.metrics, arrays)
+            self.store.write_note(REPLY, _note(full, round_, cohort.attempt))
+            self._commit(member)
+        return full
+
+    def unmask(self, round_: int, survivors: Survivors) -> Opened:
+        """What makes the sum readable; Refused for what the client's rules forbid."""
+        with self.store.alone():
+            member = self._member()
+            shares, seeds, closed = member.unmask(
+                round_, survivors.attempt, survivors.members, survivors.boxes
+            )
+            self._commit(member)
+        return Opened(shares, seeds, tuple(closed))
+
+    def _commit(self, member: Member) -> None:
+        assert member.kept is not None
+        self.store.write_note(LAST, member.kept.note())
+
+    def _member(self) -> Member:
+        private, keys = self._private(), self.store.read_note(KEYS) or {}
+        last = self.store.read_note(LAST)
+        try:
+            known = {client: bytes.fromhex(key) for client, key in keys.items()}
+            kept = Commitment.of(last) if last is not None else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged() from error
+        return Member(self.client, self.run, private, known, self.terms, kept)
+
+    def _private(self) -> X25519PrivateKey:
+        note = self.store.read_note(KEY)
+        if note is None:
+            raise StateError(f"client '{self.client}' has lost its key for the sums of this run")
+        try:
+            return X25519PrivateKey.from_private_bytes(bytes.fromhex(note["private"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged() from error
+
+    def _damaged(self) -> StateError:
+        return StateError(f"the notes of client '{self.client}' for sums are damaged")
+
+
+def _key(note: Mapping[str, Any]) -> SumKey:
+    """The public half of a ``sum-key`` note."""
+    values = {name: bytes.fromhex(note[name]) for name in ("private", "certificate", "signature")}
+    public = public_bytes(X25519PrivateKey.from_private_bytes(values["private"]))
+    proof = Proof(values["certificate"], values["signature"]) if values["signature"] else None
+    return SumKey(public, proof)
+
+
+def _same(member: Member, round_: int, cohort: Cohort, sent: bytes) -> bool:
+    """Whether the last commitment was made for this very request."""
+    kept, members = member.kept, sorted(cohort.members)
+    if kept is None or (kept.round, kept.attempt) != (round_, cohort.attempt):
+        return False
+    if list(kept.cohort) != members:
+        return False
+    keys = {client: member.keys[client] for client in members}
+    return cohort_digest(keys, sent).hex() == kept.digest
+
+
+def _note(reply: Reply, round_: int, attempt: int) -> dict[str, Any]:
+    return {
+        "round": round_,
+        "attempt": attempt,
+        "info": dict(reply.info),
+        "metrics": dict(reply.metrics),
+        "arrays": [
+            [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
+            for array in reply.arrays
+        ],
+    }
+
+
+def _reply(note: Mapping[str, Any]) -> Reply:
+    """Inverse of :func:`_note`."""
+    arrays = [
+        np.frombuffer(base64.b64decode(data), np.dtype(kind)).reshape(shape)
+        for kind, shape, data in note["arrays"]
+    ]
+    return Reply(note["info"], note["metrics"], arrays)

@@ -15,11 +15,17 @@ from numpy.typing import NDArray
 from fedhet.files import is_id
 from fedhet.protocol.messages import PACKED, Instruction, Reply
 from fedhet.protocol.payload import Array
-from fedhet.sums.encoding import Part, encode
-from fedhet.sums.masks import KEY_BYTES
-from fedhet.sums.member import BOX_BYTES, SEED_BYTES, Bytes
-from fedhet.sums.proofs import LONGEST, Proof
-from fedhet.sums.shares import SHARE_BYTES
+from fedhet.sums.masks import (
+    BOX_BYTES,
+    KEY_BYTES,
+    LONGEST,
+    SECRET_BYTES,
+    SHARE_BYTES,
+    Bytes,
+    Part,
+    Proof,
+    encode,
+)
 
 SUM = "sum"
 MOST_MEMBERS = 100_000
@@ -202,7 +208,7 @@ def opened_of(reply: Reply, survivors: int, gone: int) -> Opened:
     if not isinstance(closed, list | tuple) or not all(isinstance(one, str) for one in closed):
         raise ValueError("closed: no list of clients came")
     shares = _rows(info.get("shares"), SHARE_BYTES, survivors)
-    return Opened(shares, _rows(info.get("seeds"), SEED_BYTES, gone), tuple(closed))
+    return Opened(shares, _rows(info.get("seeds"), SECRET_BYTES, gone), tuple(closed))
 
 
 def upload_of(arrays: Sequence[Array]) -> tuple[NDArray[np.uint32], Bytes]:

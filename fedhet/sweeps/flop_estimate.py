@@ -26,9 +26,8 @@ from fedhet.data.synthetic import Synthetic, synthetic
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.models.flops import FlopCounter
 from fedhet.models.names import MODELS, MORE_OF_TORCHVISION
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Payload
-from fedhet.protocol.roster import Roster
 from fedhet.site.local_data import LocalData
 from fedhet.site.modules import forgotten, to_bundle
 from fedhet.site.on_device import choose_device

@@ -8,9 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedhet.config.load import envelope
 from fedhet.data.inputs import Inputs
 from fedhet.errors import RunFailedError
-from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.identity import Terms
-from fedhet.protocol.roster import Roster
+from fedhet.protocol.handshake import Handshake, Roster, Terms
 from fedhet.testing import LocalGrid, simulate, small
 
 

@@ -10,10 +10,8 @@ from fedhet.deploy.certs import make
 from fedhet.engines.inline import InlineGrid
 from fedhet.errors import UserError
 from fedhet.protocol.flower import key_as_sent
-from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.keys import Names
+from fedhet.protocol.handshake import Handshake, Names, Roster
 from fedhet.protocol.messages import TRAIN, Instruction, request
-from fedhet.protocol.roster import Roster
 from fedhet.testing import LocalGrid, simulate, small
 
 

@@ -14,9 +14,7 @@ from fedhet.config.load import envelope
 from fedhet.data.inputs import Inputs
 from fedhet.engines.inline import InlineGrid
 from fedhet.errors import RunFailedError
-from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.identity import ClientInfo
-from fedhet.protocol.roster import Roster
+from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.testing import LocalGrid, simulate, small
 
 

@@ -5,10 +5,9 @@ import pytest
 
 from fedhet.config.load import build_config
 from fedhet.errors import UserError
-from fedhet.protocol.checks import check_arrays
+from fedhet.protocol.checks import REMEMBERED, SPREAD, Steps, check_arrays, size
 from fedhet.protocol.low_rank import compress, dense
 from fedhet.protocol.payload import Empty, HeaderRows
-from fedhet.protocol.steps import REMEMBERED, SPREAD, Steps, size
 from fedhet.strategies.fedkd import FedKDStrategy
 from fedhet.testing import make_strategy, small
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhet.sums.metrics import Summed, SumMetrics
+from fedhet.sums.contribution import Summed, SumMetrics
 
 SUMMED = SumMetrics(64.0, {"shift": (-128.0, 2.0), "alpha": (0.0, 1.0)})
 

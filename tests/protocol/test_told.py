@@ -6,10 +6,8 @@ from fedhet.config.load import envelope
 from fedhet.engines.inline import InlineGrid
 from fedhet.errors import RunFailedError
 from fedhet.protocol import handshake
-from fedhet.protocol.handshake import Handshake
-from fedhet.protocol.identity import Terms
+from fedhet.protocol.handshake import Handshake, Roster, Terms
 from fedhet.protocol.messages import instruction
-from fedhet.protocol.roster import Roster
 from fedhet.testing import LocalGrid, small
 
 

@@ -15,7 +15,7 @@ from fedhet.config.schema import kebab
 from fedhet.errors import RunFailedError
 from fedhet.protocol.checks import OURS
 from fedhet.protocol.messages import instruction
-from fedhet.protocol.reasons import MEANING, MOST, Word, told
+from fedhet.protocol.reasons import MOST, Word, told
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.limits import Limits
 from fedhet.site.state import FileStore
@@ -153,12 +153,12 @@ def test_in_a_simulation_the_whole_text_goes_up(tmp_path, monkeypatch):
 
 def test_every_limit_has_a_word_and_every_word_a_meaning():
     assert {f"limit-{kebab(key)}" for key in Limits.model_fields} <= {word.value for word in Word}
-    assert MEANING.keys() == set(Word)
+    assert all(word.meaning for word in Word)
 
 
 @pytest.mark.parametrize("number", [0, -1, MOST + 1, 2**62, "17", 1.5, True, [1], b"x"])
 def test_a_liars_number_is_not_repeated(number):
-    assert told("state", number) == f"state (its log: no. unknown): {MEANING[Word.STATE]}"
+    assert told("state", number) == f"state (its log: no. unknown): {Word.STATE.meaning}"
 
 
 @pytest.mark.parametrize(

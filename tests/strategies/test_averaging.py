@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedhet.protocol.identity import ClientInfo
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import ModelArrays
 from fedhet.strategies.averaging import BLOCK, weighted_mean
 from fedhet.strategies.base import Upload

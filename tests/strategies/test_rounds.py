@@ -11,8 +11,8 @@ from flwr.app import Error, Message
 from fedhet.clients.base import MethodClient
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import client_order
+from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import arrays_of, instruction
-from fedhet.protocol.roster import Roster
 from fedhet.testing import simulate, small
 from fedhet.training.denormals import without_denormals
 

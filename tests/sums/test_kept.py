@@ -17,11 +17,10 @@ from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.protocol.reasons import Refused
 from fedhet.request import Request
 from fedhet.site.state import FileStore, StateError
-from fedhet.sums.collector import Collector
-from fedhet.sums.kept import Credentials, SumNotes
 from fedhet.sums.masks import public_bytes
-from fedhet.sums.member import Terms
+from fedhet.sums.member import Credentials, SumNotes, Terms
 from fedhet.sums.messages import Cohort, SumKey, Survivors
+from fedhet.sums.server import Collector
 from fedhet.testing import small
 
 NAMES = ("a", "b", "c", "d")

@@ -3,10 +3,19 @@
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedhet.sums.encoding import encode
-from fedhet.sums.fixed_point import fraction_bits, from_words, grid, to_words
-from fedhet.sums.masks import Attempt, Secrets, cohort_digest, public_bytes, stream
-from fedhet.sums.shares import evaluate
+from fedhet.sums.masks import (
+    AttemptId,
+    Secrets,
+    cohort_digest,
+    encode,
+    evaluate,
+    fraction_bits,
+    from_words,
+    grid,
+    public_bytes,
+    stream,
+    to_words,
+)
 
 A = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 B = X25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
@@ -18,7 +27,7 @@ def test_keys_digest_seed_stream_and_box() -> None:
     assert KEYS["b"].hex() == "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
     digest = cohort_digest(KEYS)
     assert digest.hex() == "63dd3af76dffa77dd835647d97e62dfaac4fcd1489973bf47dbc796f17781666"
-    attempt = Attempt("run-1", 3, 1, digest)
+    attempt = AttemptId("run-1", 3, 1, digest)
     first, second = Secrets("a", A, KEYS, attempt), Secrets("b", B, KEYS, attempt)
     seed = "dece3df8390f43b644a754afeb40969d68fd5d9009d455446f2febedb0ec8384"
     assert first.pair_seed("b").hex() == second.pair_seed("a").hex() == seed

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_pri
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509.oid import NameOID
 
-from fedhet.sums.proofs import Proof, ProofError, check, prove
+from fedhet.sums.masks import Proof, ProofError, check_proof, prove
 
 
 def certificate(subject, key, issuer, signer, days=(-1, 1)):
@@ -41,7 +41,7 @@ PUBLIC = bytes(32)
 
 
 def test_a_clients_own_key_is_accepted() -> None:
-    check(prove(KEY, OWN, "run", "a", PUBLIC), CA, "run", "a", PUBLIC)
+    check_proof(prove(KEY, OWN, "run", "a", PUBLIC), CA, "run", "a", PUBLIC)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_clients_own_key_is_accepted() -> None:
 )
 def test_nobody_elses_is(proof, text) -> None:
     with pytest.raises(ProofError, match=text):
-        check(proof, CA, "run", "a", PUBLIC)
+        check_proof(proof, CA, "run", "a", PUBLIC)
 
 
 def test_no_bit_of_a_certificate_raises_anything_else() -> None:
@@ -67,4 +67,4 @@ def test_no_bit_of_a_certificate_raises_anything_else() -> None:
     whole = prove(KEY, OWN, "run", "a", PUBLIC)
     for place in range(len(whole.certificate)):
         with suppress(ProofError):
-            check(broken(whole, place), CA, "run", "a", PUBLIC)
+            check_proof(broken(whole, place), CA, "run", "a", PUBLIC)

@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhet.sums.collector import Collector, NoSumError
-from fedhet.sums.fixed_point import from_words, grid, to_words
-from fedhet.sums.masks import public_bytes
-from fedhet.sums.member import Commitment, Member, RefusedError, Terms
+from fedhet.protocol.reasons import Refused
+from fedhet.sums.masks import from_words, grid, public_bytes, to_words
+from fedhet.sums.member import Commitment, Member, Terms
+from fedhet.sums.server import Collector, NoSumError
 
 LENGTH = 5
 PAYLOAD = b"\x07" * 32
@@ -95,7 +95,7 @@ def test_somebody_gone_needs_an_answer_of_everybody_left() -> None:
 
 
 def refused(word: str, ask, *given) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(Refused) as caught:
         ask(*given)
     assert caught.value.word == word
 
@@ -252,7 +252,7 @@ def test_survivors_told_differently_to_each_member_isolate_nobody(size, least) -
             boxes = collector.boxes_for(name)[[cohort.names.index(c) for c in survivors]]
             try:
                 cohort.members[name].unmask(1, 1, survivors, boxes)
-            except RefusedError as error:
+            except Refused as error:
                 refused_by += [(name, error.word)]
         assert {word for _, word in refused_by} == {"too-few-survivors"}
         for member in cohort.members.values():  # as before the question

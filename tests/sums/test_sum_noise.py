@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedhet.clients.summing import Part
 from fedhet.config.load import find_method
 from fedhet.errors import UserError
 from fedhet.protocol.payload import HeaderRows
@@ -20,7 +19,8 @@ from fedhet.site.budget import Budget, BudgetError
 from fedhet.site.limits import Asked, LimitError, Limits, check_run
 from fedhet.site.privacy import clipped, epsilon_spent, noise_multiplier, share_steps, sum_sigma
 from fedhet.site.state import FileStore
-from fedhet.sums.fixed_point import grid
+from fedhet.sums.client import Part
+from fedhet.sums.masks import grid
 from fedhet.sums.member import Terms
 from fedhet.sums.messages import Cohort
 from fedhet.sums.noise import Source, discrete_gaussian

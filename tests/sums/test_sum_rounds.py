@@ -14,7 +14,7 @@ from fedhet.errors import RunFailedError, UserError, VerifyError
 from fedhet.files import client_order
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, arrays_of
 from fedhet.records.run_folder import RunFolder
-from fedhet.sums.kept import SumNotes
+from fedhet.sums.member import SumNotes
 from fedhet.testing import simulate
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedhet.clients.summing import Part
 from fedhet.errors import RunFailedError
 from fedhet.protocol.flower import posted
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, to_record
 from fedhet.strategies.rounds import Rounds
-from fedhet.sums.fixed_point import from_words
+from fedhet.sums.client import Part
+from fedhet.sums.masks import from_words
 from fedhet.sums.messages import opened_of
 from fedhet.testing import simulate, small
 

@@ -14,11 +14,10 @@ from fedhet.errors import UserError
 from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
 from fedhet.strategies.averaging import AveragingStrategy, ClassSums
 from fedhet.strategies.base import MethodStrategy
-from fedhet.sums.collector import Collector
 from fedhet.sums.contribution import Own, enough, ownership
-from fedhet.sums.fixed_point import fraction_bits, from_words, grid, to_words
-from fedhet.sums.masks import public_bytes
+from fedhet.sums.masks import fraction_bits, from_words, grid, public_bytes, to_words
 from fedhet.sums.member import Member, Terms
+from fedhet.sums.server import Collector
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 SEEN, IMAGES, CLASSES = [[0, 1], [1, 2], [1, 2]], [100, 300, 50], 4  # nobody has class 3

@@ -23,9 +23,8 @@ from fedhet.export.save import open_state
 from fedhet.files import check_id, plain_path
 from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
+from fedhet.records.formats import OTHER, read_evaluations
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.tables import OTHER, read_evaluations
-from fedhet.records.trusted import opened, own_states
 
 
 class Run:
@@ -65,8 +64,7 @@ class Run:
         client has no state here: never sampled, another machine's, or ``keep-state=false``; or if
         the run names code of others, unless this user made it or ``trust``.
         """
-        with opened(self._folder, trust=trust) as started:
-            states = own_states(self._folder, build_config(started))
+        states = self._folder.states(build_config(self._folder.opened(trust=trust)))
         state = states / check_id(str(client), "client")
         return open_state(state, generation, trust=trust).model
 

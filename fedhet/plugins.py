@@ -5,12 +5,17 @@ package may also give it a name of its own in an entry-point group. Neither hide
 nor do we: with our checkout or bundle ahead on ``sys.path``, ``clients`` is still theirs.
 """
 
+import contextlib
+import hmac
 import importlib
 import importlib.machinery
 import importlib.util
+import json
 import keyword
+import os
+import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,7 +26,9 @@ from typing import Any
 
 from fedhet import layout
 from fedhet.errors import UserError, brief, nearest
+from fedhet.files import private_files, replacing
 
+MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
 GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
 
 
@@ -50,6 +57,8 @@ def installed(kind: str) -> dict[str, EntryPoint]:
 
 
 _here: list[str] = []  # where a user's own modules are looked for, once one is to be imported
+
+
 _guard: list["Guard"] = []
 
 
@@ -90,7 +99,7 @@ def modules(names: Iterable[str]) -> set[str]:
 
 
 def origin(module: str) -> str:
-    """The file or folder of a top-level module, as it would be imported; empty if there is none."""
+    """Return the file of a top-level module as it would be imported; empty if there is none."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(module, [*sys.path, *_here])
     except (ImportError, ValueError):
@@ -99,6 +108,61 @@ def origin(module: str) -> str:
         return ""
     places = list(spec.submodule_search_locations or ())
     return str(Path(spec.origin or (places[0] if places else "")).resolve())
+
+
+# --- whose code a folder may name (DESIGN 8) ---------------------------------------------------
+
+
+def _key() -> bytes:
+    """Return this user's key of 32 bytes, made at first use; raise OSError where it cannot be."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    path = (Path(base) if base else Path.home() / ".local" / "state") / "fedhet" / "key"
+    if not path.exists():
+        with private_files():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, private=True, synced=True, shared=True) as temporary:
+            temporary.write_bytes(secrets.token_bytes(32))
+    return path.read_bytes()
+
+
+def sign(identity: Mapping[str, Any]) -> str:
+    """Return the MAC of a run's or a model's identity; empty where this user can have no key.
+
+    Whoever sends a folder writes all of it, so only a key outside of it can say whose it is.
+    """
+    text = json.dumps({k: v for k, v in identity.items() if k != MAC}, sort_keys=True)
+    with contextlib.suppress(OSError, RuntimeError):  # a home that cannot be written, or none
+        return hmac.new(_key(), text.encode(), "sha256").hexdigest()
+    return ""
+
+
+def made_here(identity: Mapping[str, Any]) -> bool:
+    """Return whether ``identity`` carries the MAC that this user's key gives it."""
+    mac = identity.get(MAC)
+    return isinstance(mac, str) and bool(mac) and hmac.compare_digest(mac, sign(identity))
+
+
+def named(values: Mapping[str, Any]) -> list[str]:
+    """Return the method, models and data set that a configuration or a card names."""
+    models = values.get("models", ())
+    models = models.split(",") if isinstance(models, str) else models
+    one = [values.get("method"), values.get("architecture")]
+    many = models if isinstance(models, list | tuple) else ()
+    data = str(values.get("dataset", ""))
+    # Of a model without its file of weights, whose path may have a colon too.
+    names = [name.strip().partition(" ")[0] for name in (*one, *many) if isinstance(name, str)]
+    ours = data.startswith(("synthetic", "hf:"))
+    return names if ours else [*names, data.strip()]
+
+
+def require_trust(what: str, values: Mapping[str, Any], *, trusted: bool) -> None:
+    """Raise UserError if ``values`` name code of others and are not ``trusted``."""
+    own = sorted(name for name in set(named(values)) if modules([name]))
+    if own and not trusted:
+        raise UserError(
+            f"{what} names code that would run as you: {', '.join(own)[:300]}; it was not made by "
+            "this user's fedhet: --trust imports the code, if you trust who made both"
+        )
 
 
 def is_own(kind: str, name: str) -> bool:
@@ -140,10 +204,7 @@ def load(kind: str, name: str) -> Any:
     for guard in _guard:
         if colon and not guard.allowed(name):
             guard.refused.add(name)
-            raise UserError(
-                f"{kind} {name!r} is code that would run as you: --trust imports it, if you trust "
-                "who made it"
-            )
+            raise UserError(f"{kind} {name!r} is code that would run as you: --trust imports it")
     if Theirs not in sys.meta_path:
         sys.meta_path.insert(0, Theirs)
     try:

@@ -24,7 +24,6 @@ from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Names, Roster, Terms
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.states import claim_states, remove_states
 from fedhet.records.tracker import Tracker
 from fedhet.rng import one_blas_thread
 from fedhet.site.public_set import public_digest
@@ -111,7 +110,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
         roster.inputs = declared_inputs(config)
     simulated = is_simulated(grid)
     if simulated:
-        claim_states(folder, config)
+        folder.claim_states(config)
     handshake = Handshake(
         grid,
         experiment,
@@ -134,7 +133,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     _check_replies(folder)
     folder.write_summary(config, "completed", len(roster.ids))
     if simulated and not config.keep_state:
-        remove_states(folder, config)
+        folder.remove_states(config)
 
 
 def _check_replies(folder: RunFolder) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from fedhet.deploy.control_api import Control, Run
 from fedhet.errors import VerifyError
+from fedhet.records.formats import read_evaluations, read_partition
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.tables import read_evaluations, read_partition
 
 
 def collect(control: Control) -> dict[str, Any]:

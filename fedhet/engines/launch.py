@@ -29,9 +29,8 @@ from fedhet.engines.superlink import (
 )
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import private_files
-from fedhet.records.locks import OWNER
-from fedhet.records.privacy_cost import partition_clients
-from fedhet.records.run_folder import RunFolder
+from fedhet.records.run_folder import OWNER, RunFolder
+from fedhet.records.summary import partition_clients
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 REMOTE_POLL = 15.0  # seconds between questions to somebody else's SuperLink: one costs CPU seconds

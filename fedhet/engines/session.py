@@ -27,11 +27,9 @@ from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.files import plain_path
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
-from fedhet.records import register, verification
+from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.states import adopt_states, check_owner
 from fedhet.records.summary import DIVERGENCE, nobody_replied
-from fedhet.records.trusted import check_downloads, opened
 from fedhet.records.verification import Verification
 from fedhet.site.local_data import check_no_weights
 
@@ -129,11 +127,10 @@ def resume(
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
     folder = _existing(path)
-    with opened(folder, trust=trust) as started:
-        config = resumed_config(started, overrides)
-        if not trust:
-            _check_reach(folder, config)
-        return _resume(folder, config, read_overrides(overrides), console, connection, accept_lost)
+    config = resumed_config(folder.opened(trust=trust), overrides)
+    if not trust:
+        folder.check_reach(config)
+    return _resume(folder, config, read_overrides(overrides), console, connection, accept_lost)
 
 
 def _resume(  # noqa: PLR0913, PLR0917
@@ -147,9 +144,9 @@ def _resume(  # noqa: PLR0913, PLR0917
     """:func:`resume`, once the folder may be used."""
     if "state-dir" in changes:
         config = preflight.absolute_paths(config)
-        adopt_states(folder, config)
-    if config.state_backend == "file":
-        check_owner(folder, config)
+        folder.adopt_states(config)
+    else:
+        folder.states(config)
     _check_resumable(folder, config)
     python_path = check(config, console, connection)
     if connection is None:
@@ -173,7 +170,7 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
         folder.started_config()  # before a lock is made in what is no run
         if os.access(folder.path, os.W_OK):  # an archive may be read-only, and then nobody writes
             stack.enter_context(folder.lock())
-        started = stack.enter_context(opened(folder, trust=trust))
+        started = folder.opened(trust=trust)
         return folder, verification.verify(folder, build_config(started), _check_arrays)
 
 
@@ -190,18 +187,6 @@ def _existing(path: Path) -> RunFolder:
     if folder.path.is_dir():
         verification.check_entries(folder.path)
     return folder
-
-
-def _check_reach(folder: RunFolder, config: RunConfig) -> None:
-    """UserError if a run that was not made here would send or write outside its folder."""
-    if register.trusts(folder.experiment, folder.path, ()):
-        return
-    if config.tracker not in {"none", "tensorboard"}:
-        raise UserError(
-            f"tracker: '{config.tracker}' would get what this run computes under your account, and "
-            "the run was not made here: say tracker=none, or --trust"
-        )
-    check_downloads(folder, config)
 
 
 def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:

@@ -7,7 +7,6 @@ the network again, so neither the run nor the client's private state is needed t
 
 import copy
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,9 @@ from fedhet.config.sum_keys import HIDE_CLASSES
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief, one_line
-from fedhet.files import is_id
 from fedhet.models.names import with_weights
 from fedhet.reading.structured import read_yaml
 from fedhet.reading.tensors import parse_weights, read_weights
-from fedhet.records import register
 from fedhet.site.local_data import without_examples
 from fedhet.site.state import FileStore
 
@@ -143,15 +140,6 @@ def write_weights(model: Personalised, folder: Path) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def model_key(card: Mapping[str, Any], folder: Path) -> str:
-    """What an exported model is called in the register: by its weights and by where it is.
-
-    The same state exported twice is two models, each known.
-    """
-    what = f"{card.get('sha256')} {folder.resolve()}"
-    return f"model-{hashlib.sha256(os.fsencode(what)).hexdigest()[:32]}"
-
-
 def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict[str, Any]]:
     """An exported model and its card, without the run or the client's state.
 
@@ -159,9 +147,7 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
     of others, unless this user exported it or ``trust``.
     """
     card = _read_card(folder)
-    names, key = register.named(card), model_key(card, folder)
-    known = is_id(key) and register.trusts(key, folder, names)
-    register.require_trust(f"model '{folder}'", names, trusted=trust or known)
+    plugins.require_trust(f"model '{folder}'", card, trusted=trust or plugins.made_here(card))
     try:
         data = read_weights(folder / WEIGHTS)
         if hashlib.sha256(data).hexdigest() != card["sha256"]:
@@ -169,8 +155,7 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
                 f"model '{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's"
             )
         _check_size(card, len(data), folder)
-        with plugins.guarded(lambda _: trust or known):
-            model = Personalised(rebuild(card, folder))
+        model = Personalised(rebuild(card, folder))
         weights = parse_weights(data, folder / WEIGHTS)
         _check_weights(weights, model.state_dict(), folder)
         model.load_state_dict(weights, strict=True)

@@ -4,7 +4,6 @@ Only the client's machine can do it: nobody else has the state. The folder appea
 all, and says in ``card.yaml`` what the model is.
 """
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,10 @@ from fedhet.config.load import build_config
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
-from fedhet.export.model import CARD, FORMAT, Personalised, model_key, rebuild, write_weights
-from fedhet.files import appearing, client_order, is_id, plain_path
+from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
+from fedhet.files import appearing, client_order, plain_path
 from fedhet.reading.structured import read_json
-from fedhet.records import register
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.trusted import opened, own_states
 from fedhet.site.modules import accuracies_of
 from fedhet.site.state import DESCRIPTION, FileStore, StateError
 
@@ -41,7 +38,7 @@ class Exported:
 
     def card(self) -> dict[str, Any]:
         """The contents of ``card.yaml`` as far as the state says it."""
-        about = dict(self.description)
+        about = {k: v for k, v in self.description.items() if k != plugins.MAC}
         return {
             "format": FORMAT,
             "fedhet": fedhet.__version__,
@@ -105,10 +102,9 @@ def export(
     try:
         with appearing(out) as folder:  # private: a model trained on private images is, too
             card = exported.card() | {"sha256": write_weights(exported.model, folder)}
-            with contextlib.suppress(OSError):  # then the model needs --trust, as a stranger's does
-                register.note(model_key(card, out), out, register.named(card))
             if images is not None:
                 card["onnx"] = onnx_file.write(exported.model, folder, images)
+            card[plugins.MAC] = plugins.sign(card)
             text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
             (folder / CARD).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -144,8 +140,7 @@ def _states_of(run: Path, *, trust: bool) -> list[Path]:
     folder = RunFolder(run)
     if not folder.identity.exists():
         raise UserError(f"'{run}' is not a run folder: --all exports the clients of one")
-    with opened(folder, trust=trust) as started:
-        there = own_states(folder, build_config(started))
+    there = folder.states(build_config(folder.opened(trust=trust)))
     found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
     if not found:
         raise UserError(
@@ -164,14 +159,12 @@ def open_state(state: Path, generation: int | None = None, *, trust: bool = Fals
     description = _read_description(state)
     store = FileStore(state, sync=True)
     chosen = _choose(store, generation)
-    names, run = register.named(description), description.get("run")
-    known = isinstance(run, str) and is_id(run) and register.trusts(run, state.parent, names)
-    register.require_trust(f"state '{state}'", names, trusted=trust or known)
+    trusted = trust or plugins.made_here(description)
+    plugins.require_trust(f"state '{state}'", description, trusted=trusted)
     try:
         for key in _CARD:
             _ = description[key]
-        with plugins.guarded(lambda _: trust or known):
-            client = rebuild(description, state, chosen)
+        client = rebuild(description, state, chosen)
         return Exported(
             Personalised(client), description, chosen, accuracies_of(store.load(chosen))
         )

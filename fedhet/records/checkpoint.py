@@ -1,8 +1,15 @@
-"""The server's checkpoint: one safetensors file, replaced in one step after every round."""
+"""The server's checkpoint and the hash chain of a run.
+
+The checkpoint is one safetensors file, replaced in one step after every round. Every round's link
+of the chain covers the link before it, the accepted uploads, the clients' metrics and the global
+arrays after the round (names, dtypes, shapes, bytes; in client order). Durations are left out.
+Equal configuration, equal bytes, equal ``run_sha256``.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +18,12 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from fedhet.errors import ReadError, VerifyError
-from fedhet.files import replacing
+from fedhet.files import client_order, replacing, write_text
 from fedhet.protocol.payload import Array
+from fedhet.reading.bounds import read_bytes
 from fedhet.reading.structured import parse_object, shaped
 from fedhet.reading.tensors import read_tensors
-from fedhet.records.hash_chain import hash_array
-from fedhet.records.json_models import Meta
+from fedhet.records.formats import Meta
 
 
 @dataclass(frozen=True)
@@ -66,3 +73,60 @@ def _digest(text: str, arrays: Mapping[str, Array]) -> str:
     for name in sorted(arrays):
         hash_array(found, name, arrays[name])
     return found.hexdigest()
+
+
+class Counter:
+    """A number in a file that only grows: each is on the disk before it is given out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def next(self) -> int:
+        """One more than ever before; VerifyError if the file is damaged."""
+        last = 0
+        if self.path.exists():
+            text = read_bytes(self.path, 64).decode(errors="replace").strip()
+            if not re.fullmatch(r"[0-9]{1,10}", text):
+                raise VerifyError(f"'{self.path}' is damaged: it holds no number")
+            last = int(text)
+        write_text(self.path, f"{last + 1}\n", synced=True, private=True)
+        return last + 1
+
+
+DURATIONS = {"seconds"}
+
+
+class Chain:
+    """Collects one round's material and closes it into the next link."""
+
+    def __init__(self, digest: str = "") -> None:
+        self.digest = digest
+        self._parts: dict[tuple[str, str], tuple[Sequence[Array], Mapping[str, float]]] = {}
+
+    def add(
+        self, kind: str, client: str, metrics: Mapping[str, float], arrays: Sequence[Array] = ()
+    ) -> None:
+        """Something that a client contributed to the round; the order of calls is irrelevant."""
+        self._parts[kind, client] = (arrays, metrics)
+
+    def close(self, round_: int, arrays: Mapping[str, Array]) -> str:
+        """The round's link, as a hex digest."""
+        link = hashlib.sha256(f"{self.digest}|{round_}".encode())
+        for kind, client in sorted(self._parts, key=lambda part: (part[0], client_order(part[1]))):
+            uploaded, metrics = self._parts[kind, client]
+            link.update(f"|{kind}|{client}".encode())
+            for i, array in enumerate(uploaded):
+                hash_array(link, str(i), array)
+            for name in sorted(set(metrics) - DURATIONS):
+                link.update(f"|{name}".encode() + np.float64(metrics[name]).tobytes())
+        for name in sorted(arrays):
+            hash_array(link, name, arrays[name])
+        self._parts.clear()
+        self.digest = link.hexdigest()
+        return self.digest
+
+
+def hash_array(link: "hashlib._Hash", name: str, array: Array) -> None:
+    """Feed an array with its name, dtype and shape into a hash."""
+    link.update(f"|{name}|{array.dtype.str}|{array.shape}".encode())
+    link.update(np.ascontiguousarray(array).tobytes())

@@ -12,7 +12,7 @@ from fedhet.errors import one_line
 from fedhet.files import NOBODY, client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.hash_chain import Chain
+from fedhet.records.checkpoint import Chain
 from fedhet.records.summary import spread
 
 log = logging.getLogger("fedhet")

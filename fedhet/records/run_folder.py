@@ -1,8 +1,14 @@
-"""The run folder: everything a run leaves behind, readable while it runs."""
+"""The run folder: everything that a run leaves behind, readable while the run goes on.
+
+``config.yaml environment.json partition.csv rounds.jsonl clients.csv checkpoint/ summary.json
+log.txt``, and ``state/`` with the states of simulated clients unless ``state-dir`` says otherwise.
+"""
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,20 +19,29 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from fedhet import plugins
 from fedhet.config.schema import RunConfig
+from fedhet.data.named_sources import TORCHVISION
 from fedhet.errors import ReadError, UserError, VerifyError, one_line
-from fedhet.files import csv_text, finite, plain_path, private_files, write_json, write_text
+from fedhet.files import (
+    csv_text,
+    finite,
+    plain_path,
+    private_files,
+    sync,
+    write_json,
+    write_text,
+)
 from fedhet.reading.bounds import decoded, read_bytes
 from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yaml, shaped
-from fedhet.records import register
-from fedhet.records.append_only import Lines
+from fedhet.reading.tables import MOST_CSV
 from fedhet.records.environment import environment
-from fedhet.records.json_models import Identity, Line, Summary
-from fedhet.records.locks import LOCK, OWNER, held
-from fedhet.records.privacy_cost import partition_clients, privacy_summary
-from fedhet.records.summary import summarise
-from fedhet.records.tables import CLIENT_COLUMNS, OTHER
+from fedhet.records.formats import CLIENT_COLUMNS, OTHER, Identity, Line, Summary
+from fedhet.records.summary import partition_clients, privacy_summary, summarise
 
+LOCK = ".lock"  # of whoever writes a run, or runs a sweep
+OWNER = ".owner"  # of the command that has a run done
+STATES_OF = "owner~"  # beside the clients' folders, none of which can be called that
 WAITING = 65_536  # bytes of the note that says what is waited for
 _AGAIN = "; without this file `fedhet resume` goes on, and computes it again"
 
@@ -80,34 +95,15 @@ class RunFolder:
         return folder
 
     def discard(self) -> None:
-        """Remove a folder that was made just now, as if it had never been."""
-        with contextlib.suppress(UserError, VerifyError):
-            register.forget(self.experiment)
+        """Remove a folder that was made just now."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _enter(self, config: RunConfig) -> None:
-        """Note in this user's register that the run was made here, and where its states go.
-
-        Where that cannot be written a run goes on that needs nothing outside its folder.
-        """
-        states = (self.state_dir(config) / self.experiment).resolve()
-        try:
-            register.note(self.experiment, self.path, register.named(config.flat()), states)
-        except OSError as error:
-            if config.state_dir:
-                raise UserError(
-                    f"state-dir: '{config.state_dir}' cannot be used: '{register.place()}', which "
-                    f"says whose states those are, cannot be written: {error.strerror}; "
-                    "XDG_STATE_HOME names another place"
-                ) from error
-
     def _fill(self, config: RunConfig, made_by: Mapping[str, Any]) -> None:
-        """What a run folder holds before the run begins."""
+        """Write what a run folder holds before the run begins."""
         with private_files():
             self.checkpoint.parent.mkdir()
         write_json(self.environment, made_by)
         self._write_config(config, secrets.token_hex(8))
-        self._enter(config)
 
     def started_config(self) -> dict[str, Any]:
         """The configuration that the run was started with.
@@ -124,12 +120,45 @@ class RunFolder:
                 )
         return dict(started)
 
+    def made_here(self) -> bool:
+        """Return whether this user's fedhet made the run, with the configuration that it has."""
+        return plugins.made_here(self._started())
+
+    def opened(self, *, trust: bool) -> dict[str, Any]:
+        """Return the configuration that the run was started with.
+
+        Raise UserError if it names code of others, unless this user made the run, or ``trust``.
+        """
+        started = self.started_config()
+        plugins.require_trust(f"'{self.path}'", started, trusted=trust or self.made_here())
+        return started
+
+    def check_reach(self, config: RunConfig) -> None:
+        """Raise UserError if a run of somebody else's would send or write outside its folder."""
+        if self.made_here():
+            return
+        if config.tracker not in {"none", "tensorboard"}:
+            raise UserError(
+                f"tracker: '{config.tracker}' would get what this run computes under your account, "
+                "and the run was not made here: say tracker=none, or --trust"
+            )
+        for key, name, place in (
+            ("data-path", config.dataset, config.data_path),
+            ("public-path", config.public_dataset, config.public_path),
+        ):
+            if name in TORCHVISION and place:
+                raise UserError(
+                    f"{key}: '{place}' is where '{name}' would be downloaded to, and the run was "
+                    "not made here: --trust allows it"
+                )
+
     def change_config(self, config: RunConfig) -> None:
         """Go on with another configuration; the caller has checked that it may."""
         self._write_config(config, self.experiment)
 
     def _write_config(self, config: RunConfig, experiment: str) -> None:
         identity = {"experiment": experiment, "config": config.flat()}
+        identity[plugins.MAC] = plugins.sign(identity)
         write_json(self.identity, identity, private=True)
         text = yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True)
         write_text(self.config, text)
@@ -174,10 +203,65 @@ class RunFolder:
         """
         return any(held(self.path / name) for name in (LOCK, OWNER))
 
+    # --- states of simulated clients -------------------------------------------------------
+
     def state_dir(self, config: RunConfig) -> Path:
-        """Where simulated clients keep their states."""
+        """Return the folder in which simulated clients of runs keep their states."""
         root = Path(config.state_dir).expanduser() if config.state_dir else self.path / "state"
         return root.resolve()
+
+    def states(self, config: RunConfig) -> Path:
+        """Return the folder of this run's states.
+
+        Raise VerifyError if it lies outside the run folder and this user did not say so: then a
+        stranger's configuration names the place.
+        """
+        path = self.state_dir(config) / self.experiment
+        if not (self._holds(path) or self.made_here()):
+            raise VerifyError(
+                f"state-dir: '{path.parent}' lies outside '{self.path}', and this user's fedhet "
+                f"did not make the run; if the states are yours, `fedhet resume {self.path} "
+                f"state-dir={path.parent}` says so"
+            )
+        return path
+
+    def claim_states(self, config: RunConfig) -> None:
+        """Make the folder of the states if it lies outside; note there whose it is."""
+        path = self.states(config)
+        if not self._holds(path) and not path.exists():
+            with private_files():
+                path.mkdir(parents=True)
+                write_text(path / STATES_OF, str(self.path))
+
+    def adopt_states(self, config: RunConfig) -> None:
+        """Take states up where the user says that they are; UserError if they are not the run's."""
+        path = self.state_dir(config) / self.experiment
+        if self._holds(path):
+            return
+        try:
+            other = RunFolder(Path((path / STATES_OF).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"state-dir: '{path}' holds no clients' states of a run ('{STATES_OF}' is missing)"
+            ) from error
+        here = other.path.resolve() == self.path.resolve()
+        if not here and other.identity.exists() and other.experiment == self.experiment:
+            raise UserError(
+                f"state-dir: '{path}' belongs to '{other.path}', which is still there: two run "
+                "folders cannot go on from the same states"
+            )
+        write_text(path / STATES_OF, str(self.path))
+
+    def remove_states(self, config: RunConfig) -> None:
+        """Delete the states of a completed run; what is not this run folder's stays."""
+        with contextlib.suppress(VerifyError):
+            shutil.rmtree(self.states(config), ignore_errors=True)  # follows no link
+
+    def _holds(self, path: Path) -> bool:
+        """Return whether ``path`` is the place of the states inside the run folder."""
+        return path.resolve() == self.path.resolve() / "state" / self.experiment
+
+    # --- notes while the run goes on -------------------------------------------------------
 
     def wait_for(self, what: str) -> None:
         """Let others see what the server waits for; empty: for nothing any more."""
@@ -277,8 +361,7 @@ class RunFolder:
     def _again(self) -> str:
         """How to have a damaged summary written anew, where clients' states allow it."""
         config = self._started()["config"]
-        kept = config.get("keep-state", True) and config.get("state-backend", "file") == "file"
-        return _AGAIN if kept else ""
+        return _AGAIN if config.get("keep-state", True) else ""
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
@@ -314,3 +397,80 @@ def each_checked(path: Path, records: Iterable[dict[str, Any]]) -> Iterator[dict
 def digest(path: Path) -> str:
     """SHA-256 of a file, hex; empty if it is not there."""
     return hashlib.sha256(read_bytes(path, MOST_JSON)).hexdigest() if path.exists() else ""
+
+
+# --- files that only grow, and locks ------------------------------------------------------------
+
+
+class Lines:
+    """A text file that one process appends to; every append is on the disk when it returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._digest = hashlib.sha256()
+
+    def append(self, text: str) -> None:
+        """Add ``text``, whole lines; a full disk may leave a part of it, which no mark covers."""
+        data = text.encode()
+        new = not self.path.exists()
+        with private_files(), self.path.open("ab") as file:
+            file.write(data)
+        sync(self.path)
+        if new:
+            sync(self.path.parent)
+        self._digest.update(data)
+        self.size += len(data)
+
+    def mark(self) -> dict[str, Any]:
+        """Where the file is now, for a checkpoint: whatever comes after it is not final."""
+        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
+
+    def take_up(self, mark: Mapping[str, Any]) -> None:
+        """Go on from a mark: what was written after it is dropped.
+
+        Raises VerifyError if what was written before it has changed.
+        """
+        data = final_part(self.path, mark)
+        if self.path.exists():
+            with self.path.open("r+b") as file:
+                file.truncate(len(data))
+            sync(self.path)
+        self.size, self._digest = len(data), hashlib.sha256(data)
+
+
+def present_bytes(path: Path) -> bytes:
+    """The whole file, as far as its bound; none if it is not there."""
+    return read_bytes(path, MOST_CSV) if path.exists() else b""
+
+
+def final_part(path: Path, mark: Mapping[str, Any]) -> bytes:
+    """The bytes up to the mark; VerifyError if they are not those that were marked."""
+    data = present_bytes(path)
+    size, final = int(mark["bytes"]), data[: int(mark["bytes"])]
+    if len(final) < size:
+        raise VerifyError(f"'{path}' is cut: {len(final)} bytes of {size} are there")
+    if hashlib.sha256(final).hexdigest() != mark["sha256"]:
+        raise VerifyError(f"'{path}' is not what was written: a line was altered, added or lost")
+    return final
+
+
+def held(path: Path) -> bool:
+    """Whether somebody holds a lock.
+
+    It is asked for with others (for the moment of this call) by who cannot make or change it; a
+    command that begins in that very moment finds the folder in use, so this is not asked often.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise VerifyError(f"'{path}' cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -1,4 +1,4 @@
-"""Holds what a run left behind against itself: links, checkpoint, lines, summary, states.
+"""Check a run folder for consistency: links, checkpoint, lines, summary, states.
 
 The checkpoint comes last in every round and carries digests of what comes before it: of its own
 arrays, of ``rounds.jsonl`` and ``clients.csv`` up to there, of every client's state. So damage to
@@ -7,7 +7,6 @@ that a crash interrupted, and ``fedhet resume`` does it again.
 """
 
 import io
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,21 +14,22 @@ from typing import Any
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import VerifyError, brief
-from fedhet.files import client_order, csv_text, finite
+from fedhet.files import client_order, csv_text
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.reading.bounds import read_bytes
-from fedhet.reading.structured import MOST_LINES, parse_json, parse_jsonl
+from fedhet.reading.structured import MOST_LINES, parse_jsonl
 from fedhet.reading.tables import MOST_CSV
-from fedhet.records.append_only import final_part, present_bytes
 from fedhet.records.checkpoint import Checkpoint, load_checkpoint
-from fedhet.records.run_folder import RunFolder, checked_lines, digest
-from fedhet.records.states import check_owner, states_of
-from fedhet.records.summary import spread
-from fedhet.records.tables import Evaluation, parse_evaluations
+from fedhet.records.run_folder import (
+    RunFolder,
+    checked_lines,
+    digest,
+    final_part,
+    present_bytes,
+)
 from fedhet.site.state import FileStore, StateLostError
-from fedhet.sums.server import EVALUATED
 
 __all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
 
@@ -134,8 +134,7 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
         found.rounds = int(meta["round"])
         found.findings += map(Finding, _fixed(folder, meta))
         records = _lines(folder, meta, summary)
-        found.findings += map(Finding, _scores(folder, meta, records))
-        found.findings += map(Finding, _summary(folder, config, meta, records, summary))
+        found.findings += map(Finding, _summary(folder, meta, records))
         roster = Roster()
         roster.load(meta["roster"])
         found.findings += map(Finding, _partition(folder, roster))
@@ -188,59 +187,27 @@ def _lines(
     return records
 
 
-def _scores(
+def _summary(
     folder: RunFolder, meta: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """The accuracies of every round, computed again from ``clients.csv``.
-
-    A run that knows sums alone has no lines there: its means stand in the lines and the checkpoint.
-    """
-    if meta.get("means"):
-        last = records[int(meta["round"]) - 1]
-        for name, mean in meta["means"].items():
-            if last.get(name if name == EVALUATED else f"{name}_mean") != mean:
-                yield f"'{folder.rounds}': {name} of round {last['round']} is not the checkpoint's"
-        return
-    final = final_part(folder.clients, meta["clients"])
-    rows: dict[int, list[Evaluation]] = {}
-    for row in parse_evaluations(folder.clients, final):
-        rows.setdefault(row.round, []).append(row)
-    scores: dict[str, Evaluation] = {}
-    for record in records[: int(meta["round"])]:
-        scores |= {row.client: row for row in rows.get(record["round"], ())}
-        for kind, names in (("test_accuracy", ("mean", "std", "p10", "min")),
-                            ("val_accuracy", ("mean",))):  # fmt: skip
-            values = [getattr(scores[c], kind) for c in sorted(scores, key=client_order)]
-            again = finite(spread([value for value in values if value is not None]))
-            for name in names:
-                if record[f"{kind}_{name}"] != again[name]:
-                    yield (
-                        f"'{folder.rounds}': {kind}_{name} of round {record['round']} is not what "
-                        f"'{folder.clients.name}' gives"
-                    )
-
-
-def _summary(
-    folder: RunFolder,
-    config: RunConfig,
-    meta: Mapping[str, Any],
-    records: Sequence[Mapping[str, Any]],
-    summary: Mapping[str, Any],
-) -> Iterator[str]:
-    """Every figure of ``summary.json``, computed again from the lines."""
+    """Compare ``summary.json`` with the last line that it is of."""
+    summary = folder.read_summary()
     if not summary:  # the run was killed, or goes on
         return
-    rounds = records[: max(0, min(int(summary["rounds"]), len(records)))]
-    clients = len(meta["roster"]["infos"])
-    if summary["status"] != "completed":  # whoever wrote it may not have known the clients yet
-        clients = summary.get("clients", 0)
-    made = folder.figures(config, rounds, str(summary["status"]), clients, str(summary["reason"]))
-    again = parse_json(json.dumps(finite(made)))
-    for key in sorted(again.keys() | summary.keys()):
-        if again.get(key) != summary.get(key):
-            yield f"'{folder.summary}': {key} is not what '{folder.rounds.name}' gives"
-    if summary["rounds"] != len(rounds) or len(rounds) < int(meta["round"]):
-        yield f"'{folder.summary}': it is of round {summary['rounds']} of {meta['round']}"
+    rounds = int(summary["rounds"])
+    if not int(meta["round"]) <= rounds <= len(records):
+        yield f"'{folder.summary}': it is of round {rounds} of {meta['round']}"
+        return
+    last = records[rounds - 1] if rounds else {}
+    evaluated = [line for line in records[:rounds] if line["test_accuracy_mean"] is not None]
+    expected = {
+        "run_sha256": last.get("sha256"),
+        "clients_lost": last.get("lost", []),
+        "test_accuracy_mean": evaluated[-1]["test_accuracy_mean"] if evaluated else None,
+    }
+    for key, value in expected.items():
+        if summary.get(key) != value:
+            yield f"'{folder.summary}': {key} is not what '{folder.rounds.name}' says"
 
 
 def _arrays(
@@ -277,16 +244,16 @@ def _states(
     found: Verification,
 ) -> None:
     """The state of every client against its digest, where they are on this machine's disks."""
-    if not meta["simulated"] or config.state_backend != "file":
+    if not meta["simulated"]:
         return
     if summary.get("status") == "completed" and not config.keep_state:
         return  # they went with the end of the run
     try:
-        check_owner(folder, config)
+        root = folder.states(config)
     except VerifyError as error:
         found.findings.append(Finding(str(error)))
         return
-    root, roster = states_of(folder, config), meta["roster"]
+    roster = meta["roster"]
     found.clients = len(roster["infos"].keys() - roster["lost"].keys())
     for client in sorted(roster["states"].keys() - roster["lost"].keys(), key=client_order):
         generation, state = int(roster["generations"][client]), roster["states"][client]

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fedhet import plugins
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.files import client_order
 from fedhet.reading.structured import read_json, read_jsonl, read_yaml
-from fedhet.records import register
+from fedhet.records.formats import read_evaluations, read_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import diverged
-from fedhet.records.tables import read_evaluations, read_partition
 from fedhet.reports.runs import (
     FORMAT,
     SUFFIX,
@@ -80,9 +80,8 @@ def own_names(places: Iterable[Path]) -> set[str]:
     for place in places:
         for path in _find(place, DEPTH):
             with contextlib.suppress(*_DAMAGE):
-                names = register.named(read_yaml(path / "config.yaml"))
-                if register.trusts(RunFolder(path).experiment, path, names):
-                    found |= set(names)
+                if RunFolder(path).made_here():
+                    found |= set(plugins.named(read_yaml(path / "config.yaml")))
     return found
 
 

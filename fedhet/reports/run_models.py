@@ -14,7 +14,6 @@ from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError, VerifyError
 from fedhet.reading.structured import read_yaml
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.trusted import check_downloads, own_states
 from fedhet.reports.comparison import Comparison
 from fedhet.reports.model_gate import NO_STATES
 from fedhet.reports.runs import Run
@@ -60,7 +59,7 @@ def _open(arm: Arm, run: Run) -> Opened | None:
         values = read_yaml(run.folder / "config.yaml")
         config = build_config({k: v for k, v in values.items() if known_keys(k, arm.method)})
         folder = RunFolder(run.folder)
-        states = own_states(folder, config)
+        states = folder.states(config)
     except (UserError, VerifyError, OSError, ValueError, KeyError):
         return None
     there = {path.parent.name: path.parent for path in states.glob(f"*/{DESCRIPTION}")}
@@ -73,7 +72,7 @@ def examples_of(opened: Opened, clients: Sequence[str], each: int) -> list[tuple
     """At most ``each`` test examples (n, ...) and labels of every client, evenly spread."""
     try:
         if opened.run.folder is not None:
-            check_downloads(RunFolder(opened.run.folder), opened.config)
+            RunFolder(opened.run.folder).check_reach(opened.config)
         dataset, partition = load_partition(opened.config, opened.run.federation)
     except (UserError, VerifyError, OSError) as error:
         raise Missing(f"the data of '{opened.run.name}' cannot be read: {error}") from error

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fedhet.errors import ReadError
 from fedhet.files import private_files, replacing, sync
+from fedhet.plugins import MAC, sign
 from fedhet.reading.structured import read_json
 from fedhet.reading.tensors import read_tensors
 
@@ -256,7 +257,8 @@ class FileStore(Generations):
 
     def describe(self, description: Mapping[str, Any]) -> None:
         """``client.json``, with the run's experiment id."""
-        self._note(DESCRIPTION, {"run": self.folder.parent.name, **description})
+        about = {"run": self.folder.parent.name, **description}
+        self._note(DESCRIPTION, about | {MAC: sign(about)})
 
     def read_note(self, name: str) -> dict[str, Any] | None:
         """See :class:`StateStore`."""

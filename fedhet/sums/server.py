@@ -37,8 +37,7 @@ from fedhet.protocol.messages import (
     to_record,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.append_only import Counter
-from fedhet.records.checkpoint import Checkpoint
+from fedhet.records.checkpoint import Checkpoint, Counter
 from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import UNSUMMED

@@ -15,9 +15,9 @@ from fedhet.engines.launch import Launch
 from fedhet.errors import RunFailedError
 from fedhet.reading.structured import read_jsonl
 from fedhet.records import register
+from fedhet.records.formats import read_partition
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.states import states_of
-from fedhet.records.tables import read_partition
 from fedhet.sweeps.cost import GENERATIONS, Cost
 
 

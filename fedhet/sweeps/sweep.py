@@ -26,8 +26,7 @@ from fedhet.files import write_json, write_text
 from fedhet.reading.bounds import open_regular
 from fedhet.reading.structured import read_json
 from fedhet.records.environment import source_digest, versions
-from fedhet.records.locks import LOCK
-from fedhet.records.run_folder import RunFolder
+from fedhet.records.run_folder import LOCK, RunFolder
 from fedhet.records.verification import check_entries
 from fedhet.sweeps.executor import FAREWELL, Executor, LocalExecutor, Order, Work
 from fedhet.sweeps.grid import Cell

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhet.errors import one_line
 from fedhet.files import NOBODY, client_order
-from fedhet.records.tables import Evaluation
+from fedhet.records.formats import Evaluation
 from fedhet.watch.view import Column, Curve, Line, Table, Value
 
 CLIENTS, FAILURES = 500, 100  # rows of a table: more can nobody look through

@@ -8,9 +8,9 @@ from typing import Any
 from fedhet.errors import VerifyError, one_line
 from fedhet.reading.structured import MOST_LINES, each_jsonl, read_yaml
 from fedhet.reading.tables import MOST_CSV
+from fedhet.records.formats import Evaluation, parse_evaluations, read_partition
 from fedhet.records.run_folder import RunFolder, each_checked
 from fedhet.records.summary import duration, percent, seconds_left, size
-from fedhet.records.tables import Evaluation, parse_evaluations, read_partition
 from fedhet.watch.books import COLUMNS, CURVES, Books
 from fedhet.watch.files import Document, Tail, told
 from fedhet.watch.sites import Sites

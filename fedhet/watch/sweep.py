@@ -9,7 +9,7 @@ from typing import Any
 
 from fedhet.errors import VerifyError, one_line
 from fedhet.reading.structured import read_json
-from fedhet.records.locks import LOCK, held
+from fedhet.records.run_folder import LOCK, held
 from fedhet.records.summary import duration, percent
 from fedhet.watch.cell import BROKEN, DIVERGED, FAILED, FINISHED, PENDING, CellView
 from fedhet.watch.files import Document

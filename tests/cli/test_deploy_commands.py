@@ -27,7 +27,7 @@ from fedhet.engines.signals import Interrupted
 from fedhet.errors import RunFailedError, UserError
 from fedhet.protocol.flower import read_run_config
 from fedhet.reading.structured import read_toml
-from fedhet.records.json_models import Line
+from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
 
 SHARE = ("--partition", "0/1")

@@ -20,7 +20,7 @@ from fedhet.files import csv_text, quoted, unquoted
 from fedhet.reading import structured, tables
 from fedhet.reading.bounds import DEPTH, read_bytes
 from fedhet.reading.tensors import read_tensors
-from fedhet.records.tables import parse_evaluations, read_partition
+from fedhet.records.formats import parse_evaluations, read_partition
 
 ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)

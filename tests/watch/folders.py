@@ -8,7 +8,7 @@ import yaml
 
 from fedhet.config.load import build_config
 from fedhet.files import csv_text
-from fedhet.records.tables import CLIENT_COLUMNS, OTHER
+from fedhet.records.formats import CLIENT_COLUMNS, OTHER
 
 
 def line(number: int, **changes: Any) -> str:

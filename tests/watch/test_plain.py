@@ -9,7 +9,7 @@ from filelock import FileLock
 from watch.folders import append, begin, end, failure, line, scores
 
 from fedhet.cli.app import execute
-from fedhet.records.locks import LOCK
+from fedhet.records.run_folder import LOCK
 from fedhet.watch import plain
 from fedhet.watch.finding import open_view
 

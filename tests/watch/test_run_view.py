@@ -10,8 +10,7 @@ from watch.folders import append, begin, end, failure, line, scores
 
 from fedhet.deploy.control_api import Node
 from fedhet.files import NOBODY
-from fedhet.records.locks import LOCK, OWNER
-from fedhet.records.run_folder import RunFolder
+from fedhet.records.run_folder import LOCK, OWNER, RunFolder
 from fedhet.watch import run as room
 from fedhet.watch.run import RunView
 from fedhet.watch.sites import Sites

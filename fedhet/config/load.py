@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedhet import plugins
-from fedhet.config import examples, idle_keys, sum_keys
-from fedhet.config.key_errors import COMMON, check_single, unknown_key, wrong_value
+from fedhet.config import checks
+from fedhet.config.key_errors import COMMON, check_single, example_hint, unknown_key, wrong_value
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
@@ -32,7 +32,7 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     if not plugins.is_own("method", name):
         known = [*METHODS, *plugins.installed("method")]
-        where = f"; {told}" if (told := examples.hint(name)) else ""
+        where = f"; {told}" if (told := example_hint(name)) else ""
         raise UserError(
             f"method: unknown value '{name}'{where or plugins.hint('method', name, known)}; "
             f"allowed: {', '.join(known)} "
@@ -103,8 +103,8 @@ def load_noted(
     defaults = RunConfig().flat()
     written = {key: value for key, value in preset.items() if value != defaults.get(key)}
     if "partition" in new:
-        written = {key: v for key, v in written.items() if key not in idle_keys.REFUSED}
-    return config, idle_keys.check(config, {**written, **new}, deployed=deployed)
+        written = {key: v for key, v in written.items() if key not in checks.REFUSED}
+    return config, checks.check_idle(config, {**written, **new}, deployed=deployed)
 
 
 def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
@@ -144,7 +144,7 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
         check_single(RunConfig, "method", values["method"])
     method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)
-    values = values if sum_keys.HIDE_CLASSES in own else sum_keys.replaced(values)
+    values = values if checks.HIDE_CLASSES in own else checks.replaced(values)
     taken = sorted(own & COMMON)
     if taken:
         raise UserError(
@@ -179,9 +179,9 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
             f"aggregation: '{config.aggregation}' is not allowed with method={config.method}: its "
             f"server takes no mean of uploads; allowed: {', '.join(method.strategy.aggregations)}"
         )
-    sum_keys.check(config, method.strategy.not_summed)
+    checks.check_sums(config, method.strategy.not_summed)
     weighs_images = method.strategy.weighs_images(config, params)
-    sum_keys.check_unit(config, weighs_images=weighs_images)
+    checks.check_unit(config, weighs_images=weighs_images)
     method.strategy.check_config(config, params)
     ignored = dict(method.strategy.ignores(config, params))
     if method.strategy.public_set == "nobody":
@@ -323,7 +323,7 @@ def check_replies(config: RunConfig) -> None:
             f"min-replies: {config.min_replies} is more than the "
             f"{config.cohort(config.clients)} clients of a round (fraction x clients)"
         )
-    sum_keys.check_cohort(config)
+    checks.check_cohort(config)
 
 
 def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:
@@ -347,5 +347,5 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     if values.get("models") == ",".join(shipped.models):  # nobody's choice: the kind's own group
         del values["models"]
     config, defaults = build_config(values), shipped.flat()
-    idle_keys.check(config, {k: v for k, v in values.items() if v != defaults.get(k)})
+    checks.check_idle(config, {k: v for k, v in values.items() if v != defaults.get(k)})
     return config, {}

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedhet import layout
-from fedhet.config import examples, idle_keys
+from fedhet.config import checks
+from fedhet.config.key_errors import example_hint
 from fedhet.config.load import (
     build_config,
     find_method,
@@ -68,7 +69,7 @@ def find_preset(name: str) -> Path:
     }
     name = method_name(name)  # FedSSA is fedssa here as well
     if name not in shipped:
-        if where := examples.hint(name):
+        if where := example_hint(name):
             raise UserError(f"config '{name}': no preset; {where}")
         raise UserError(
             f"config '{name}': no such file and no preset{nearest(name, list(shipped))}; "
@@ -100,7 +101,7 @@ def start(
         warnings += preflight.few_owners(config, dataset, partition)
     with interruptible():
         folder = RunFolder.create(config, default_name)
-        for line in (*notes, *idle_keys.small_cohort(config)):
+        for line in (*notes, *checks.small_cohort(config)):
             console.say(f"note: {line}")
         for line in warnings:
             console.say(f"warning: {line}")
@@ -152,7 +153,7 @@ def _resume(  # noqa: PLR0913, PLR0917
     if connection is None:
         config = preflight.resolve_clients(config)
         preflight.check_simulation(config)
-    for line in idle_keys.check(config, changes, deployed=connection is not None):
+    for line in checks.check_idle(config, changes, deployed=connection is not None):
         console.say(f"note: {line}")
     with interruptible():
         launch = Launch(config, folder, resume=True, python_path=python_path)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fedhet import plugins
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.clients.kept import PREPARATION
+from fedhet.config.checks import HIDE_CLASSES
 from fedhet.config.load import find_method
 from fedhet.config.schema import RunConfig
-from fedhet.config.sum_keys import HIDE_CLASSES
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief, one_line

@@ -16,10 +16,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedhet.config.checks import GONE
 from fedhet.config.load import method_name as known_as
 from fedhet.config.registry import Method
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
-from fedhet.config.sum_keys import GONE
 from fedhet.data.inputs import DATASETS
 from fedhet.reports import papers
 from fedhet.reports.names import exact, known_method, method_name, model_range, plain

@@ -14,9 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedhet.config.checks import GONE
 from fedhet.config.load import build_config, find_method, method_keys, read_overrides
 from fedhet.config.schema import RunConfig
-from fedhet.config.sum_keys import GONE
 from fedhet.errors import UserError
 from fedhet.reading.structured import read_yaml
 

@@ -10,8 +10,8 @@ import yaml
 import fedhet
 from fedhet import layout
 from fedhet.cli.app import execute
-from fedhet.config import examples
-from fedhet.config.idle_keys import idle
+from fedhet.config.checks import idle
+from fedhet.config.key_errors import KEYS
 from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.deploy import server_folder
@@ -170,10 +170,10 @@ def test_an_example_says_where_it_is_and_how_it_is_run(capsys, here, monkeypatch
     assert "with examples/fedrep.py of fedhet's source beside" in mistake(capsys, "run", "fedrep")
 
 
-@pytest.mark.parametrize("name", examples.KEYS)
+@pytest.mark.parametrize("name", KEYS)
 def test_what_an_example_is_run_with_is_in_it(name, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    preset, *words = examples.KEYS[name].split()
+    preset, *words = KEYS[name].split()
     assert session.find_preset(preset).is_file()
     (word,) = [word for word in words if f"={name}:" in word]
     key, _, values = word.partition("=")

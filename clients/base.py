@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.kept import PREPARATION, KeptClient, Setup
-from fedhet.config.schema import P
+from fedhet.config.schema import BESIDE, P
 from fedhet.data.inputs import IMAGE
 from fedhet.data.preparation import FITTED, normalise, preparation
 from fedhet.models import SplitModel, build_model
@@ -26,7 +26,8 @@ from fedhet.site.public_set import PublicSet, open_public
 from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.flop_cost import phase_flops
-from fedhet.training.loop import Examples, Phase, correct, set_trainable, train
+from fedhet.training.loop import Examples, Phase, set_trainable, train
+from fedhet.training.metrics import evaluate
 
 __all__ = ["Adding", "MethodClient", "Needs", "Setup", "round_config"]
 
@@ -267,7 +268,8 @@ class MethodClient(KeptClient[P]):
         if self.evaluating:
             for module in self.modules.values():
                 module.eval()
-            self.before = {f"{name}_before": value for name, value in self.accuracies().items()}
+            found = self.accuracies()
+            self.before = {f"{n}_before": value for n, value in found.items() if n not in BESIDE}
 
     @property
     def public(self) -> PublicSet:
@@ -281,15 +283,19 @@ class MethodClient(KeptClient[P]):
     # --- the base's own work -----------------------------------------------------------------
 
     def accuracies(self) -> dict[str, float]:
-        """Test and validation accuracy of every prediction, in percent; empty splits left out."""
+        """Metrics on the test and validation split, by ``test_`` and ``val_``; see DESIGN 5.
+
+        An empty split has none. All predictions have an accuracy, :meth:`infer` all metrics.
+        """
         found: dict[str, float] = {}
+        counts = self.setup.data.class_counts()
+        most = max(counts, key=counts.__getitem__, default=None)
+        majority = None if most is None else list(self.setup.classes).index(most)
         for part in ("test", "val"):
             data = self.examples(part)
-            if not len(data):
-                continue
-            for name, hits in correct(self.predict, data, self.config).items():
-                key = f"{part}_accuracy_{name}" if name else f"{part}_accuracy"
-                found[key] = 100.0 * hits / len(data)
+            if len(data):
+                metrics = evaluate(self.predict, data, self.config, majority).metrics
+                found |= {f"{part}_{name}": value for name, value in metrics.items()}
         return found
 
     def _augmented(self, data: Examples) -> Examples:

@@ -8,7 +8,7 @@ from typing import Any, Generic, cast
 import torch
 from torch import Tensor, nn
 
-from fedhet.config.schema import P, RunConfig
+from fedhet.config.schema import BESIDE, P, RunConfig
 from fedhet.data.inputs import IMAGE, Inputs
 from fedhet.data.preparation import FITTED, Preparation, preparation
 from fedhet.errors import HookError, RunFailedError, brief
@@ -124,7 +124,10 @@ class KeptClient(NumPyClient, Generic[P]):
         RunFailedError if a tensor is not finite; the state before then stays the newest.
         """
         self._check_declared(self.tensors)
-        scores = ((name, float(value)) for name, value in metrics.items() if "accuracy" in name)
+        scores = (
+            (name, float(value)) for name, value in metrics.items()
+            if "accuracy" in name and name not in BESIDE
+        )  # fmt: skip
         bundle = to_bundle(self.modules, self.tensors, scores)
         if lost := not_finite(bundle):
             raise RunFailedError(

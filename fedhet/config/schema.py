@@ -22,12 +22,22 @@ REPRESENTATION = 500  # d: default width of the representation that every model 
 QUIET = (
     "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
     "small_model", "representation", "grey", "secure_sum", "sum_range", "sum_min", "sum_threshold",
-    "sum_owners", "sum_metrics", "tuned",
+    "sum_owners", "sum_metrics", "tuned", "metric", "class_weights", "local_steps", "patience",
+    "keep_best", "keep_predictions",
 )  # fmt: skip
+# The metrics of an evaluation (DESIGN 5), all in percent but for log_loss.
+METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece")
+LOWER = ("log_loss", "ece")  # the smaller the better
+MAJORITY = "majority_accuracy"  # what the commonest class of the train split would get
+# Names of those that stand beside accuracy. The hash chain, a client's state and its digest
+# cover accuracies alone, as before there were others: no metric of this list goes into them.
+BESIDE = frozenset(
+    f"{part}_{name}" for part in ("test", "val") for name in (*METRICS[1:], MAJORITY)
+)
 # What each method may need a value of its own of; anything else is what they are compared under.
 TUNABLE = frozenset({
-    "lr", "local-epochs", "batch-size", "momentum", "weight-decay", "lr-schedule", "optimizer",
-    "grad-clip", "augment",
+    "lr", "local-epochs", "local-steps", "batch-size", "momentum", "weight-decay", "lr-schedule",
+    "optimizer", "grad-clip", "augment", "class-weights",
 })  # fmt: skip
 REGISTERED, OFF = "registered", "off"
 KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
@@ -204,7 +214,15 @@ class RunConfig(Schema):
     )
 
     rounds: int = Field(100, ge=1, le=1_000_000, description="T, communication rounds")
+    patience: int = Field(
+        0, ge=0, description="evaluated rounds without a better validation metric that end the run"
+        "; 0: it takes all rounds",
+    )  # fmt: skip
     local_epochs: int = Field(10, ge=1, description="E, epochs of local training per round")
+    local_steps: int = Field(
+        0, ge=0, le=1_000_000, description="steps of local training per round, instead of epochs; "
+        "0: local-epochs",
+    )  # fmt: skip
     batch_size: int = Field(64, ge=2, description="B, images per step")
     optimizer: Literal["sgd", "adam"] = Field(
         "sgd", description="sgd, or adam with torch's betas; fresh every round"
@@ -216,6 +234,11 @@ class RunConfig(Schema):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD, fresh every round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty of the optimizer")
     grad_clip: float = Field(0.0, ge=0, description="largest gradient norm of one network; 0: off")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none",
+        description="balanced: in every cross-entropy a class counts by n / (classes x examples), "
+        "over the client's train split",
+    )
     augment: Literal["none", "crop-flip", "jitter-scale"] = Field(
         "none",
         description="crop-flip (images): random crop with a margin of s/8 and horizontal flip; "
@@ -236,6 +259,11 @@ class RunConfig(Schema):
         "ray", description="a simulation's processes: Flower's on Ray, or all in this one"
     )
 
+    metric: Literal[
+        "accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece"
+    ] = Field(
+        "accuracy", description="headline of a run, and what its best round is the best of"
+    )  # fmt: skip
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     evaluate_before: bool = Field(
         False, description="record accuracies after receiving and before training as well"
@@ -318,6 +346,13 @@ class RunConfig(Schema):
         "file", description="file, or Flower's context (no resume)"
     )
     keep_state: bool = Field(True, description="keep the clients' last states after the run")
+    keep_best: bool = Field(
+        False, description="keep each client's state of its best validation round as well"
+    )
+    keep_predictions: bool = Field(
+        False,
+        description="each client keeps its answers on its validation and test examples at the end",
+    )
     tuned: Words = Field(
         (), description="keys whose values were searched for each method; of one setting in reports"
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import BESIDE, RunConfig
 from fedhet.files import is_id
 from fedhet.protocol.handshake import MAX_TEXT, ClientInfo
 from fedhet.protocol.messages import (
@@ -40,6 +40,8 @@ RANGES = {
     "train_flops": (0.0, 1e24),
     "seconds": (0.0, 1e7),
     "train_loss": (-FLOAT32, FLOAT32),  # a term over a vanishing loss grows as far as that
+    "test_log_loss": (0.0, FLOAT32),
+    "val_log_loss": (0.0, FLOAT32),
     "": (-1e12, 1e12),
 }
 
@@ -95,9 +97,10 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
     for name, value in reply.metrics.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name):
             raise Rejected("a metric has a name that is not allowed")
-        if not OURS.fullmatch(name) and name not in (own or {}):
+        if not OURS.fullmatch(name) and name not in BESIDE and name not in (own or {}):
             raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
-        if "accuracy" in name and not 0 <= value <= 100:
+        percent = name in BESIDE and not name.endswith("log_loss")
+        if ("accuracy" in name or percent) and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
         low, high = (own or {}).get(name) or _range(name)
         if not low <= value <= high:

@@ -2,7 +2,8 @@
 
 The checkpoint is one safetensors file, replaced in one step after every round. Every round's link
 of the chain covers the link before it, the accepted uploads, the clients' metrics and the global
-arrays after the round (names, dtypes, shapes, bytes; in client order). Durations are left out.
+arrays after the round (names, dtypes, shapes, bytes; in client order). Durations are left out, and
+so are the metrics beside accuracy: the chain covers what it covered before there were any.
 Equal configuration, equal bytes, equal ``run_sha256``.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from fedhet.config.schema import BESIDE
 from fedhet.errors import ReadError, VerifyError
 from fedhet.files import client_order, replacing, write_text
 from fedhet.protocol.payload import Array
@@ -117,7 +119,7 @@ class Chain:
             link.update(f"|{kind}|{client}".encode())
             for i, array in enumerate(uploaded):
                 hash_array(link, str(i), array)
-            for name in sorted(set(metrics) - DURATIONS):
+            for name in sorted(set(metrics) - DURATIONS - BESIDE):
                 link.update(f"|{name}".encode() + np.float64(metrics[name]).tobytes())
         for name in sorted(arrays):
             hash_array(link, name, arrays[name])

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedhet.config.schema import BESIDE
 from fedhet.data.inputs import load_inputs
 from fedhet.errors import ReadError
 from fedhet.files import is_id
@@ -235,13 +236,17 @@ class Meta(_Strict):
         return self
 
 
-CLIENT_COLUMNS = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
+_FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
+CLIENT_COLUMNS = (*_FIRST, *sorted(BESIDE))
 OTHER = "other"  # further numbers of an evaluation, as JSON
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A line of ``clients.csv``; accuracies in percent, None where there is none."""
+    """A line of ``clients.csv``; accuracies in percent, None where there is none.
+
+    ``other`` are the other metrics that the client has.
+    """
 
     round: int
     client: str
@@ -271,12 +276,16 @@ def parse_evaluations(path: Path, data: bytes) -> Iterator[Evaluation]:
         return
     source = f"'{path}'"
     columns, rows = parse_table(data, source)
-    if tuple(columns[: len(CLIENT_COLUMNS)]) != CLIENT_COLUMNS:
-        raise ReadError(source, "line 1", f"other columns than {', '.join(CLIENT_COLUMNS)}")
+    if tuple(columns[: len(_FIRST)]) != _FIRST:
+        raise ReadError(source, "line 1", f"other columns than {', '.join(_FIRST)}")
     for line, row in rows:
         place = f"line {line}"
         named = dict(zip(columns, row, strict=True))
         other = named.get(OTHER)
+        beside = {
+            name: number(named[name], source, f"{place}: {name}")
+            for name in sorted(BESIDE & named.keys())
+        }
         yield Evaluation(
             whole(named["round"], source, f"{place}: round"),
             _client(named["client"], source, place),
@@ -284,7 +293,8 @@ def parse_evaluations(path: Path, data: bytes) -> Iterator[Evaluation]:
             whole(named["generation"], source, f"{place}: generation"),
             number(named["test_accuracy"], source, f"{place}: test_accuracy"),
             number(named["val_accuracy"], source, f"{place}: val_accuracy"),
-            parse_object(other, source, f"{place}: {OTHER}") if other else {},
+            {name: value for name, value in beside.items() if value is not None}
+            | (parse_object(other, source, f"{place}: {OTHER}") if other else {}),
         )
 
 

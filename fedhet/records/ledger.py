@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedhet.config.schema import BESIDE
 from fedhet.errors import one_line
 from fedhet.files import NOBODY, client_order
 from fedhet.protocol.handshake import Roster
@@ -24,7 +25,7 @@ HEADLINE = ("test_accuracy", "val_accuracy")
 
 @dataclass
 class Score:
-    """The last evaluation of a client: of which generation, and its accuracies in percent."""
+    """The last evaluation of a client: of which generation, and its metrics."""
 
     generation: int
     accuracies: dict[str, float]
@@ -107,7 +108,7 @@ class Ledger:
         self.round.flops += metrics.get("train_flops", 0.0)
         images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
         for name, value in metrics.items():
-            if name not in COMMON and "accuracy" not in name:
+            if name not in COMMON | BESIDE and "accuracy" not in name:
                 self.round.own.setdefault(name, []).append((value, images))
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
@@ -120,7 +121,7 @@ class Ledger:
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""
-        accuracies = {name: value for name, value in metrics.items() if "accuracy" in name}
+        accuracies = {n: v for n, v in metrics.items() if "accuracy" in n or n in BESIDE}
         self.scores[client] = Score(self.roster.generations[client], accuracies)
         self.round.scored.add(client)
         self.chain.add("score", client, accuracies)
@@ -153,6 +154,8 @@ class Ledger:
         record["val_accuracy_mean"] = self.spread("val_accuracy")["mean"]
         for kind in sorted(kinds - set(HEADLINE)):
             record[f"{kind}_mean"] = self.spread(kind)["mean"]
+            if kind in BESIDE:
+                record[f"{kind}_clients"] = sum(kind in s.accuracies for s in self.scores.values())
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
             "sampled": now.sampled,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.filesize import decimal
 
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import BESIDE, LOWER, RunConfig
 from fedhet.files import client_order
 from fedhet.records.formats import read_partition
 
@@ -29,8 +29,7 @@ def summarise(
     """The figures of ``summary.json`` out of the lines of ``rounds.jsonl``."""
     evaluated = [r for r in rounds if r["test_accuracy_mean"] is not None]
     last = evaluated[-1] if evaluated else {}
-    validated = [r for r in evaluated if r["val_accuracy_mean"] is not None]
-    best = max(validated, key=lambda r: (r["val_accuracy_mean"], -r["round"]), default={})
+    best = best_round(config, rounds)
     replied = sum(r["replied"] for r in rounds)
     sent = sum(r["sampled"] - r["offline"] for r in rounds)
 
@@ -52,8 +51,16 @@ def summarise(
             f"test_accuracy_{kind}": last.get(f"test_accuracy_{kind}")
             for kind in ("mean", "std", "p10", "min")
         },
+        "metric": config.metric,
+        **{
+            f"{name}_{kind}": last[f"{name}_{kind}"]
+            for name in sorted(BESIDE)
+            for kind in ("mean", "clients")
+            if last.get(f"{name}_{kind}") is not None
+        },
         "best_validation_round": best.get("round"),
         "best_validation_test_accuracy_mean": best.get("test_accuracy_mean"),
+        f"best_validation_test_{config.metric}_mean": metric_mean(config, best),
         "uplink_floats_per_client_round": total("uplink_floats") / max(1, replied),
         "downlink_floats_per_client_round": total("downlink_floats") / max(1, sent),
         "uplink_bytes_total": total("uplink_bytes"),
@@ -72,6 +79,30 @@ def summarise(
         "clients_lost": rounds[-1]["lost"] if rounds else [],
         "run_sha256": rounds[-1]["sha256"] if rounds else None,
     }
+
+
+def metric_mean(config: RunConfig, figures: Mapping[str, Any], part: str = "test") -> float | None:
+    """Mean of the run's ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``.
+
+    ``part`` is ``test`` or ``val``; None where no client has it.
+    """
+    return figures.get(f"{part}_{config.metric}_mean")
+
+
+def gain(config: RunConfig, value: float) -> float:
+    """``value`` of the run's ``metric`` so that more is better: errors change their sign."""
+    return -value if config.metric in LOWER else value
+
+
+def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The line of the round with the best validation ``metric``, the first of equals; or empty."""
+    validated = [
+        (gain(config, value), -line["round"], line)
+        for line in rounds
+        if line["test_accuracy_mean"] is not None
+        and (value := metric_mean(config, line, "val")) is not None
+    ]
+    return max(validated, key=lambda one: one[:2])[2] if validated else {}
 
 
 def secure_sum_summary(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

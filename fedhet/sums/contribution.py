@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import BESIDE, RunConfig
 from fedhet.protocol.payload import Array, Payload
 
 Vector = NDArray[np.float64]  # (L,), the same L for every client of a run
@@ -117,31 +117,40 @@ class Summed:
 
 
 class SumMetrics:
-    """The entries of a run; ``own`` are the ranges of its method's metrics, by name."""
+    """The entries of a run; ``own`` are the ranges of its method's metrics, by name.
+
+    The metrics beside accuracy come last: the hash chain covers the ``chained`` entries before.
+    """
 
     def __init__(self, largest: float, own: Mapping[str, tuple[float, float]]) -> None:
         self.largest = largest
         bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
         self.scales = dict.fromkeys(ACCURACIES, 100.0) | {LOSS: 1.0}
         self.scales |= {name: max(1.0, bound / largest) for name, bound in bounds.items()}
+        self.beside = {n: 1.0 if n.endswith("log_loss") else 100.0 for n in sorted(BESIDE)}
+        self.chained = 2 * len(self.scales) + 2 * len(WIDE)
 
     def __len__(self) -> int:
-        return 2 * len(self.scales) + 2 * len(WIDE)
+        return self.chained + 2 * len(self.beside)
 
     def vector(self, metrics: Mapping[str, float]) -> Vector:
-        """Of one client: each number with a one, or two zeros; then the wide ones."""
-        found: list[float] = []
-        for name, scale in self.scales.items():
-            value = metrics.get(name, math.nan) / scale
-            there = math.isfinite(value)
-            cut = min(max(value, -self.largest), self.largest) if there else 0.0
-            found += [cut, float(there)]
+        """Of one client: each number with a one, or two zeros; the wide ones after accuracies."""
+        found = self._shares(metrics, self.scales)
         lower = self.largest / 2**BITS
         for name in WIDE:
             whole = round(metrics.get(name, 0.0))
             high, low = divmod(min(whole, int(self.largest / HIGH) << BITS), 1 << BITS)
             found += [high * HIGH, low * lower]
-        return np.array(found)
+        return np.array(found + self._shares(metrics, self.beside))
+
+    def _shares(self, metrics: Mapping[str, float], scales: Mapping[str, float]) -> list[float]:
+        found: list[float] = []
+        for name, scale in scales.items():
+            value = metrics.get(name, math.nan) / scale
+            there = math.isfinite(value)
+            cut = min(max(value, -self.largest), self.largest) if there else 0.0
+            found += [cut, float(there)]
+        return found
 
     def means(self, total: Vector, clients: int, least: int = 1) -> dict[str, Summed]:
         """Inverse of :meth:`vector` for the sum of so many clients'.
@@ -149,15 +158,14 @@ class SumMetrics:
         Nothing of what fewer than ``least`` of them have.
         """
         found: dict[str, Summed] = {}
-        place = 0
-        for name, scale in self.scales.items():
-            count = round(float(total[place + 1]))
+        places = [*self.scales.items(), *(("", 0.0) for _ in WIDE), *self.beside.items()]
+        for (name, scale), (value, there) in zip(places, total.reshape(-1, 2), strict=True):
+            count = round(float(there)) if name else 0
             if count >= max(1, least):
-                found[name] = Summed(float(total[place]) * scale / count, count)
-            place += 2
+                found[name] = Summed(float(value) * scale / count, count)
         lower = self.largest / 2**BITS
-        for name in WIDE:
-            whole = float(total[place]) / HIGH * 2**BITS + float(total[place + 1]) / lower
+        wide = total[2 * len(self.scales) : self.chained].reshape(-1, 2)
+        for name, (high, low) in zip(WIDE, wide, strict=True):
+            whole = float(high) / HIGH * 2**BITS + float(low) / lower
             found[name] = Summed(whole / clients, clients)
-            place += 2
         return found

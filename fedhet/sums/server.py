@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord
 
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import BESIDE, RunConfig
 from fedhet.errors import HookError
 from fedhet.files import client_order
 from fedhet.protocol.checks import Rejected, check_epsilon, check_metrics, check_origin
@@ -200,7 +200,8 @@ class PlainCollector(Collector):
 # --- what is recorded -------------------------------------------------------------------------
 
 
-EVALUATED = "evaluated_clients"
+CLIENTS = "_clients"  # a mean of that ending is a count
+EVALUATED = f"evaluated{CLIENTS}"
 
 
 class SumLedger(Ledger):
@@ -224,7 +225,9 @@ class SumLedger(Ledger):
         """Book the sum itself, and the means that were found in it."""
         self.chain.add("sum", "", {}, (total,))
         for name, found in means.items():
-            if "accuracy" in name:
+            if name in BESIDE:
+                self.means |= {name: found.mean, f"{name}{CLIENTS}": float(found.clients)}
+            elif "accuracy" in name:
                 self.means[name] = found.mean
             elif name == "train_loss":
                 self.round.losses = [found.mean]
@@ -237,7 +240,7 @@ class SumLedger(Ledger):
         """As :meth:`Ledger.record`; deviations and percentiles are nobody's to know."""
         record = super().record(arrays)
         for name, mean in self.means.items():
-            if name == EVALUATED:
+            if name.endswith(CLIENTS):
                 record[name] = int(mean)
             else:
                 record[f"{name}_mean"] = mean
@@ -643,7 +646,7 @@ class SumRounds(Rounds):
         if self.config.sum_metrics:
             least = terms_of(self.config).least
             means = self.metrics.means(total[length:], len(survivors), least)
-        self.ledger.add_total(total, means)
+        self.ledger.add_total(total[: length + self.metrics.chained], means)
         for client in sorted(survivors, key=client_order):
             reply, payload = taken[client]
             self.roster.accept(client, attempt.round, reply.state)

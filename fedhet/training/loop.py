@@ -5,7 +5,7 @@ preparation, without a data loader. The host waits for the device once per epoch
 batch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,6 @@ from fedhet.training.optimisers import make_optimiser
 from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Predict = Callable[[Tensor], Mapping[str, Tensor]]
 
 EVALUATION_BATCH = 512
 
@@ -194,21 +193,6 @@ def _check_gradients(phase: Phase) -> None:
 
 def _stops(count: int) -> list[int]:
     return list(range(EVALUATION_BATCH, count, EVALUATION_BATCH))
-
-
-@torch.inference_mode()
-def correct(predict: Predict, data: Examples, config: RunConfig) -> dict[str, int]:
-    """Number of right answers per named prediction (logits (B, C)) over a whole split."""
-    device = data.labels.device
-    hits: dict[str, Tensor] = {}
-    for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
-        inputs, labels = data.batch(index)
-        with autocast(config, device):
-            outputs = predict(inputs)
-        for name, logits in outputs.items():
-            right = (logits.argmax(dim=1) == labels).sum()
-            hits[name] = hits[name] + right if name in hits else right
-    return {name: int(count) for name, count in hits.items()}
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ import csv
 
 from helpers.pictures import images_of
 
-from fedhet.training.loop import correct
+from fedhet.training.metrics import evaluate
 
 
 def states(folder, config):
@@ -14,7 +14,7 @@ def states(folder, config):
 
 def percent(model, config, client, part):
     data = images_of(config, client, part)
-    return 100.0 * correct(lambda x: {"": model(x)}, data, model.config)[""] / len(data)
+    return evaluate(lambda x: {"": model(x)}, data, model.config).metrics["accuracy"]
 
 
 def recorded(folder):

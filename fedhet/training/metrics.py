@@ -1,0 +1,125 @@
+"""The metrics of one evaluation, all from the logits of one pass (DESIGN 5), on the device.
+
+Sorting, softmax and sums are in float64. Accuracy counts the same answers as ever; the other
+metrics stand beside it and are not in the hash chain.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhet.config.schema import MAJORITY, RunConfig
+from fedhet.training.loop import EVALUATION_BATCH, Examples, autocast
+
+Predict = Callable[[Tensor], Mapping[str, Tensor]]
+BINS = 15  # of the calibration error
+_ENTRIES = 1 << 20  # that AUROC sorts at a time
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a client's predictions on a split of n examples are worth.
+
+    ``metrics`` are in percent, ``log_loss`` in nats; one that is not defined is absent.
+    ``logits`` (n, C) float32 and ``labels`` (n,) int64 are on the device.
+    """
+
+    metrics: Mapping[str, float]
+    logits: Tensor
+    labels: Tensor
+
+    def probabilities(self) -> Tensor:
+        """Class probabilities (n, C) float64, on the CPU."""
+        return self.logits.double().softmax(dim=1).cpu()
+
+    def confusion(self) -> Tensor:
+        """Number of examples (C, C) int64 by true class (row) and answer (column), on the CPU."""
+        classes = self.logits.shape[1]
+        answers = self.labels * classes + self.logits.argmax(dim=1)
+        return torch.bincount(answers.cpu(), minlength=classes**2).view(classes, classes)
+
+
+@torch.inference_mode()
+def evaluate(
+    predict: Predict, data: Examples, config: RunConfig, majority: int | None = None
+) -> Evaluation:
+    """Evaluate ``predict`` on a whole split, which is not empty.
+
+    ``predict`` gives logits (B, C) by name; those named "" are the client's answer. Each other
+    one gets ``accuracy_<name>``. ``majority`` is the commonest class of the train split.
+    """
+    device, count = data.labels.device, len(data)
+    stops = list(range(EVALUATION_BATCH, count, EVALUATION_BATCH))
+    hits: dict[str, Tensor] = {}
+    own, labels = [], []
+    for index in torch.arange(count, device=device).tensor_split(stops):
+        inputs, wanted = data.batch(index)
+        with autocast(config, device):
+            outputs = predict(inputs)
+        for name, logits in outputs.items():
+            right = (logits.argmax(dim=1) == wanted).sum()
+            hits[name] = hits[name] + right if name in hits else right
+        own.append(outputs[""])
+        labels.append(wanted)
+    logits, wanted = torch.cat(own).float(), torch.cat(labels)
+    found = metrics_of(logits, wanted)
+    if majority is not None:
+        found[MAJORITY] = 100 * (wanted == majority).double().mean()
+    # The one wait for the device.
+    values = torch.stack([*(right.double() for right in hits.values()), *found.values()]).tolist()
+    metrics = {
+        f"accuracy_{name}" if name else "accuracy": 100.0 * int(right) / count
+        for name, right in zip(hits, values, strict=False)
+    }
+    rest = zip(found, values[len(hits) :], strict=True)
+    metrics |= {name: value for name, value in rest if math.isfinite(value)}
+    return Evaluation(metrics, logits, wanted)
+
+
+def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Metrics of logits (n, C) beside accuracy, scalars; NaN or infinity where not defined."""
+    count, classes = logits.shape
+    logs = logits.double().log_softmax(dim=1)
+    largest, answers = logs.max(dim=1)
+    right = answers == labels
+    rows = torch.zeros(3, classes, dtype=torch.float64, device=logits.device)
+    ones = torch.ones(count, dtype=torch.float64, device=logits.device)
+    support = rows[0].index_add_(0, labels, ones)
+    answered = rows[1].index_add_(0, answers, ones)
+    hits = rows[2].index_add_(0, labels, right.double())
+    confidence = largest.exp()
+    bins = (confidence * BINS).ceil().nan_to_num().long().clamp(1, BINS) - 1
+    gaps = torch.zeros(BINS, dtype=torch.float64, device=logits.device)
+    gaps.index_add_(0, bins, confidence - right.double())
+    return {
+        "balanced_accuracy": 100 * (hits / support).nanmean(),
+        "macro_f1": 100 * (2 * hits / (support + answered)).nanmean(),
+        "auroc": 100 * _auroc(logs.exp(), labels),
+        "log_loss": -logs.gather(1, labels[:, None]).mean(),
+        "ece": 100 * gaps.abs().sum() / count,
+    }
+
+
+def _auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Area under the ROC curve, a scalar: of the last of two classes, else the mean one-vs-rest.
+
+    Equal probabilities count one half. A class that does not occur, or fills the split, has none.
+    """
+    count, classes = probabilities.shape
+    columns = torch.arange(classes, device=labels.device)
+    if classes == 2:
+        columns = columns[1:]
+    areas = []
+    for some in columns.split(max(1, _ENTRIES // count)):
+        scores = probabilities[:, some].T.contiguous()
+        ordered = scores.sort(dim=1).values
+        below = torch.searchsorted(ordered, scores)
+        ranks = (below + torch.searchsorted(ordered, scores, right=True) + 1) / 2.0
+        own = (labels == some[:, None]).double()
+        positives = own.sum(dim=1)
+        above = (ranks.double() * own).sum(dim=1) - positives * (positives + 1) / 2
+        areas.append(above / (positives * (count - positives)))
+    return torch.cat(areas).nanmean() + 0 * probabilities.sum()  # NaN where a probability is

@@ -166,18 +166,18 @@ def simulate(
     return folder, grid
 
 
-def cut_and_resume(config: RunConfig, round_: int) -> RunFolder:
-    """A run that dies at the first reply of ``round_`` and is then resumed to its end."""
+def cut_and_resume(config: RunConfig, round_: int, tamper: Tamper | None = None) -> RunFolder:
+    """Run a configuration that dies at the first reply of ``round_``, and resume it to its end."""
     folder = RunFolder.create(config, "cut")
 
-    def die(node: int, message: Message, reply: Message) -> Message:
+    def die(node: int, message: Message, reply: Message) -> Message | None:
         if message.content.config_records["config"]["round"] == round_:
             raise KeyboardInterrupt
-        return reply
+        return reply if tamper is None else tamper(node, message, reply)
 
     with contextlib.suppress(KeyboardInterrupt):
         simulate(config, tamper=die, folder=folder)
-    return simulate(config, folder=folder)[0]
+    return simulate(config, tamper=tamper, folder=folder)[0]
 
 
 def check_method(method: str, tmp_path: Path, **changes: Any) -> RunFolder:

@@ -1,159 +1,136 @@
-"""Crafted run folders, models and packed records under every command (benchmarks.hostile)."""
+"""Run folders and models that somebody sent: every command ends in one line or does its work.
 
-import json
+A crafted folder may say anything; nothing of it is executed, and nothing outside is changed.
+"""
+
 import os
 import shutil
-from pathlib import Path
 
 import pytest
+import yaml
 
-from benchmarks.hostile_craft import marks_fitted, put, sparse
-from benchmarks.hostile_folders import Base, Sandbox
+from fedhet.cli.app import execute
+from fedhet.testing import simulate, small
 
-FEW = range(8)
-SHARE = 50  # folders of one slow test
+IMPORTED = "imported"
+EVIL = f"open('../{IMPORTED}', 'w')\nMETHOD = make = load = None\n"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Base:
-    return Base.make(tmp_path_factory.mktemp("base"))
+def honest(tmp_path_factory):
+    """A folder with a run of two rounds and the model of one of its clients."""
+    place = tmp_path_factory.mktemp("honest")
+    folder, _ = simulate(small(place, rounds=2, name="run"))
+    shutil.move(folder.path, place / "run")
+    state = next((place / "run" / "state").glob("*/0"))
+    assert execute(["export", str(state), "--out", str(place / "model")]) == 0
+    return place
 
 
-@pytest.fixture
-def sandbox(base: Base, tmp_path: Path) -> Sandbox:
-    before = os.environ.get("FEDHET_CACHE")
-    assert before, "a cache of its own: what is decoded is no effect"
-    return Sandbox(tmp_path / "sandbox", base)
+def writes(name, data):
+    def change(run):
+        path = run / name
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+
+    return change
 
 
-def attack(sandbox: Sandbox, seeds) -> None:
-    for seed in seeds:
-        sandbox.attack(seed)
-    found = sandbox.found
-    assert not found.escapes, found.escapes
-    assert not found.effects, found.effects
-    assert found.tried == len(list(seeds)) and found.commands["refused"] > 0
+def config(**keys):
+    """Set keys of config.yaml."""
+
+    def change(run):
+        path = run / "config.yaml"
+        values = yaml.safe_load(path.read_text())
+        path.write_text(yaml.safe_dump(values | {k.replace("_", "-"): v for k, v in keys.items()}))
+
+    return change
 
 
-def test_a_few_crafted_folders(sandbox: Sandbox) -> None:
-    attack(sandbox, FEW)
+def replaced(name, make):
+    """Put a link, a folder or a pipe where a file should be."""
+
+    def change(run):
+        (run / name).unlink()
+        make(run / name)
+
+    return change
 
 
-# What once ended a command in a traceback, took gigabytes, or hung it.
-CORPUS: dict[str, tuple[str, bytes]] = {
-    "bytes in partition.csv": ("partition.csv", b"client,0,1\n\xff\xfe,1,2\n"),
-    "a partition without a head": ("partition.csv", b"\n"),
-    "infinity in summary.json": ("summary.json", b'{"status":"completed","rounds":Infinity}'),
-    "text in summary.json": (
-        "summary.json", b'{"status": "completed", "reason": "", "rounds": "two"}',
-    ),
-    "ten thousand digits": ("config.yaml", b"rounds: " + b"9" * 10_000),
-    "nested aliases": (
-        "config.yaml",
-        b"a: &a [x, x, x, x, x, x, x, x, x]\n"
-        + b"".join(
-            f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n".encode()
-            for i in range(9)
-        ),
-    ),
-    "nulls in run.json": ("checkpoint/run.json", b'{"experiment": null, "config": null}'),
-    "unknown fields in run.json": (
-        "checkpoint/run.json", b'{"experiment": "ab", "config": {}, "more": 1}',
-    ),
-    "a depth in rounds.jsonl": ("rounds.jsonl", b'{"a":' * 100_000 + b"\n"),
-    "a number of a client": ("clients.csv", b"round,client\n1,2\n"),
-    "no method in summary.json": (
-        "summary.json", b'{"status": "completed", "reason": "", "rounds": 2}',
-    ),
-    "environment.json of a text": ("environment.json", b'"x"'),
-}  # fmt: skip
+def cut(name):
+    return lambda run: os.truncate(run / name, (run / name).stat().st_size // 2)
 
 
-@pytest.mark.parametrize("kind", CORPUS)
-def test_those_that_once_escaped(sandbox: Sandbox, kind: str) -> None:
-    name, data = CORPUS[kind]
-    sandbox.attack(0, lambda run: put(run / name, data))
-    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
+ALIASES = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n".encode()
+    for i in range(9)
+)
+TAG = b"method: !!python/object/apply:os.system [touch ../../imported]\n"
+CRAFTED = {
+    "a method of its own": config(method="evil_module:METHOD"),
+    "a model of its own": config(models=["evil_module:make"]),
+    "data of its own": config(dataset="evil_module:load"),
+    "states elsewhere": config(state_dir="../../dear"),
+    "code in YAML": writes("config.yaml", TAG),
+    "nested aliases": writes("config.yaml", ALIASES),
+    "no mapping": writes("config.yaml", b"- a\n"),
+    "infinity": writes("summary.json", b'{"status":"completed","rounds":Infinity}'),
+    "a text for a number": writes("summary.json", b'{"status": "completed", "rounds": "two"}'),
+    "no object": writes("summary.json", b'"x"'),
+    "no text": writes("partition.csv", b"client,0,1\n\xff\xfe,1,2\n"),
+    "a depth": writes("rounds.jsonl", b'{"a":' * 10_000 + b"\n"),
+    "other columns": writes("clients.csv", b"round,client\n1,2\n"),
+    "half the rounds": cut("rounds.jsonl"),
+    "half a checkpoint": cut("checkpoint/server.safetensors"),
+    "a link that leads out": replaced("rounds.jsonl", lambda p: p.symlink_to("../../dear/x")),
+    "a link to nowhere": replaced("summary.json", lambda p: p.symlink_to("../../dear/new")),
+    "a folder for a file": replaced("clients.csv", os.mkdir),
+    "no partition": lambda run: (run / "partition.csv").unlink(),
+    "states of nobody": lambda run: shutil.rmtree(run / "state"),
+}
 
 
-def test_a_state_that_does_not_say_of_which_run(sandbox: Sandbox) -> None:
-    def change(run: Path) -> None:
-        for note in run.glob("state/*/0/client.json"):
-            said = json.loads(note.read_bytes())
-            del said["run"]
-            put(note, json.dumps(said).encode())
-
-    sandbox.attack(0, change)
-    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
-
-
-def test_lines_that_are_no_more_with_marks_that_fit(sandbox: Sandbox) -> None:
-    def change(run: Path) -> None:
-        put(run / "rounds.jsonl", b'{"a":')
-        marks_fitted(run)
-
-    sandbox.attack(0, change)
-    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
-
-
-@pytest.mark.parametrize("name", ["rounds.jsonl", "clients.csv", "partition.csv", "summary.json"])
-def test_folders_where_files_belong(sandbox: Sandbox, name: str) -> None:
-    sandbox.attack(0, lambda run: ((run / name).unlink(), (run / name).mkdir()))
-    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_a_crafted_folder_is_refused_or_read(tmp_path, monkeypatch, capfd, honest, kind):
+    dear = tmp_path / "dear"
+    dear.mkdir()
+    (dear / "x").write_text("dear")
+    sent = tmp_path / "sent"
+    shutil.copytree(honest, sent)
+    run = sent / "run"
+    (run / "evil_module.py").write_text(EVIL)
+    CRAFTED[kind](run)
+    monkeypatch.chdir(run)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
+    out = str(tmp_path / "out")
+    for words in (
+        ["verify", str(run)],
+        ["runs", str(sent)],
+        ["report", str(run), "--out", f"{out}/report", "--no-models"],
+        ["resume", str(run), "engine=inline", "rounds=2"],
+    ):
+        code = execute(words)
+        said = "".join(capfd.readouterr())
+        assert code in {0, 2, 3} and "Traceback" not in said, (words, code, said)
+    assert sorted(path.name for path in dear.iterdir()) == ["x"]
+    assert (dear / "x").read_text() == "dear" and not list(tmp_path.rglob(IMPORTED))
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["rounds.jsonl", "clients.csv", "checkpoint/server.safetensors", "../model/model.safetensors"],
-)
-def test_files_that_are_long_and_take_no_room(sandbox: Sandbox, name: str) -> None:
-    """Two gigabytes of them were read into memory, and more made of them."""
-    sandbox.attack(0, lambda run: sparse(run / name, (run / name).read_bytes()))
-    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
-
-
-def hold_up(run: Path) -> None:
-    for state in run.glob("state/*/0/*.safetensors"):
-        state.unlink()
-        os.mkfifo(state)
-
-
-def count_otherwise(run: Path) -> None:
-    for client in run.glob("state/*/0"):
-        shutil.copytree(client, client.with_name("²"))
-        shutil.copy(next(client.glob("*.safetensors")), client / "².safetensors")
-
-
-def draw_by_latex(run: Path) -> None:
-    put(run / "matplotlibrc", b"text.usetex: True\n")
-    (run / ".owner").unlink(missing_ok=True)
-    (run / ".owner").mkdir()
-
-
-@pytest.mark.parametrize("change", [hold_up, count_otherwise, draw_by_latex])
-def test_what_an_hour_with_the_table_of_threats_found(sandbox: Sandbox, change) -> None:
-    """A pipe for a state, digits that are no numbers, settings of matplotlib, a lock's folder."""
-    sandbox.attack(0, change)
-    assert (sandbox.found.escapes, sandbox.found.effects) == ([], [])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 500, SHARE))
-def test_five_hundred(sandbox: Sandbox, first: int) -> None:
-    attack(sandbox, range(10_000 + first, 10_000 + first + SHARE))
-
-
-def test_the_sandbox_sees_what_it_looks_for(sandbox: Sandbox, monkeypatch) -> None:
-    """An escape, a wrong code, a traceback in the text, and a change of what is dear."""
-
-    def lost(words: list[str]) -> int:
-        (sandbox.home / ".ssh" / "id").unlink(missing_ok=True)
-        if words[0] == "verify":
-            raise RuntimeError("x")
-        return 1
-
-    monkeypatch.setattr("benchmarks.hostile_folders.execute", lost)
-    sandbox.attack(0)
-    assert any("RuntimeError" in one for one in sandbox.found.escapes)
-    assert any("code 1" in one for one in sandbox.found.escapes)
-    assert any(".ssh" in one for one in sandbox.found.effects)
+    "change",
+    [
+        {"method": "evil_module:METHOD"}, {"model": "evil_module:make"}, {"classes": None},
+        {"inputs": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_crafted_model_is_refused(tmp_path, monkeypatch, capfd, honest, change):
+    shutil.copytree(honest / "model", tmp_path / "model")
+    card = tmp_path / "model" / "card.yaml"
+    card.write_text(yaml.safe_dump(yaml.safe_load(card.read_text()) | change))
+    (tmp_path / "model" / "evil_module.py").write_text(EVIL)
+    monkeypatch.chdir(tmp_path / "model")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
+    code = execute(["predict", str(tmp_path / "model"), str(card), "--out", str(tmp_path / "p")])
+    assert code == 2 and "Traceback" not in "".join(capfd.readouterr())
+    assert not list(tmp_path.rglob(IMPORTED))

@@ -5,10 +5,9 @@ import re
 import numpy as np
 import pytest
 from flwr.app import Message
+from hostile.deployed import Deployed, files
 from PIL import Image
 
-from benchmarks.deployed import Deployed, files
-from benchmarks.hostile_server import instruction_with
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import kebab
@@ -227,13 +226,10 @@ def test_generations_that_a_client_goes_back_to(tmp_path):
     assert sorted(digests) == [1, 2]
 
     def ask(round_, generation, state):
-        changes = {"round": round_, "generation": generation, "state": state}
-        content = client.content(instruction_with(client.config, changes))
+        content = client.instruction(round=round_, generation=generation, state=state)
         return client.ask(content).content["info"]
 
-    assert client.refusal(
-        client.content(instruction_with(client.config, {"generation": 0, "state": ""}))
-    ) == "generation"  # fmt: skip
+    assert client.refusal(client.instruction(generation=0, state="")) == "generation"
     third = ask(3, 1, digests[1])["state"]  # a rollback to what it still keeps
     assert store.generations() == [1, 3] and store._set_aside() == [2]
     again = ask(3, 2, digests[2])["state"]  # and forward again: nothing was lost

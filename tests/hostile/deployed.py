@@ -1,4 +1,4 @@
-"""A deployed client of any method between two rounds, to be sent what a server could think of."""
+"""A deployed client between two rounds, and messages that no honest server sends."""
 
 import shutil
 from collections.abc import Iterator
@@ -68,6 +68,11 @@ class Deployed:
         """As after round 2."""
         shutil.rmtree(self.folder)
         shutil.copytree(self._kept, self.folder)
+
+    def instruction(self, **changes: Any) -> RecordDict:
+        """The honest message's records with a changed instruction; None removes a key."""
+        new = self.config | {key.replace("_", "-"): value for key, value in changes.items()}
+        return self.content(ConfigRecord({k: v for k, v in new.items() if v is not None}))
 
     def content(self, config: Any = None, arrays: Any = None) -> RecordDict:
         """The honest message's records, with another instruction or other arrays."""

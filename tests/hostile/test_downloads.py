@@ -1,0 +1,222 @@
+"""A lying server: its message is refused with a word, and nothing that the client keeps changes."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from helpers.products import PRODUCT, short
+from hostile.deployed import Deployed
+from hostile.test_replies import head, npy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from fedhet.protocol.messages import PACKED
+from fedhet.protocol.reasons import Word
+
+LOST = [  # the state that is meant is not there
+    {"round": 3, "generation": 1, "state": "0" * 64}, {"state": "0" * 64},
+    {"experiment": "somebody-else"},
+]  # fmt: skip
+INSTRUCTIONS = [
+    *({"generation": g} for g in (-1, 0, 3, 2**62, -(2**63), "2", 2.0, True, None)),
+    *({"round": r} for r in (0, -1, 1, 4, 2**62, "3", 3.0, float("nan"), [3, 3], None)),
+    *({"state": s} for s in ("", "x" * 64, b"0" * 64)),
+    *({"evaluate": e} for e in (1, "false")),
+    *({"classes": c} for c in (
+        "0123", [], ["0", "1", "2", "2"], [0, 1, 2, 3], [b"0", b"1"], ["0"], None,
+        ["0", "1", "2", "\x1b[31m"], ["0", "1", "2", "3" * 300], ["0", "1", "2", ""],
+        [str(i) for i in range(100_000)],
+    )),
+    *({"experiment": e} for e in ("..", "../../x", "/tmp/x", "", b"x", None)),
+    {"generation": 0, "state": ""}, {"state-dir": 7}, {"state-dir": "x" * (10 << 20)},
+    {"novelty": 1}, {"nonce": None},
+]  # fmt: skip
+BYTES = [  # in the place of the arrays
+    b"PK\x03\x04" + b"\0" * 100, b"\x93NUMPY", npy(head("|O", 1), b"cos\n"),
+    npy(head("<U4", 1), b"\0" * 16), npy(head("<M8[s]", 1), b"\0" * 8),
+    npy(head("<c8", 1), b"\0" * 8), npy(head(">f4", 1), b"\0" * 4),
+    npy(head("<f16", 1), b"\0" * 16), npy(head("<f4", 10**18)), npy(head("<f4", 0, 10**18)),
+    npy(head("<f4", -1)), npy("(" * 4000), npy("__import__('os').getpid()"),
+    npy(head("<f4", 0)) * 20_000,
+]  # fmt: skip
+RECORDS = [
+    lambda content: {},
+    lambda content: {"arrays": content["arrays"]},
+    lambda content: {"config": ConfigRecord()},
+    lambda content: {"config": MetricRecord({"round": 3})},
+    lambda content: {"config": content["arrays"]},
+    lambda content: {**content, "arrays": content["config"]},
+    lambda content: {**content, "more": MetricRecord({"x": 1})},
+    lambda content: {"config": content["config"], "payload": content["arrays"]},
+    lambda content: {**content, "arrays": ArrayRecord({"00000": Array(np.zeros(1, np.uint8))})},
+    lambda content: {**content, "arrays": outer(npy(head("|O", 1), b"cos\n"))},
+    lambda content: {**content, "arrays": outer(npy(head("|u1", 2 << 30)))},
+    lambda content: {**content, "arrays": outer(npy(head("|u1", 0), b"\0"))},
+]
+
+
+def outer(data):
+    return ArrayRecord({PACKED: Array("uint8", (1,), "numpy.ndarray", data)})
+
+
+def test_a_message_of_another_form_is_refused(tmp_path, capfd):
+    """No method looks at the form of a message; one stands for all."""
+    client = Deployed(tmp_path, "fedssa")
+    capfd.readouterr()
+    words = [client.refusal(client.instruction(**change)) for change in INSTRUCTIONS]
+    for make in RECORDS:
+        words.append(client.refusal(RecordDict(make(client.content()))))
+    for data in BYTES:
+        content = client.content()
+        content["arrays"] = ArrayRecord({PACKED: Array(np.frombuffer(data, np.uint8))})
+        words.append(client.refusal(content))
+    lost = [client.refusal(client.instruction(**change)) for change in LOST]
+    said = capfd.readouterr().err
+    assert not {Word.UNEXPECTED.value, Word.STATE_LOST.value} & set(words)
+    assert set(lost) == {Word.STATE_LOST.value}
+    assert "Traceback" not in said and said.count("fedhet: failed (no. ") == len(words) + len(lost)
+    client.check_honest_round()
+
+
+def payloads(method, arrays):
+    """Yield changes of a method's own arrays, each with a name."""
+    zero = np.zeros(3, np.float32)
+    yield "one more array", [*arrays, zero]
+    if not arrays:
+        return
+    yield "no arrays", []
+    yield "one array less", arrays[:-1]
+    yield "all twice", [*arrays, *arrays]
+    if [a.shape for a in arrays] != [a.shape for a in arrays[::-1]]:
+        yield "the other way round", arrays[::-1]
+    for i in sorted({0, len(arrays) // 2, len(arrays) - 1}):
+        for name, changed in {**forms(arrays[i]), **values(arrays[i])}.items():
+            yield f"array {i}: {name}", [*arrays[:i], changed, *arrays[i + 1 :]]
+    yield from OWN.get(method, lambda a: {})(arrays).items()
+
+
+def forms(array):
+    whole = array.dtype.kind in "iu"
+    changed = {
+        "another kind": array.astype(np.float32 if whole else np.int64),
+        **{name: array.astype(name) for name in ("float64", "float16", "uint8", "bool")},
+        "one more axis": array[None],
+        "no axis": np.zeros((), array.dtype),
+        "one row more": np.concatenate([array, array[:1]]),
+        "a matrix of nothing": np.zeros((*array.shape, 0), array.dtype),
+    }
+    if array.size > 1:
+        changed |= {"one row less": array[:-1], "long": np.zeros((5_000, *array.shape[1:2]), "f4")}
+    return changed | ({"flat": array.ravel()} if array.ndim > 1 else {})
+
+
+def values(array):
+    def first(value):
+        new = array.copy()
+        new.reshape(-1)[0] = value
+        return new
+
+    if not array.size:
+        return {}
+    if array.dtype.kind == "i":
+        return {"-3": first(-3), "its largest": first(np.iinfo(array.dtype).max)}
+    odd = {str(v): first(v) for v in (np.nan, np.inf, -np.inf, 1e38)}
+    return odd | {"all 1e38": np.full_like(array, 1e38)}
+
+
+def ids(arrays):
+    own, *rest = arrays
+    changed = {"twice": own * 0 + own[0], "turned": own[::-1].copy(), "beyond": own + 99,
+               "moved": own + 1, "none": own[:0]}  # fmt: skip
+    return {f"classes {name}": [new, *rest] for name, new in changed.items()}
+
+
+def counted(arrays):
+    return ids(arrays) | {"no images": [arrays[0], arrays[1] * 0, *arrays[2:]]}
+
+
+OWN = {
+    "fedssa": ids,
+    "fedproto": counted,
+    "fedtgp": counted,
+    "fd": lambda a: counted(a) | {"no probability": [*a[:2], a[2] - 2], "2": [*a[:2], a[2] + 2]},
+    "fedgen": lambda a: {
+        "no images at all": [a[0] * 0, *a[1:]],
+        "more images than there are": [a[0] * 0 + 2**60, *a[1:]],
+        "variances below 0": [*a[:8], -1 - a[8], *a[9:]],
+    },
+    "fedkd": lambda a: {
+        "an update for a student": [a[0] * 0 - 1, *a[1:]],
+        "ranks 0": [a[0] * 0, *a[1:]],
+        "ranks 1": [a[0] * 0 + 1, *a[1:]],
+        "a rank less": [a[0][:-1], *a[1:]],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", PRODUCT)
+def test_arrays_that_are_not_the_methods_are_refused(tmp_path, capfd, method):
+    client = Deployed(tmp_path, method, **short(method))
+    words = {
+        name: client.refusal(client.content(arrays=arrays), name=name)
+        for name, arrays in payloads(method, client.arrays)
+    }
+    assert "Traceback" not in capfd.readouterr().err
+    assert not {Word.UNEXPECTED.value, Word.STATE_LOST.value} & set(words.values()), words
+    client.check_honest_round()
+
+
+NUMBERS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 5), st.floats())
+TEXT = st.one_of(st.text(max_size=20), st.sampled_from(["", "..", "0" * 64, "../x", "/tmp"]))
+VALUES = st.one_of(NUMBERS, TEXT, st.booleans(), st.binary(max_size=70), st.lists(TEXT, max_size=5))
+ARRAYS = npst.arrays(
+    st.one_of(npst.floating_dtypes(endianness="?"), npst.integer_dtypes(), npst.boolean_dtypes()),
+    npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6),
+)
+
+
+@st.composite
+def contents(draw, client):
+    """Draw an honest message with anything in the place of some of its parts."""
+    config, arrays = dict(client.config), list(client.arrays)
+    for key in draw(st.lists(st.sampled_from([*config, "x"]), max_size=2)):
+        config[key] = draw(st.none() | VALUES)
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(arrays)))
+        arrays[at : at + draw(st.integers(0, 1))] = draw(st.lists(ARRAYS, max_size=2))
+    new = ConfigRecord({k: v for k, v in config.items() if v is not None})
+    content = client.content(new, arrays)
+    if draw(st.booleans()):  # a few of the first bytes: the headers
+        data = bytearray(content["arrays"][PACKED].data)
+        places = st.integers(0, min(400, max(0, len(data) - 1)))
+        changes = st.dictionaries(places, st.integers(0, 255), max_size=4)
+        for place, value in draw(changes).items():
+            data[place : place + 1] = bytes([value])
+        content["arrays"] = outer(bytes(data))
+    return content
+
+
+@pytest.mark.parametrize(
+    "examples", [30, pytest.param(1000, marks=[pytest.mark.matrix, pytest.mark.timeout(3600)])]
+)
+@pytest.mark.parametrize("method", ["fedssa", "fedkd"])
+def test_no_message_escapes_or_changes_a_state(tmp_path, capfd, method, examples):
+    client = Deployed(tmp_path, method)
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(content=contents(client), kind=st.sampled_from(["train", "evaluate", "query"]))
+    def each(content, kind):
+        stamps = client.stamps()
+        info = dict(client.ask(content, kind).content["info"].items())
+        if "error" in info:
+            assert set(info) == {"error", "log", "state-lost"}
+            assert Word(str(info["error"])) != Word.UNEXPECTED
+        if "error" in info or kind != "train":
+            assert client.stamps() == stamps
+        else:
+            client.reset()
+
+    each()
+    assert "Traceback" not in capfd.readouterr().err
+    client.check_honest_round()

@@ -1,0 +1,250 @@
+"""Replies that no honest client sends: refused, named, and without effect on the round."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from helpers.products import PRODUCT, short
+from hostile.lies import counts, farther, floating, liars, of_norm, refused, says, sends
+
+from fedhet.protocol import messages as wire
+from fedhet.protocol.messages import PACKED, instruction
+from fedhet.testing import cut_and_resume, simulate, small
+
+
+def npy(header, rest=b""):
+    """Bytes in NumPy's format 1.0 with any header."""
+    text = repr(header).encode() if isinstance(header, dict) else header.encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + rest
+
+
+def head(descr, *shape):
+    return {"descr": descr, "fortran_order": False, "shape": shape}
+
+
+def inner(data):
+    """Bytes where an array should be."""
+
+    def change(content, _):
+        content["arrays"][PACKED] = Array(np.frombuffer(data, np.uint8))
+
+    return change
+
+
+def outer(data, key=PACKED):
+    """Bytes where the packed arrays should be."""
+
+    def change(content, _):
+        content["arrays"] = ArrayRecord({key: Array("uint8", (1,), "numpy.ndarray", data)})
+
+    return change
+
+
+def without(name):
+    return lambda content, _: content.pop(name)
+
+
+def scaled(name, factor):
+    return lambda content, message: counts(**{name: content["metrics"][name] * factor})(
+        content, message
+    )
+
+
+# FedSSA uploads class ids, weight rows and biases. One client per line.
+MALFORMED = {
+    "class out of range": sends(lambda a, _: [a[0] + 99, *a[1:]]),
+    "negative class": sends(lambda a, _: [a[0] - 99, *a[1:]]),
+    "duplicated class": sends(lambda a, _: [a[0] * 0 + a[0][0], *a[1:]]),
+    "wrong shape": sends(lambda a, _: [a[0], a[1][:, :-1], a[2]]),
+    "8 MB": sends(lambda a, _: [a[0], np.zeros((2, 1_000_000), np.float32), a[2]]),
+    "no arrays": without("arrays"),
+    "no info": without("info"),
+    "no metrics": without("metrics"),
+    "zero images": counts(num_examples=0.0),
+    "minus one image": counts(num_examples=-1.0),
+    "half an image": counts(num_examples=36.5),
+    "1e18 images": counts(num_examples=1e18),
+    "metric not finite": counts(train_loss=float("nan")),
+    "a loss of 1e300": counts(train_loss=1e300),
+    "accuracy above 100": counts(test_accuracy=100.001),
+    "accuracy below 0": counts(val_accuracy=-1.0),
+    "FLOPs whose sum is infinite": counts(train_flops=1.7e308),
+    "negative FLOPs": counts(train_flops=-1e30),
+    "a thousand times its FLOPs": scaled("train_flops", 1000),
+    "negative seconds": counts(seconds=-5.0),
+    "a number that is not declared": counts(novelty=0.5),
+    "a number of the server's": counts(sha256=0.5),
+    "a metric's name of two lines": counts(**{"\n": 1.0}),
+    "a list for a metric": counts(train_loss=[1.0, 2.0]),
+    "10,000 metrics": counts(**{f"a{i}": 0.0 for i in range(10_000)}),
+    "another round": says(round=7),
+    "round as text": says(round="1"),
+    "a list of rounds": says(round=[1]),
+    "another client": says(client="0"),
+    "client as bytes": says(client=b"0"),
+    "2 MB of text": says(client="1" * (2 << 20)),
+    "no digest": says(state=""),
+    "a digest that is none": says(state="F" * 64),
+    "a digest as a number": says(state=0),
+    "an empty error": says(error=""),
+    "an error of 2,000 numbers": says(error=[1] * 2000),
+    "an error as long as a book": says(error="x\n\x1b[31m" * 9999),
+    "a pickle": inner(npy(head("|O", 1), b"cos\n")),
+    "a zip": inner(b"PK\x03\x04" + b"\0" * 100),
+    "no array": inner(b"\x93NUMPY"),
+    "claims 4 EB": inner(npy(head("<f4", 10**18))),
+    "nested header": inner(npy("(" * 4000)),
+    "packed pickle": outer(npy(head("|O", 1), b"cos\n")),
+    "packed zip": outer(b"PK\x03\x04" + b"\0" * 100),
+    "packed claims 4 EB": outer(npy(head("|u1", 10**18))),
+    "packed floats": outer(npy(head("<f4", 1), b"\0" * 4)),
+    "packed and more": outer(npy(head("|u1", 0), b"\0")),
+    "another record": outer(npy(head("|u1", 0)), "00000"),
+}
+
+
+def test_malformed_replies_are_refused_each_with_a_reason(tmp_path):
+    """One client for each, and three honest ones."""
+    changes = dict(enumerate(MALFORMED.values(), start=3))
+    count = len(changes) + 3
+    reasons = refused(tmp_path, changes, clients=count, dataset=f"synthetic:{40 * count}x4")
+    named = dict(enumerate(MALFORMED, start=3))
+    assert {named.get(int(client)) for client in reasons} == set(MALFORMED)
+
+
+def floats(value, cast=np.float32):
+    return sends(
+        lambda a, _: [np.full_like(x, value).astype(cast) if floating(x) else x for x in a]
+    )
+
+
+def in_one_value(arrays, _):
+    """Finite numbers of norm 9,999 in one value of the last array."""
+    last = max(i for i, a in enumerate(arrays) if floating(a))
+    new = [np.zeros_like(a) if floating(a) else a for a in arrays]
+    new[last].flat[0] = 9_999.0
+    return new
+
+
+def in_the_last_array(arrays, _):
+    last = max(i for i, a in enumerate(arrays) if floating(a))
+    return [of_norm([a], 9_999.0)[0] if i == last else a for i, a in enumerate(arrays)]
+
+
+# Of any method that sends arrays. The last five are well formed; they end fewer than half of the
+# valid replies, so the median step stays an honest one.
+LIES = {
+    "extra array": sends(lambda a, _: [*a, np.zeros(3, np.float32)]),
+    "missing array": sends(lambda a, _: a[:-1]),
+    "NaN": floats(np.nan),
+    "infinity": floats(np.inf),
+    "float64": floats(0.0, np.float64),
+    "longer rows": sends(lambda a, _: [np.repeat(x, 2, axis=-1) if x.ndim else x for x in a]),
+    "largest float32": floats(np.finfo(np.float32).max),
+    "norm 9,999": sends(lambda a, _: of_norm(a, 9_999.0)),
+    "norm 9,999 in one value": sends(in_one_value),
+    "norm 9,999 in the last array": sends(in_the_last_array),
+    "a million times the step": sends(lambda a, sent: farther(a, sent, 1e6)),
+}
+HONEST = 7
+
+
+@pytest.mark.parametrize("method", [m for m in PRODUCT if m != "standalone"])
+def test_no_method_is_moved_by_a_liar(tmp_path, method):
+    changes = dict(enumerate(LIES.values(), start=HONEST))
+    count = HONEST + len(LIES)
+    reasons = refused(
+        tmp_path, changes, method=method, clients=count, dataset=f"synthetic:{40 * count}x4",
+        classes_per_client=3, **short(method),
+    )  # fmt: skip
+    named = dict(enumerate(LIES, start=HONEST))
+    assert {named.get(int(client), f"honest {client}") for client in reasons} == set(LIES)
+
+
+def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
+    decoded, original = [], wire.arrays_of
+
+    def watched(message):
+        decoded.append(wire.message_bytes(message))
+        return original(message)
+
+    monkeypatch.setattr(wire, "arrays_of", watched)
+    long = sends(lambda a, _: [a[0], np.zeros((2, 8_000_000), np.float32), a[2]])
+    reasons = refused(tmp_path, {1: long})
+    assert "more than the" in reasons["1"] and max(decoded) < 1 << 20
+
+
+# --- steps that are too long --------------------------------------------------------------------
+
+LIAR, CLIENTS = 3, 5
+FIVE = {
+    "clients": CLIENTS, "dataset": "synthetic:160x4", "image_size": 16, "classes_per_client": 3,
+    "models": ["cnn-4", "cnn-5"],
+}  # fmt: skip
+HUGE = sends(lambda a, _: of_norm(a, 9_999.0))
+
+
+def only_in(round_, change):
+    def chosen(content, message):
+        if instruction(message).round == round_:
+            change(content, message)
+
+    return chosen
+
+
+def lines(folder):
+    return [(r["round"], r["replied"], r["sha256"]) for r in folder.read_rounds()]
+
+
+def failures(folder):
+    return folder.read_summary()["failures"]
+
+
+def test_a_liar_is_taken_again_once_it_is_honest(tmp_path):
+    tamper = liars({LIAR: only_in(1, HUGE)})
+    folder, _ = simulate(small(tmp_path, rounds=2, **FIVE), tamper=tamper)
+    assert [r["replied"] for r in folder.read_rounds()] == [CLIENTS - 1, CLIENTS]
+
+
+def test_a_liar_alone_is_held_against_what_it_was_sent(tmp_path):
+    """With one client a round nobody else can tell what is usual."""
+    config = small(tmp_path, method="lg_fedavg", rounds=2, fraction=0.2, **FIVE)
+    tamper = liars(dict.fromkeys(range(CLIENTS), only_in(1, HUGE)))
+    folder, _ = simulate(config, tamper=tamper)
+    (failure,) = failures(folder)
+    assert failure["round"] == 1 and "max-update-ratio" in failure["reason"]
+    assert [r["replied"] for r in folder.read_rounds()] == [0, 1]
+
+
+def test_a_deployed_liar_is_left_out_as_a_simulated_one(tmp_path):
+    def own_folders(grid):
+        for context in grid.contexts.values():
+            context.node_config["state-dir"] = str(tmp_path / "nodes")
+
+    tamper = liars({LIAR: HUGE})
+    near, _ = simulate(small(tmp_path, **FIVE, name="near"), tamper=tamper)
+    config = small(tmp_path, **FIVE, name="far")
+    far, _ = simulate(config, tamper=tamper, before=own_folders, simulated=False)
+    assert lines(near) == lines(far) and failures(near) == failures(far)
+
+
+def test_a_resumed_run_leaves_the_same_replies_out(tmp_path):
+    """A step of 9 counts, one of 81 does not, whether or not the run was interrupted."""
+    values = {"method": "fedproto", "max_update_ratio": 5.0, "rounds": 4, **FIVE}
+
+    def grow(content, message):
+        times = 9.0 ** instruction(message).round
+        sends(lambda a, sent: farther(a, sent, times))(content, message)
+
+    tamper = liars({LIAR: grow})
+    whole, _ = simulate(small(tmp_path, **values, name="whole"), tamper=tamper)
+    resumed = cut_and_resume(small(tmp_path, **values), 3, tamper)
+    assert lines(resumed) == lines(whole) and failures(resumed) == failures(whole)
+    assert [r["replied"] for r in whole.read_rounds()] == [CLIENTS, *[CLIENTS - 1] * 3]
+
+
+def test_who_fails_because_of_anothers_upload_is_named_with_the_cause(tmp_path):
+    """Without a ratio the lie counts: the failures of the honest clients are not theirs."""
+    config = small(tmp_path, method="fedavg", max_update_ratio=0, batch_size=4, **FIVE)
+    folder, _ = simulate(config, tamper=liars({LIAR: only_in(1, HUGE)}))
+    reasons = [f["reason"] for f in failures(folder) if f["client"] != str(LIAR)]
+    assert reasons and all("times as large as usual)" in reason for reason in reasons)

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedhet.cli import execute
 from fedhet.cli.display import RunProgress, show_table
 from fedhet.cli.saying import tell
-from fedhet.cli.sweep_display import Progress as SweepProgress
+from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config.load import load_config, load_noted
 from fedhet.data.image_source import Indices
 from fedhet.data.inputs import noun
@@ -25,8 +25,7 @@ from fedhet.records.summary import UNSUMMED, duration, percent
 from fedhet.records.verification import SHOWN
 from fedhet.site.local_data import load_partition
 from fedhet.sweeps.grid import Cell
-from fedhet.sweeps.job import FINISHED, Job
-from fedhet.sweeps.sweep import Sweep
+from fedhet.sweeps.sweep import FINISHED, Job, Sweep
 
 DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
 DEMO = (

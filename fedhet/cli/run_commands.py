@@ -135,10 +135,8 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     ] = "1/1",
     cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
     workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
-    dry: Annotated[bool, typer.Option("--dry-run", help="list the cells and their time")] = False,
-    calibrate: Annotated[
-        bool,
-        typer.Option("--calibrate", help="with --dry-run: time every kind of cell, and keep it"),
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="list the cells, and the FLOPs left")
     ] = False,
     lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
     accept_mixed: Annotated[
@@ -152,12 +150,10 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
         raise UserError(f"--ray does not go with {'--dry-run' if dry else '--print'}: say one")
     if lines and (dry or as_json):
         raise UserError(f"--print does not go with {'--dry-run' if dry else '--json'}: say one")
-    if calibrate and not dry:
-        raise UserError("--calibrate: only used with --dry-run")
     loading(as_json=as_json or lines)
     from fedhet.cli import sweep as work
 
-    options = work.Options(out, profile, part, cell, workers, accept_mixed, ray, calibrate)
+    options = work.Options(out, profile, part, cell, workers, accept_mixed, ray)
     words = overrides or []
     if lines:
         work.print_commands(preset, words, options)
@@ -189,9 +185,9 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
 ) -> None:
     """Search keys by validation accuracy, as often for each method; writes the best as a preset."""
     loading(as_json=as_json)
-    from fedhet.cli import tune as work
+    from fedhet.cli import sweep as work
 
-    options = work.Options(out, runs, trials, search_seed, workers, ray)
+    options = work.TuneOptions(out, runs, trials, search_seed, workers, ray)
     work.tune(config, words or [], options, as_json=as_json)
 
 

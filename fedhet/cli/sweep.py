@@ -1,38 +1,50 @@
-"""``fedhet sweep``: what it does and what it shows; :mod:`fedhet.sweeps` has the machinery."""
+"""``fedhet sweep`` and ``fedhet tune``: what they do and print."""
 
 import contextlib
 import json
 import os
 import shlex
-import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import shorten
 
-from rich.filesize import decimal
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from fedhet.cli import execute
-from fedhet.cli.saying import tell
-from fedhet.cli.sweep_display import Progress
+from fedhet.cli import display, execute
+from fedhet.cli.saying import say, tell
 from fedhet.config.checks import check_cells, small_cohort
 from fedhet.config.load import read_overrides
 from fedhet.engines import preflight
 from fedhet.engines.session import find_preset
-from fedhet.engines.signals import interruptible
+from fedhet.engines.signals import Interrupted, interruptible
 from fedhet.errors import RunFailedError, UserError
-from fedhet.files import plain_path
-from fedhet.records.summary import duration
-from fedhet.sweeps.grid import Cell, read_cells, title_of
-from fedhet.sweeps.job import ENDED, FAILED, Job
-from fedhet.sweeps.sweep import Sweep, default_workers, shard
-
-if TYPE_CHECKING:
-    from fedhet.sweeps.estimate import Guess
+from fedhet.files import plain_path, tried_folder, write_text
+from fedhet.records.summary import duration, percent
+from fedhet.sweeps.grid import Cell, once, read_cells, title_of
+from fedhet.sweeps.sweep import (
+    ENDED,
+    FAILED,
+    RUNNING,
+    Job,
+    Sweep,
+    Work,
+    for_ray,
+    joined,
+    shard,
+)
+from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
 
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
-EVERYWHERE = 1_000_000  # cells at a time where machines say how many fit
+SHOWN = 20  # lines of cells in the table of progress
+WAITS = "is being run by another process, which is waited for since {}"
+REASON = 120  # characters of a cell's reason in the table; the end of the sweep prints it whole
 
 
 @dataclass(frozen=True)
@@ -46,11 +58,22 @@ class Options:
     workers: int = 0
     accept_mixed: bool = False
     ray: str = ""
-    calibrate: bool = False
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How a search was asked for."""
+
+    out: Path
+    runs: Path
+    trials: int = 0
+    search_seed: int = 0
+    workers: int = 0
+    ray: str = ""
 
 
 def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
-    """Run all cells; RunFailedError if one failed (one that diverged is a result)."""
+    """Run all cells; raise RunFailedError if one failed (one that diverged is a result)."""
     path, found = open_sweep(preset, overrides, options)
     mixed = found.mixed()
     if mixed and not options.accept_mixed:
@@ -59,112 +82,79 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
             "--accept-mixed"
         )
     run_all(found, options.workers, options.ray, quiet=as_json)
-    _report(found, path, as_json=as_json)
+    counts = found.counts()
+    if as_json:
+        print(json.dumps(found.index() | {"folder": str(found.out)}, indent=2))
+    else:
+        for job in found.jobs:
+            if job.state in ENDED and job.reason:
+                print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
+        print(_counted(counts) or "no cell")
+        if found.note:
+            print(found.note)
+        print(found.out)
+    if counts[FAILED]:
+        raise RunFailedError(
+            f"{counts[FAILED]} of {len(found.jobs)} cells of '{path.stem}' failed; the same "
+            f"command tries them again (logs: {found.folder})"
+        )
 
 
 def run_all(found: Sweep, workers: int, ray: str = "", *, quiet: bool, blind: bool = False) -> None:
-    """Run the cells here, or on the machines of a Ray cluster, and show how it goes.
+    """Run the cells here, or on a Ray cluster, and show progress.
 
     ``--ray`` comes before ``RAY_ADDRESS``; ``blind`` as of :class:`Progress`.
     """
     address = ray or os.environ.get("RAY_ADDRESS", "")
     with contextlib.ExitStack() as stack:
         if address and any(job.due for job in found.jobs):
-            _on_cluster(found, address, stack, quiet=quiet)
-        workers = workers or (EVERYWHERE if address else at_a_time(found, 0))
+            if any(job.cell.config.engine != "inline" for job in found.jobs) and not quiet:
+                tell("engine: inline, since each cell is one process of the cluster")
+            for job in found.jobs:
+                job.cell = for_ray(job.cell)
+            found.place = stack.enter_context(joined(address))
         stack.enter_context(interruptible())
         progress = stack.enter_context(Progress(found, quiet=quiet, blind=blind))
         found.run(workers, progress.update)
 
 
-def _on_cluster(found: Sweep, address: str, stack: contextlib.ExitStack, *, quiet: bool) -> None:
-    """Have the cells run there; machines are joined before signals get a meaning of ours."""
-    from fedhet.sweeps.cluster import Cluster, fitting  # noqa: PLC0415
-    from fedhet.sweeps.ray_machines import joined  # noqa: PLC0415
-
-    if any(job.cell.config.engine == "ray" for job in found.jobs) and not quiet:
-        tell("engine: inline, not ray: each cell is one process of the cluster")
-    for job in found.jobs:
-        job.cell = fitting(job.cell)
-    found.executor = Cluster(stack.enter_context(joined(address)))
-
-
 def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
-    """List the cells with an estimate of their time and of what they leave on the disk.
-
-    No image is opened, and nothing is written but what this machine is known to take.
-    """
-    from fedhet.sweeps.estimate import Estimator  # noqa: PLC0415  (every method's client)
-
+    """List the cells with their state, and the FLOPs of what is left; write nothing."""
     path, found = open_sweep(preset, overrides, options)
     if not as_json:
         print(f"{index_name(preset, path)}: {len(found.jobs)} cells in '{found.out}'", flush=True)
-    estimator = Estimator(measure=options.calibrate, tell=tell)
-    guesses: dict[str, Guess] = {}
-    for job in found.jobs:
-        if job.due:
-            guesses[job.cell.name] = estimator.guess(job.cell.config)
-        if not as_json:
-            time_ = _time(guesses[job.cell.name]) if job.cell.name in guesses else ""
-            print(f"{job.cell.name}  {job.state:9} {time_:>9}  {job.cell.label}", flush=True)
-    if as_json:
-        print(json.dumps({"note": found.note, "cells": _rows(found, guesses)}, indent=2))
-        return
+        for job in found.jobs:
+            print(f"{job.cell.name}  {job.state:9} {job.cell.label}", flush=True)
+    from fedhet.sweeps.flops import Counter  # noqa: PLC0415  (every method's client)
+
+    counter, flops, reasons = Counter(), {}, {}
     todo = [job for job in found.jobs if job.due]
-    workers = at_a_time(found, options.workers)
-    print(f"{len(found.jobs)} cells, {len(todo)} to run{_altogether(todo, guesses, workers)}")
-    if estimator.uncalibrated:
-        print(
-            f"rough (~): {len(estimator.uncalibrated)} kinds of these cells were never timed here; "
-            "their FLOPs and a matrix product say this much; --calibrate times each, once"
-        )
-    for reason in dict.fromkeys(one.reason for one in guesses.values() if one.reason):
-        print(f"no estimate: {reason}")
-    kept = sum(one.kept for one in guesses.values())
-    if kept:
-        print(
-            f"states of their clients: about {decimal(round(kept))} stay ({_free(found.out)}); "
-            "keep-state=false deletes a cell's when it has finished"
-        )
+    for job in todo:
+        left = 1 - job.rounds / job.cell.config.rounds
+        try:
+            flops[job.cell.name] = left * counter.of(job.cell.config)
+        except (UserError, RunFailedError) as error:
+            reasons[job.cell.name] = str(error)
+    if as_json:
+        rows = [
+            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
+             "train_flops_left": flops.get(job.cell.name) if job.due else 0.0,
+             "reason": reasons.get(job.cell.name, "")}
+            for job in found.jobs
+        ]  # fmt: skip
+        print(json.dumps({"note": found.note, "cells": rows}, indent=2))
+        return
+    total = f": {sum(flops.values()):.3g} FLOPs of training" if flops else ""
+    more = f", and {len(reasons)} cells whose FLOPs are unknown" if flops and reasons else ""
+    print(f"{_counted(found.counts())}; {len(todo)} to run{total}{more}")
+    for reason in dict.fromkeys(reasons.values()):
+        print(f"FLOPs unknown: {reason}")
     if found.note:
         print(found.note)
 
 
-def _rows(found: Sweep, guesses: Mapping[str, "Guess"]) -> list[dict[str, object]]:
-    """The cells of a dry run, for programs."""
-    return [
-        {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-         "estimated_seconds": one.seconds if one else None,
-         "rough": one.rough if one else None,
-         "estimated_state_bytes": round(one.kept) if one and one.seconds is not None else None,
-         "reason": one.reason if one else ""}
-        for job in found.jobs
-        for one in [guesses.get(job.cell.name)]
-    ]  # fmt: skip
-
-
-def _altogether(todo: Sequence[Job], guesses: Mapping[str, "Guess"], workers: int) -> str:
-    """How long the rest takes: cells side by side, those with Ray one after the other."""
-    left = {"inline": [0.0], "ray": [0.0]}
-    for job in todo:
-        share = max(0.0, 1 - job.rounds / job.cell.config.rounds)
-        left[job.cell.config.engine].append(share * (guesses[job.cell.name].seconds or 0.0))
-    inline, ray = left["inline"], left["ray"]
-    total = sum(ray) + max(*inline, sum(inline) / workers)
-    unknown = sum(guesses[job.cell.name].seconds is None for job in todo)
-    more = f", and {unknown} of which nobody knows" if unknown else ""
-    about = "roughly" if any(one.rough for one in guesses.values()) else "about"
-    return f": {about} {duration(total)} with {workers} at a time{more}" if total else ""
-
-
-def _free(out: Path) -> str:
-    """How much room the disk of a folder has that need not exist yet."""
-    there = next(one for one in (out, *out.parents) if one.is_dir())
-    return f"{decimal(shutil.disk_usage(there).free)} are free in '{there}'"
-
-
 def print_commands(preset: str, overrides: Sequence[str], options: Options) -> None:
-    """One command line per cell, for a scheduler of another machine; it holds in any folder."""
+    """Print one command line per cell, for a scheduler; it holds in any folder."""
     path, found = open_sweep(preset, overrides, options)
     name = preset if _shipped(preset, path) else str(path.absolute())
     changed = read_overrides(overrides)
@@ -179,7 +169,7 @@ def print_commands(preset: str, overrides: Sequence[str], options: Options) -> N
 
 
 def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Path, Sweep]:
-    """The preset's file and its cells as they stand; UserError for a mistake in any of them."""
+    """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
     path = find_preset(preset)
     out = plain_path(options.out)
     blocked = next((one for one in (out, *out.parents) if one.exists() and not one.is_dir()), None)
@@ -205,14 +195,13 @@ def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple
         name += f"-{options.shard.replace('/', 'of')}"
     if options.cell:
         name += f"-{options.cell}"
-    note = QUICK if options.profile == "quick" else ""
-    found = Sweep.open(name, out, chosen, execute, note)
+    found = Sweep.open(name, out, chosen, execute, QUICK if options.profile == "quick" else "")
     found.title = title_of(path)
     return path, found
 
 
 def index_name(preset: str, path: Path) -> str:
-    """What a preset's index is called: compare/x and paper/x may share a folder."""
+    """Return the name of a preset's index: compare/x and paper/x may share a folder."""
     return preset.replace("/", "-") if _shipped(preset, path) else path.stem
 
 
@@ -220,40 +209,178 @@ def _shipped(preset: str, path: Path) -> bool:
     return path != Path(preset).expanduser()
 
 
-def at_a_time(found: Sweep, workers: int) -> int:
-    """Cells that run side by side, by default one per core; a shard may have none at all."""
-    threads = max((job.cell.config.threads for job in found.jobs), default=1)
-    return workers or default_workers(threads)
-
-
 def placed(cell: Cell, out: Path) -> Cell:
-    """The cell with paths that hold everywhere, in its own process unless it asks for Ray."""
+    """Return the cell with its folder and with paths that hold everywhere."""
     config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
     return Cell(cell.values, preflight.absolute_paths(config))
 
 
-def _report(found: Sweep, path: Path, *, as_json: bool) -> None:
-    counts = found.counts()
-    if as_json:
-        print(json.dumps(found.index() | {"folder": str(found.out)}, indent=2))
-    else:
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+
+
+class Progress:
+    """A table of the cells on a terminal; elsewhere a line per cell that has ended.
+
+    ``blind`` leaves out test accuracies, by which a search must not be followed.
+    """
+
+    def __init__(self, found: Sweep, *, quiet: bool, blind: bool = False) -> None:
+        self.console = Console(stderr=True, markup=False)
+        self.quiet, self.blind = quiet, blind
+        self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
+        self.waiting: dict[str, str] = {}  # since when, by cell
+        self.live: Live | None = None
+        if not quiet and self.console.is_terminal:
+            self.live = Live(
+                _table(found, {}, blind=blind), console=self.console, auto_refresh=False
+            )
+
+    def __enter__(self) -> "Progress":
+        if self.live is not None:
+            self.live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.live is not None:
+            self.live.__exit__(None, None, None)
+        if kind is Interrupted:
+            tell("interrupted; the same command goes on")
+
+    def update(self, found: Sweep) -> None:
+        """Show how it stands."""
+        news = [job.cell.name for job in found.jobs if job.waits]
+        news = [name for name in news if name not in self.waiting]
+        self.waiting |= dict.fromkeys(news, f"{datetime.now():%H:%M:%S}")
+        if self.live is not None:
+            self.live.update(_table(found, self.waiting, blind=self.blind), refresh=True)
+            return
         for job in found.jobs:
-            if job.state in ENDED and job.reason:
-                print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
-        print(
-            ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no cell"
-        )
-        if found.note:
-            print(found.note)
-        print(found.out)
-    if counts[FAILED]:
+            if job.cell.name in news and not self.quiet:
+                tell(f"{job.cell.name} {WAITS.format(self.waiting[job.cell.name])}")
+            ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
+            if ended and job.cell.name not in self.told and not self.quiet:
+                self.told.add(job.cell.name)
+                accuracy = percent(None if self.blind else job.accuracy)
+                why = f": {job.reason}" if job.reason else ""
+                left = found.seconds_left()
+                more = f", about {duration(left)} left" if left else ""
+                line = f"{job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}{more}"
+                say(f"fedhet: {line}", sys.stderr)
+
+
+def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:
+    table = Table(box=None, pad_edge=False)
+    for column in ("cell", "state", "round", "accuracy", "what"):
+        table.add_column(column, no_wrap=column != "what")
+    running = [job for job in found.jobs if job.state == RUNNING]
+    others = [job for job in found.jobs if job.state != RUNNING]
+    others.sort(key=lambda job: job.state not in ENDED)
+    for job in (*running, *others)[:SHOWN]:
+        table.add_row(*_row(job, waiting.get(job.cell.name, ""), blind=blind))
+    left = found.seconds_left()
+    more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
+    line = f"{_counted(found.counts())}{more}" + (f", about {duration(left)} left" if left else "")
+    return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
+
+
+def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
+    rounds = f"{job.rounds}/{job.cell.config.rounds}"
+    if job.state == RUNNING and job.rounds > job.begun_at:
+        pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
+        rounds += f" {duration(pace * (job.cell.config.rounds - job.rounds))} left"
+    accuracy = percent(None if blind else job.accuracy)
+    ended = job.state in ENDED and job.reason
+    why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
+    why = f": {WAITS.format(since)}" if job.waits else why
+    return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
+
+
+def tune(
+    preset: str, words: Sequence[str], options: TuneOptions, *, as_json: bool, work: Work = execute
+) -> None:
+    """Run all trials; raise RunFailedError if one failed (one that diverged is the worst)."""
+    path = find_preset(preset)
+    _check_out(options.out.expanduser())
+    search = Search.read(path, words)
+    trials = search.trials(options.trials, options.search_seed)
+    runs = plain_path(options.runs)
+    cells = once(placed(cell, runs) for trial in trials for cell in trial.cells)
+    found = Sweep.open(f"tune-{index_name(preset, path)}", runs, cells, work)
+    if mixed := found.mixed():
+        raise UserError(f"{mixed}: trials of different code are not compared; take another --runs")
+    run_all(found, options.workers, options.ray, quiet=as_json, blind=True)
+    if found.counts()[FAILED]:
         raise RunFailedError(
-            f"{counts[FAILED]} of {len(found.jobs)} cells of '{path.stem}' failed; the same "
-            f"command tries them again (logs: {found.folder})"
+            f"{found.counts()[FAILED]} of {len(found.jobs)} runs failed; the same command "
+            f"tries them again (logs: {found.folder})"
         )
+    scores = [validation([runs / cell.name for cell in trial.cells]) for trial in trials]
+    chosen = best(trials, scores)
+    seeds = f" --search-seed {options.search_seed}" if options.search_seed else ""
+    count = f" --trials {options.trials}" if options.trials else ""
+    command = f"by: fedhet tune {shlex.join([preset, *words])}{count}{seeds}"
+    scored = list(zip(trials, scores, strict=True))
+    written = _write(options.out.expanduser(), command, search, scored, chosen)
+    if as_json:
+        rows = [
+            {"method": trial.method, "values": dict(trial.values), "val_accuracy_mean": score,
+             "chosen": chosen.get(trial.method) == i}
+            for i, (trial, score) in enumerate(scored)
+        ]  # fmt: skip
+        print(json.dumps({"trials": rows, "presets": [str(one) for one in written]}, indent=2))
+        return
+    display.show_table(
+        f"{len(trials)} trials, {len(trials) // len(search.methods)} for each method",
+        ("method", "values", "validation", ""),
+        [
+            (trial.method, trial.label, percent(score) if score is not None else "diverged",
+             "chosen" if chosen.get(trial.method) == i else "")
+            for i, (trial, score) in enumerate(scored)
+        ],
+    )  # fmt: skip
+    for one in written:
+        print(plain_path(one))
 
 
-def _time(guess: "Guess") -> str:
-    if guess.seconds is None:
-        return "?"
-    return f"{'~' if guess.rough else ''}{duration(guess.seconds)}"
+def _check_out(out: Path) -> None:
+    """Raise UserError, before hours of trials, if the preset cannot be written."""
+    if out.is_dir():
+        raise UserError(f"--out: '{out}' is a folder: give the file to write, such as tuned.yaml")
+    try:
+        with tried_folder(out.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--out: '{out}' cannot be written: {error.strerror}") from error
+
+
+def _write(
+    out: Path,
+    command: str,
+    search: Search,
+    trials: Sequence[tuple[Trial, float | None]],
+    chosen: Mapping[str, int],
+) -> list[Path]:
+    """Write a preset of every method's best trial; of several methods ``out`` is a sweep of all.
+
+    The presets of the single methods have the method's name in theirs.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for method, position in chosen.items():
+        name = f"{out.stem}-{method}{out.suffix}" if len(search.methods) > 1 else out.name
+        lines = ["validation accuracy of each trial, percent:"]
+        lines += [
+            f"{'-' if score is None else format(score, '.2f')}  {trial.label}"
+            for trial, score in trials
+            if trial.method == method
+        ]
+        keys = search.preset(trials[position][0])
+        write_text(out.with_name(name), preset_text(keys, f"run {name}", command, lines))
+        written.append(out.with_name(name))
+    if len(chosen) > 1:
+        keys = search.sweep([trials[position][0] for position in chosen.values()])
+        lines = ["every method with what was chosen for it, in blocks that no trial had"]
+        write_text(out, preset_text(keys, f"sweep {out.name} --out DIR", command, lines))
+        written.append(out)
+    return written

@@ -1,1 +1,1 @@
-"""Grids of runs: their cells, how these are run side by side, tuning, estimates."""
+"""Grids of runs: their cells, how these are run side by side, tuning, FLOPs."""

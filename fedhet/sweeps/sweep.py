@@ -1,40 +1,402 @@
-"""Runs the cells of a sweep side by side, each as a ``fedhet run`` or ``fedhet resume``.
+"""Run the cells of a sweep side by side, each as ``fedhet run`` or ``fedhet resume``.
 
-A cell is a process of its own, here or on a cluster (:mod:`fedhet.sweeps.executor`): with ``engine:
-inline`` one core trains and no barrier is waited for, with ``engine: ray`` a cell has the machine.
-What a cell's folder says decides: a finished one is skipped, also if another sweep ran it, a broken
-one is continued to the same bytes. Beside the run folders lies ``sweeps/<preset>/``: ``sweep.json``
-(the index) and each cell's configuration.
+A cell is a process of its own on this machine, or one task of a Ray cluster. Its run folder decides
+what happens: a finished cell is skipped, also if another sweep ran it, and a cell that was broken
+off is continued to the same bytes. Beside the run folders lies ``sweeps/<preset>/`` with
+``sweep.json`` (the index), each cell's configuration and its log.
 """
 
 import contextlib
+import math
+import multiprocessing
 import os
 import re
 import shutil
 import signal
+import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from filelock import FileLock, Timeout
 
+from fedhet.config.load import RESUMABLE
+from fedhet.config.schema import RunConfig
+from fedhet.engines.process_groups import end_with_maker, look_away
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import write_json, write_text
 from fedhet.reading.bounds import open_regular
-from fedhet.reading.structured import read_json
+from fedhet.reading.structured import read_json, read_jsonl, read_yaml
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import LOCK, RunFolder
+from fedhet.records.summary import DIVERGENCE, diverged, nobody_replied
 from fedhet.records.verification import check_entries
-from fedhet.sweeps.executor import FAREWELL, Executor, LocalExecutor, Order, Work
-from fedhet.sweeps.grid import Cell
-from fedhet.sweeps.job import DIVERGED, FAILED, FINISHED, PENDING, RUNNING, Job
+from fedhet.reports.reading import read_run
+from fedhet.sweeps.grid import Cell, deciding
 
+PENDING, RUNNING, FINISHED = "pending", "running", "finished"
+DIVERGED, FAILED = "diverged", "failed"
+ENDED = {FINISHED, DIVERGED, FAILED}
 POLL = 0.2  # seconds between looks at the cells
-LAST = 65_536  # bytes of a log that its last line is looked for in
-LOSSES = 3  # times that a cell may lose its machine before it is taken for the reason
+FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
+LAST = 65_536  # bytes at the end of a log that its last line is looked for in
+REACH = 5.0  # seconds to connect to a Ray cluster
+RETRIES = 3  # times that Ray starts a cell again whose machine or process has died
+Work = Callable[[list[str]], int]  # runs a command line of fedhet, returns its exit code
+_FORKS = multiprocessing.get_context("forkserver")
+
+
+class CellProcess(Protocol):
+    """The process of a cell, as one of :mod:`multiprocessing`."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+
+    def is_alive(self) -> bool:
+        """Return whether it runs, or waits for its turn."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+@dataclass
+class Job:
+    """A cell, its folder, and what is known of it."""
+
+    cell: Cell
+    folder: Path
+    state: str = PENDING
+    reason: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    begun_at: int = 0  # rounds that were finished when it was started
+    logged: int = 0  # bytes of its log when it was started
+    process: CellProcess | None = None
+    rounds: int = 0
+    accuracy: float | None = None
+    anew: bool = False  # nothing in its folder can be continued
+    damaged: bool = False
+    waits: bool = False  # another process, such as another sweep's, runs it
+
+    @property
+    def due(self) -> bool:
+        """Whether it is to be run or continued; a damaged folder is left to the user."""
+        return self.state in {PENDING, FAILED} and not self.damaged
+
+    def look(self) -> None:
+        """Read the finished rounds from the folder."""
+        with contextlib.suppress(VerifyError, OSError):  # :meth:`conclude` reports these
+            records = read_jsonl(self.folder / "rounds.jsonl")
+            self.rounds = len(records)
+            accuracy = records[-1].get("test_accuracy_mean") if records else None
+            self.accuracy = accuracy if isinstance(accuracy, int | float) else None
+
+    def taken(self) -> bool:
+        """Return whether another process writes its run at this moment."""
+        return self.folder.is_dir() and RunFolder(self.folder).unfinished() == "running"
+
+    def conclude(self) -> None:
+        """Set the state by what the folder holds; without a summary it is pending."""
+        self.look()
+        self.anew = self.damaged = False
+        try:
+            self._read()
+        except (VerifyError, UserError, OSError, KeyError, TypeError) as error:
+            self.state, self.damaged = FAILED, True
+            what = "rounds.jsonl: its last line is damaged"
+            if isinstance(error, VerifyError | UserError | OSError):
+                what = one_line(error)
+            self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
+
+    def _read(self) -> None:
+        """Do the work of :meth:`conclude`; raise for a damaged file."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise VerifyError(f"'{self.folder}' is not a folder")
+        folder = RunFolder(self.folder)
+        summary = folder.read_summary()  # first: a run writes it last
+        records = read_jsonl(folder.rounds)
+        begun = folder.config.exists()
+        if begun:
+            self._check_config(folder.config)
+        status, self.reason = str(summary.get("status", "")), one_line(summary.get("reason", ""))
+        if status == "completed" and records:
+            read_run(self.folder)  # as a report will
+            self.state = DIVERGED if diverged(records[-1]) else FINISHED
+        elif status == "completed":
+            self.state, self.reason = FAILED, "rounds.jsonl has no line: `fedhet verify` says more"
+        elif status == "failed" and DIVERGENCE.search(self.reason):
+            self.state = DIVERGED
+        else:
+            self.state = FAILED if status == "failed" else PENDING
+        if self.state == FAILED and records:
+            spent = len(records) >= self.cell.config.rounds and nobody_replied(records[-1])
+            self.anew = spent or all(map(nobody_replied, records))
+            self.rounds = 0 if self.anew else self.rounds
+        elif self.state == PENDING and self.folder.exists() and not records:
+            self.anew = not begun  # killed while the folder was made: config.yaml comes last
+        if self.due and not self.anew and self.folder.exists() and not folder.identity.exists():
+            raise VerifyError(f"'{folder.identity}' is missing, without which no run goes on")
+
+    def _check_config(self, path: Path) -> None:
+        """Raise VerifyError if the folder is another cell's, such as a renamed one.
+
+        Keys that a resumption may change do not count, except the number of rounds; nor does a
+        number of clients that was left to the data.
+        """
+        asked, found = deciding(self.cell.config.flat()), deciding(read_yaml(path))
+        free = set(RESUMABLE) - {"rounds"} | ({"clients"} if not asked["clients"] else set())
+        for key in sorted((asked.keys() | found.keys()) - free):
+            there, here = found.get(key, "absent"), asked.get(key, "absent")
+            if there != here:
+                raise VerifyError(f"'{path}' is another cell's: {key} is {there}, not {here}")
+
+
+@dataclass(frozen=True)
+class Order:
+    """How to start a cell: what runs its command line, its folder, configuration and log."""
+
+    work: Work
+    folder: Path
+    preset: Path
+    log: Path
+
+    def words(self) -> list[str]:
+        """Return the command line that runs the cell, or continues it where it has begun.
+
+        A folder with the cell's own configuration is trusted: it names no other code or service
+        than the user's preset does. It may have been made on another machine.
+        """
+        folder = RunFolder(self.folder)
+        if not folder.identity.exists():
+            place = ["--out", str(self.folder.parent), "--name", self.folder.name]
+            return ["run", str(self.preset), *place]
+        words = ["resume", str(self.folder)]
+        with contextlib.suppress(VerifyError, UserError, OSError):  # resume says what is damaged
+            started, asked = folder.started_config(), read_yaml(self.preset)
+            keys = started.keys() | asked.keys()
+            if {key for key in keys if started.get(key) != asked.get(key)} <= {"clients"}:
+                words.append("--trust")
+        return words
+
+    def run(self) -> int:
+        """Run the cell in this process, which writes to its log from now on."""
+        with self.log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
+            for number, stream in enumerate((nothing, file, file)):
+                os.dup2(stream.fileno(), number)
+        return self.work(self.words())
+
+
+class Place(Protocol):
+    """Where cells run."""
+
+    def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
+        """Return whether one more may run beside those that run; ``workers`` 0: as many as fit."""
+
+    def start(self, job: Job, order: Order) -> CellProcess:
+        """Run or continue a cell for which there is room."""
+
+
+class Local:
+    """This machine: cells are forked from one process that has imported everything."""
+
+    def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
+        """Return whether there is room; a cell with another engine than inline runs alone."""
+        if any(one.cell.config.engine != "inline" for one in (job, *running)):
+            return not running
+        return len(running) < (workers or default_workers(job.cell.config.threads))
+
+    def start(self, job: Job, order: Order) -> CellProcess:
+        """Fork it. RunFailedError if the process that forks was killed."""
+        _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.inline"])
+        process = _FORKS.Process(target=_in_fork, args=(order,))
+        look_away()
+        try:
+            process.start()
+        except EOFError as error:  # for click it would be the end of somebody's input
+            raise RunFailedError(
+                f"sweep '{order.preset.parent}' cannot go on: the process that starts its cells "
+                "was killed; the same command continues it"
+            ) from error
+        return process
+
+
+def _in_fork(order: Order) -> None:
+    """Be the process of a cell: it ends with the sweep."""
+    end_with_maker(FAREWELL)
+    os.setsid()  # Ctrl-C is for the sweep, which tells its cells
+    sys.exit(order.run())
+
+
+class OnRay:
+    """A Ray cluster whose machines all see the sweep's folder; Ray chooses a cell's machine."""
+
+    def __init__(self) -> None:
+        import ray  # noqa: PLC0415  (a second)
+
+        self.nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+        # One process a cell, as here; a machine that dies costs its cells their running round.
+        self.remote: Any = ray.remote(max_calls=1, max_retries=RETRIES)(_in_task)
+
+    def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
+        """Return whether the cluster has CPUs for one more of this sweep's cells."""
+        threads, found = job.cell.config.threads, self._resources()
+        rooms = [int(one.get("CPU", 0.0)) // threads for one in found]
+        if found and not any(rooms):
+            most = max(one.get("CPU", 0.0) for one in found)
+            raise UserError(
+                f"threads: {threads} is more than any machine of the cluster has ({most:g} CPUs)"
+            )
+        return len(running) < min(sum(rooms), workers or sum(rooms))
+
+    def start(self, job: Job, order: Order) -> CellProcess:
+        """Submit it; Ray chooses its machine."""
+        config = job.cell.config
+        share = gpu_share(config, self._resources())
+        task = self.remote.options(num_cpus=config.threads, num_gpus=share, name=job.cell.name)
+        return RayTask(task.remote(order, made_with()))
+
+    def _resources(self) -> list[dict[str, float]]:
+        return [one["Resources"] for one in self.nodes() if one["Alive"]]
+
+
+class RayTask:
+    """A cell as one task of Ray."""
+
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
+        self.exitcode: int | None = None
+        self.why = ""  # it never ran, or ended without an exit code
+
+    def is_alive(self) -> bool:
+        """Return whether it runs, or waits for its turn."""
+        import ray  # noqa: PLC0415
+
+        if self.exitcode is None and ray.wait([self.reference], timeout=0)[0]:
+            try:
+                self.exitcode, self.why = ray.get(self.reference)
+            except Exception as error:  # noqa: BLE001  (Ray's, and what a task raised)
+                self.exitcode, self.why = 1, one_line(error, 300)
+        return self.exitcode is None
+
+    def terminate(self) -> None:
+        """Interrupt it as Ctrl-C does."""
+        import ray  # noqa: PLC0415
+
+        ray.cancel(self.reference)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        import ray  # noqa: PLC0415
+
+        ray.wait([self.reference], timeout=timeout)
+
+    def kill(self) -> None:
+        """End its process."""
+        import ray  # noqa: PLC0415
+
+        ray.cancel(self.reference, force=True)
+
+
+def _in_task(order: Order, ours: dict[str, str]) -> tuple[int, str]:
+    """Be the process of a cell on a cluster; returns its exit code, or why it cannot run there."""
+    here = f"machine {socket.gethostname()}"
+    if not order.preset.exists():
+        return 2, (
+            f"{here} does not see '{order.preset}': --out must lie on a disk that all machines see"
+        )
+    for what, value in made_with().items():
+        if value != ours[what]:
+            return 2, f"{here} has {what} {value}, not {ours[what]}: install the same there"
+    return order.run(), ""
+
+
+@contextlib.contextmanager
+def joined(address: str) -> Iterator[OnRay]:
+    """Join the Ray cluster at ``HOST:PORT`` (or ``auto``) until the block ends.
+
+    Raise UserError if nobody answers there, or this machine is no part of the cluster.
+    """
+    _reach(address)
+    # `uv run` would have Ray pack the current folder and send it to every machine.
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # else it warns about this
+    import ray  # noqa: PLC0415  (a second)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="CRITICAL")
+    except Exception as error:
+        raise UserError(
+            f"--ray: '{address}' cannot be joined from here: {one_line(error, 300)} (this machine "
+            f"must be one of the cluster: `ray start --address={address} --num-cpus=0`)"
+        ) from error
+    finally:
+        for number, handler in handlers.items():  # Ray sets its own
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    try:
+        yield OnRay()
+    finally:
+        ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Connect once: Ray itself would try for half a minute."""
+    if address == "auto":
+        return
+    name, _, port = address.rpartition(":")
+    if not name or not port.isascii() or not port.isdigit():
+        raise UserError(
+            f"--ray: '{address}' is not allowed: HOST:PORT of the cluster's head, such as "
+            "10.0.0.1:6379, or auto"
+        )
+    try:
+        socket.create_connection((name.strip("[]"), int(port)), REACH).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"--ray: nobody answers at '{address}' ({one_line(error)}): start the cluster with "
+            "`ray start --head`, see docs/scale.md"
+        ) from error
+
+
+def gpu_share(config: RunConfig, machines: Sequence[dict[str, float]]) -> float:
+    """Return the part of a GPU that a cell asks for; 0 if it uses none or there is none.
+
+    It is the share of the machine with the most CPUs per GPU. Ray never splits one cell over
+    devices. Rounded down, so that the shares of a device add up to no more than 1.
+    """
+    crowds = [one.get("CPU", 0.0) // config.threads / one["GPU"] for one in machines
+              if one.get("GPU")]  # fmt: skip
+    if config.device not in {"auto", "cuda"} or not crowds:
+        return 0.0
+    return min(1.0, math.floor(1e4 / max(1, math.ceil(max(crowds)))) / 1e4)
+
+
+def for_ray(cell: Cell) -> Cell:
+    """Return the cell as a cluster runs it: inline. Raise UserError for one machine's device."""
+    device = cell.config.device
+    if device.startswith("cuda:"):
+        raise UserError(
+            f"device: '{device}' is not possible with --ray, which chooses the device: say cuda"
+        )
+    return replace(cell, config=cell.config.model_copy(update={"engine": "inline"}))
+
+
+def made_with() -> dict[str, str]:
+    """Return what decides results beside the configuration: our source and torch."""
+    return {"source": source_digest(), "torch": versions()["torch"]}
 
 
 @dataclass
@@ -47,15 +409,14 @@ class Sweep:
     work: Work  # what a cell's process does with its command line
     note: str = ""
     title: str = ""  # what reports call its settings
-    executor: Executor = field(default_factory=LocalExecutor)
-    notes: list[str] = field(default_factory=list)  # lines for the user, in their order
+    place: Place = field(default_factory=Local)
     _lock: FileLock | None = field(default=None, repr=False)
 
     @classmethod
     def open(
         cls, name: str, out: Path, cells: Sequence[Cell], work: Work, note: str = ""
     ) -> "Sweep":
-        """Look what is there already; nothing is written."""
+        """Read how far the cells are; write nothing."""
         made = cls(name, out, [Job(cell, out / cell.name) for cell in cells], work, note)
         for job in made.jobs:
             job.conclude()
@@ -63,12 +424,12 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        """Where the index and the cells' configurations are."""
+        """Folder of the index, the cells' configurations and their logs."""
         return self.out / "sweeps" / self.name
 
     def mixed(self) -> str:
-        """What the finished rounds of these cells were made with, if not with what is here now."""
-        now = {"source": source_digest(), "torch": versions()["torch"]}
+        """Return what finished rounds were made with, if not with what is here; else empty."""
+        now = made_with()
         for job in self.jobs:
             path = job.folder / "environment.json"
             if not job.rounds or not path.exists():
@@ -77,24 +438,25 @@ class Sweep:
                 kept = read_json(path)
                 then = {"source": kept["source_sha256"], "torch": kept["versions"]["torch"]}
             except (VerifyError, OSError, KeyError, TypeError):
-                return f"cell {job.cell.name} was run with nobody knows what: '{path}' is damaged"
+                return f"cell {job.cell.name} was run with unknown code: '{path}' is damaged"
             for what, value in now.items():
                 if then[what] != value:
                     return f"cell {job.cell.name} was run with {what} {then[what]}, not {value}"
         return ""
 
     def run(self, workers: int, tell: Callable[["Sweep"], None]) -> None:
-        """Run what is not ended, ``workers`` cells at a time; ``tell`` is called about it.
+        """Run what has not ended, ``workers`` cells at a time (0: as many as fit).
 
-        Whatever interrupts this interrupts the cells as well, and waits for their summaries.
-        Raises UserError if another command runs this sweep, RunFailedError if the disk is full.
+        ``tell`` is called whenever something may have changed. An interruption ends the cells,
+        too, and waits for their summaries. Raise UserError if another command runs this sweep,
+        RunFailedError if the disk is full.
         """
         self._prepare()
         try:
             waiting = [job for job in self.jobs if job.due]
             while waiting or self.running():
                 for job in waiting.copy():
-                    if not self.executor.fits(job, self.running(), workers):
+                    if not self.place.fits(job, self.running(), workers):
                         break
                     job.waits = job.taken()
                     if job.waits:
@@ -102,8 +464,6 @@ class Sweep:
                         continue
                     waiting.remove(job)
                     self._start(job)
-                    if job.state == PENDING:  # another process was quicker
-                        waiting.append(job)
                     tell(self)
                 time.sleep(POLL)
                 for job in self.running():
@@ -111,9 +471,8 @@ class Sweep:
                     assert job.process is not None
                     if not job.process.is_alive():
                         self._end(job)
-                        if job.state == PENDING:  # that too, or its machine is gone
+                        if job.state == PENDING:  # another process was quicker
                             waiting.append(job)
-                self.notes += self.executor.notes()
                 tell(self)
         except OSError as error:
             raise RunFailedError(
@@ -126,30 +485,31 @@ class Sweep:
             self._lock.release()
 
     def running(self) -> list[Job]:
-        """Jobs whose process lives."""
+        """Return the jobs whose process lives."""
         return [job for job in self.jobs if job.state == RUNNING]
 
     def seconds_left(self) -> float | None:
-        """Time to the end by the rounds finished since the start; None before there is one."""
-        running = self.running()
-        done = [(job.rounds - job.begun_at, time.monotonic() - job.started) for job in running]
-        rounds, seconds = sum(n for n, _ in done), sum(s for _, s in done)
-        if not rounds:
+        """Return the time to the end, by the rounds finished since the start; None before one."""
+        now = time.monotonic()
+        ran = [job for job in self.jobs if job.started]
+        rounds = sum(job.rounds - job.begun_at for job in ran)
+        seconds = sum((job.ended or now) - job.started for job in ran)
+        if rounds <= 0:
             return None
         todo = sum(
             job.cell.config.rounds - job.rounds
             for job in self.jobs
             if job.state == RUNNING or (job.due and job.process is None)
         )
-        return todo * seconds / rounds / max(1, len(running))
+        return todo * seconds / rounds / max(1, len(self.running()))
 
     def counts(self) -> dict[str, int]:
-        """Cells by state."""
+        """Return the number of cells by state."""
         states = (FINISHED, RUNNING, PENDING, DIVERGED, FAILED)
         return {state: sum(job.state == state for job in self.jobs) for state in states}
 
     def index(self) -> dict[str, Any]:
-        """What ``sweep.json`` holds."""
+        """Return the content of ``sweep.json``."""
         cells = [
             {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
              "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
@@ -163,7 +523,7 @@ class Sweep:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.folder.resolve() != self.out.resolve() / "sweeps" / self.name:
                 raise VerifyError(f"'{self.folder}' is a link that leads elsewhere: remove it")
-            check_entries(self.folder)  # the folder of all may be a stranger's
+            check_entries(self.folder)  # somebody else may have sent it
             self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()
         except Timeout as error:
@@ -172,30 +532,25 @@ class Sweep:
             raise UserError(f"out: '{self.out}' cannot be written: {error.strerror}") from error
         for job in self.jobs:
             text = yaml.safe_dump(job.cell.config.flat(), sort_keys=False, allow_unicode=True)
-            write_text(self.folder / f"{job.cell.name}.yaml", text)
+            write_text(self._file(job, "yaml"), text)
         write_json(self.folder / "sweep.json", self.index())
 
     def _start(self, job: Job) -> None:
-        job.conclude()  # another sweep may have been at it meanwhile
-        if not job.due:
+        job.conclude()  # another sweep may have run it meanwhile
+        if not job.due or (job.anew and not self._set_aside(job)):
             return
-        if job.anew and not self._set_aside(job):
-            return
-        log = self._log(job)
+        log = self._file(job, "log")
         job.logged = log.stat().st_size if log.exists() else 0
-        preset = self.folder / f"{job.cell.name}.yaml"
-        try:
-            job.process = self.executor.start(job, Order(self.work, preset, log, self.folder))
-        except UserError:  # another process is at its folder
-            job.state = PENDING
-            return
-        job.state, job.started, job.begun_at = RUNNING, time.monotonic(), job.rounds
+        order = Order(self.work, job.folder, self._file(job, "yaml"), log)
+        job.process = self.place.start(job, order)
+        job.state, job.started, job.ended = RUNNING, time.monotonic(), 0.0
+        job.begun_at = job.rounds
 
-    def _log(self, job: Job) -> Path:
-        return self.folder / f"{job.cell.name}.log"
+    def _file(self, job: Job, kind: str) -> Path:
+        return self.folder / f"{job.cell.name}.{kind}"
 
     def _set_aside(self, job: Job) -> bool:
-        """Whether a hopeless cell's folder made room; ``failed`` keeps the last one of each."""
+        """Move a folder that nothing can continue to ``failed``; return whether that worked."""
         aside = self.folder / "failed" / job.folder.name
         try:
             with RunFolder(job.folder).lock():
@@ -208,9 +563,9 @@ class Sweep:
         return True
 
     def _end(self, job: Job) -> None:
-        earlier = job.reason
+        earlier, job.ended = job.reason, time.monotonic()
         job.conclude()
-        if job.due and (job.taken() or self._lost(job)):
+        if job.due and job.taken():
             job.state, job.process = PENDING, None
             return
         unmoved = job.state == FAILED and (job.reason, job.rounds) == (earlier, job.begun_at)
@@ -218,52 +573,42 @@ class Sweep:
             job.state, job.reason = FAILED, self._last_words(job)
         write_json(self.folder / "sweep.json", self.index())
 
-    def _lost(self, job: Job) -> bool:
-        """Whether its machine, not the cell, failed, so that another one gets it."""
-        why = job.process.lost if job.process is not None else ""
-        if not why:
-            return False
-        job.losses += 1
-        again = job.losses < LOSSES
-        self.notes.append(f"{job.cell.name}: {why}" + ("; it goes on elsewhere" if again else ""))
-        return again
-
     def _last_words(self, job: Job) -> str:
-        """Why its process ended, as far as anybody knows."""
+        """Return why its process ended, as far as it is known."""
         assert job.process is not None
-        if job.process.lost:
-            return f"{job.process.lost}, the {job.losses}. machine that it lost"
+        if isinstance(job.process, RayTask) and job.process.why:
+            return job.process.why
         code = job.process.exitcode
         if code is not None and code < 0:
             names = {one.value: one.name for one in signal.Signals}
             guess = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
             return f"killed by {names.get(-code, -code)}{guess}, after round {job.rounds}"
-        with open_regular(self._log(job)) as (file, size):
+        with open_regular(self._file(job, "log")) as (file, size):
             file.seek(max(job.logged, size - LAST))
             said = file.read(LAST).decode(errors="replace")
         return one_line(next(reversed(said.splitlines()), f"it ended with code {code}"))
 
     def _interrupt(self) -> None:
+        running = [job.process for job in self.running() if job.process is not None]
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join(FAREWELL)
+            process.kill()
+            process.join(FAREWELL)
         for job in self.running():
-            assert job.process is not None
-            job.process.terminate()
-        for job in self.running():
-            assert job.process is not None
-            job.process.join(FAREWELL)
-            job.process.kill()
-            job.process.join()
             job.conclude()
         with contextlib.suppress(OSError):  # the next command writes it anew
             write_json(self.folder / "sweep.json", self.index())
 
 
 def default_workers(threads: int) -> int:
-    """One training process per core."""
-    return max(1, (os.cpu_count() or 1) // threads)
+    """Return how many cells of so many threads fit the CPUs that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // threads)
 
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
-    """Every n-th cell from the i-th: ``i/n`` with 1 <= i <= n, for n machines."""
+    """Return every n-th cell from the i-th: ``i/n`` with 1 <= i <= n, for n machines."""
     found = re.fullmatch("([0-9]+)/([0-9]+)", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise UserError(f"--shard: '{text}' is not allowed: i/n with 1 <= i <= n, such as 1/4")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -11,8 +12,8 @@ from PIL import Image
 from fedhet.data import decode
 from fedhet.data.image_source import Unread
 from fedhet.reading.parquet import ParquetFile
-from fedhet.sweeps import executor
-from fedhet.sweeps.executor import LocalExecutor, Order
+from fedhet.sweeps import sweep
+from fedhet.sweeps.sweep import Local, Order
 
 NAMES = ("json", "multiprocessing", "signal", "yaml", "fedhet")
 HELPER = """
@@ -65,8 +66,8 @@ def test_the_cells_of_a_sweep_look_away(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     seen = []
     monkeypatch.setattr(
-        executor._Forked, "start", lambda _: seen.append(os.environ["PYTHONSAFEPATH"])
+        sweep._FORKS.Process, "start", lambda _: seen.append(os.environ["PYTHONSAFEPATH"])
     )
-    job = type("Job", (), {"folder": tmp_path / "cell"})()
-    LocalExecutor().start(job, Order(lambda _: 0, tmp_path / "p.yaml", tmp_path / "log", tmp_path))
+    order = Order(lambda _: 0, tmp_path / "cell", tmp_path / "p.yaml", tmp_path / "log")
+    Local().start(Mock(), order)
     assert seen == ["1"]

@@ -13,8 +13,7 @@ from written_runs import counted, make_run, round_line
 from fedhet.cli.app import execute
 from fedhet.errors import VerifyError
 from fedhet.records.summary import diverged
-from fedhet.sweeps import executor
-from fedhet.sweeps.sweep import Sweep
+from fedhet.sweeps.sweep import Order, Sweep
 
 
 def test_the_folder_says_what_a_cell_is(cells, tmp_path) -> None:
@@ -62,12 +61,25 @@ def test_a_killed_run_is_continued_and_a_new_one_begun(cells, tmp_path) -> None:
     leave(tmp_path, cells[0], status="", rounds=1)
     old, new = Sweep.open("s", tmp_path, cells[:2], execute).jobs
     assert old.state == "pending" and old.rounds == 1
-    assert executor.begun(old.folder) and not executor.begun(new.folder)
     preset = tmp_path / "cell.yaml"
-    assert executor.command(old.folder, preset, begun=True) == ["resume", str(old.folder)]
-    assert executor.command(new.folder, preset, begun=False) == [
-        "run", str(preset), "--out", str(tmp_path), "--name", cells[1].name,
-    ]  # fmt: skip
+    preset.write_text(yaml.safe_dump(cells[0].config.flat()))
+
+    def words(job):
+        return Order(execute, job.folder, preset, tmp_path / "log").words()
+
+    assert words(old) == ["resume", str(old.folder)]
+
+    def started(**changes):
+        keys = cells[0].config.flat() | changes
+        identity = {"experiment": "x", "config": keys}
+        (old.folder / "checkpoint" / "run.json").write_text(json.dumps(identity))
+        (old.folder / "config.yaml").write_text(yaml.safe_dump(keys))
+
+    started(clients=3)  # as the data said
+    assert words(old) == ["resume", str(old.folder), "--trust"]  # nothing that was not asked for
+    started(tracker="wandb")
+    assert words(old) == ["resume", str(old.folder)]
+    assert words(new) == ["run", str(preset), "--out", str(tmp_path), "--name", cells[1].name]
 
 
 def test_results_of_another_torch_are_noticed(cells, tmp_path) -> None:
@@ -86,7 +98,7 @@ def test_a_damaged_cell_is_that_cells_failure(cells, tmp_path) -> None:
     found = Sweep.open("s", tmp_path, cells, execute)
     assert [job.state for job in found.jobs] == ["failed", "failed", "finished", "pending"]
     assert "line 1 is damaged" in found.jobs[0].reason
-    assert "last line is damaged" in found.jobs[1].reason
+    assert "rounds.0.replied: Field required" in found.jobs[1].reason
     assert "environment.json' is damaged" in found.mixed()
 
 
@@ -98,8 +110,8 @@ def test_a_strangers_reasons_and_logs_are_shown_as_text_and_in_part(cells, tmp_p
     found = Sweep.open("s", tmp_path, cells[:2], execute)
     assert "?[2J" in found.jobs[0].reason and "\x1b" not in found.jobs[0].reason
     job = found.jobs[1]
-    job.process = Mock(lost="", exitcode=1)
-    log = found._log(job)
+    job.process = Mock(exitcode=1)
+    log = found._file(job, "log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         file.truncate(8 << 30)  # takes no room

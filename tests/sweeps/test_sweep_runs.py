@@ -8,10 +8,10 @@ from sweeps import cell_work as work
 from sweeps.left import leave
 
 from fedhet.cli.app import execute
-from fedhet.cli.sweep_display import Progress
+from fedhet.cli.sweep import Progress
 from fedhet.errors import RunFailedError, UserError
 from fedhet.records.run_folder import RunFolder
-from fedhet.sweeps import executor, sweep
+from fedhet.sweeps import sweep
 from fedhet.sweeps.sweep import Sweep
 
 
@@ -139,7 +139,7 @@ def test_a_killed_fork_server_ends_a_sweep_in_one_line(cells, tmp_path, monkeypa
         raise EOFError("unexpected EOF")
 
     found = Sweep.open("s", tmp_path, cells[:1], execute)
-    monkeypatch.setattr(executor._Forked, "start", gone)
+    monkeypatch.setattr(sweep._FORKS.Process, "start", gone)
     with pytest.raises(RunFailedError, match="the process that starts its cells was killed; the"):
         found.run(1, lambda now: None)
     assert Sweep.open("s", tmp_path, cells[:1], execute).jobs[0].state == "pending"

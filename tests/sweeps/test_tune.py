@@ -8,7 +8,7 @@ import pytest
 import yaml
 from written_runs import round_line, write_clients
 
-from fedhet.cli import tune as command
+from fedhet.cli import sweep as command
 from fedhet.config.load import load_config
 from fedhet.errors import RunFailedError, UserError
 from fedhet.sweeps.grid import read_cells
@@ -122,7 +122,7 @@ def test_an_accuracy_of_zero_is_one(tmp_path):
 
 def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, capsys):
     out = tmp_path / "tuned" / "best.yaml"
-    options = command.Options(out, tmp_path / "runs", workers=2)
+    options = command.TuneOptions(out, tmp_path / "runs", workers=2)
     command.tune(str(preset), [*WORDS, "seed=0,1"], options, as_json=True, work=pretend)
     printed = capsys.readouterr()
     told = json.loads(printed.out)
@@ -171,7 +171,7 @@ def test_a_search_of_nothing_or_of_one_thing_twice_is_refused(preset, words, say
 
 
 def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):
-    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
+    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
     command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=False, work=pretend)
     printed = capsys.readouterr()
     assert printed.err.count("finished") == 2 and "10.00" not in printed.err + printed.out
@@ -183,14 +183,14 @@ def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):
 def test_where_nothing_can_be_written_no_trial_is_run(preset, tmp_path, out, says):
     (tmp_path / "here").mkdir()
     (tmp_path / "file").touch()
-    options = command.Options(tmp_path / out, tmp_path / "runs")
+    options = command.TuneOptions(tmp_path / out, tmp_path / "runs")
     with pytest.raises(UserError, match=f"^--out: '{tmp_path / out}' .*{says}"):
         command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=pretend)
     assert not (tmp_path / "runs").exists()
 
 
 def test_trials_of_other_code_are_not_taken_up(preset, tmp_path):
-    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
+    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
     command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=True, work=pretend)
     for folder in (tmp_path / "runs").glob("fedssa-*"):
         kept = {"source_sha256": "0", "versions": {"torch": "0"}}
@@ -200,7 +200,7 @@ def test_trials_of_other_code_are_not_taken_up(preset, tmp_path):
 
 
 def test_a_run_that_fails_is_no_result(preset, tmp_path):
-    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
+    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
     with pytest.raises(RunFailedError, match="2 of 2 runs failed"):
         command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=broken)
     assert not options.out.exists()
@@ -209,7 +209,7 @@ def test_a_run_that_fails_is_no_result(preset, tmp_path):
 def test_trials_on_files_of_one_name_are_not_one_run(preset, tmp_path):
     paths = ",".join(str(tmp_path / place / "t.csv") for place in ("a", "b"))
     words = ["dataset=table", "target=y", "models=mlp-5", f"data-path={paths}"]
-    options = command.Options(tmp_path / "best.yaml", tmp_path / "runs")
+    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs")
     with pytest.raises(UserError, match="^data-path: .*a/t.csv' and .*b/t.csv' end in the same"):
         command.tune(str(preset), words, options, as_json=True, work=broken)
 

@@ -1,16 +1,16 @@
-"""What deployed SuperNodes cost: CPU of the SuperLink while they idle, CPU and time of a message.
+"""What deployed nodes cost: CPU of the SuperLink while they idle, CPU and time of a message.
 
-Real processes on 127.0.0.1, without TLS. What the SuperLink spends without any node is measured
-first, then with nodes that have nothing to do, then a run of a few digits and CNN-5 on all of them:
-with nodes as Flower starts them (cold), then with those of ``fedhet node`` (warm).
+Real processes on 127.0.0.1 with TLS, ``fedhet server`` and ``fedhet node``. What the server spends
+without any node is measured first, then with nodes that have nothing to do, then a run of a few
+digits and CNN-5 on all of them: with nodes that run installed code (a process that stays), then
+with those that run what the server sends (Flower starts a program for each message).
 
     python -m benchmarks.nodes [--nodes 8] [--seconds 30] [--rounds 8]
-        [--method fedssa] [--kind cold|warm]
+        [--method fedssa] [--kind installed|sent]
 """
 
 import argparse
 import contextlib
-import os
 import subprocess
 import tempfile
 import time
@@ -20,9 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import command, emit, median
-from fedhet.deploy.warm import Warm, state
 from fedhet.engines.process_groups import environment, free_ports, script
-from fedhet.engines.superlink import CONNECTION
 from fedhet.reading.structured import read_jsonl
 
 SETTLE = 12.0  # seconds for imports and the first connection
@@ -66,32 +64,27 @@ def cpu_per_second(pids: Sequence[int], seconds: float) -> float:
 
 
 class Home:
-    """A folder with a SuperLink, its SuperNodes and what they write."""
+    """A folder with a server, its nodes and what they write."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.env = environment({"FLWR_HOME": str(folder)})
+        self.env = environment({"HOME": str(folder)})
         self.started: list[subprocess.Popen[bytes]] = []
-        self.warm = Warm(self.env) if kind == "warm" else None
-        if self.warm is not None:
-            self.warm.hold()
-            self.env["PATH"] = f"{self.warm.programs()}{os.pathsep}{self.env['PATH']}"
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a program with its log."""
         with (self.folder / f"{len(self.started)}.log").open("wb") as log:
-            made = subprocess.Popen(words, env=self.env, stdout=log, stderr=log)
+            made = subprocess.Popen(words, env=self.env, stdout=log, stderr=log, cwd=self.folder)
         self.started.append(made)
         return made
 
     def server(self) -> list[int]:
-        """The SuperLink."""
+        """The server."""
         return [self.started[0].pid]
 
     def nodes(self) -> list[int]:
-        """The SuperNodes, and the warm server that works for them."""
-        warm = [state(self.warm.env)["pid"]] if self.warm is not None else []
-        return [process.pid for process in self.started[1:]] + warm
+        """The nodes."""
+        return [process.pid for process in self.started[1:]]
 
     def stop(self) -> None:
         """End everything, last first."""
@@ -99,8 +92,6 @@ class Home:
             process.terminate()
         for process in self.started:
             process.wait(60)
-        if self.warm is not None:
-            self.warm.release()
 
 
 def run(
@@ -112,7 +103,7 @@ def run(
     """
     workers = home.nodes()
     overrides = [f"method={method}", *RUN, f"clients={nodes}", f"rounds={rounds}", *more]
-    job = home.start(*command(home.folder, overrides, name), "--superlink", CONNECTION)
+    job = home.start(*command(home.folder, overrides, name), "--superlink", "tls")
     lines = home.folder / name / "rounds.jsonl"
     marks = []
     for count in (WARM_UP, rounds - 1):
@@ -136,28 +127,24 @@ def run(
 
 @contextlib.contextmanager
 def federation(kind: str, nodes: int) -> Iterator[tuple[Home, Callable[[], None]]]:
-    """A SuperLink, settled, and what starts that many nodes and waits until they have settled."""
+    """A server, settled, and what starts that many nodes and waits until they have settled."""
     with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder), kind)
-        port, *ports = free_ports(nodes + 1)
-        (home.folder / "config.toml").write_text(
-            f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-        )
+        home, fedhet = Home(Path(folder)), script("fedhet")
+        (port,) = free_ports(1)
+        clients = [word for k in range(nodes) for word in ("--client", str(k))]
+        certs = [fedhet, "certs", "--out", "tls", "--server", "127.0.0.1", *clients]
+        subprocess.run(certs, cwd=folder, env=home.env, check=True, stdout=subprocess.DEVNULL)
 
         def join() -> None:
-            for k, own in enumerate(ports):
+            for k in range(nodes):
                 home.start(
-                    script("flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}",
-                    "--port", str(own), "--node-config",
-                    f'partition-id={k} num-partitions={nodes} state-dir="{folder}/state"',
+                    fedhet, "node", f"tls/clients/{k}", "--server", f"127.0.0.1:{port}",
+                    "--partition", f"{k}/{nodes}", "--code", kind,
                 )  # fmt: skip
-            time.sleep(SETTLE + nodes)
+            time.sleep(SETTLE + 3 * nodes)
 
         try:
-            home.start(
-                script("flower-superlink"), "--insecure", "--host", "127.0.0.1",
-                "--port", str(port), "--disable-runtime-dependency-installation",
-            )  # fmt: skip
+            home.start(fedhet, "server", "tls", "--host", "127.0.0.1", "--port", str(port))
             time.sleep(SETTLE)
             yield home, join
         finally:
@@ -189,9 +176,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--method", default="fedssa")
-    parser.add_argument("--kind", choices=["cold", "warm"], action="append")
+    parser.add_argument("--kind", choices=["installed", "sent"], action="append")
     chosen = parser.parse_args()
-    for kind in chosen.kind or ("cold", "warm"):
+    for kind in chosen.kind or ("installed", "sent"):
         measure(kind, chosen.method, chosen.nodes, chosen.seconds, chosen.rounds)
 
 

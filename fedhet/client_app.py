@@ -146,20 +146,12 @@ def query(message: Message, context: Context) -> Message:
                 **_told(asked, data),
                 "model": with_weights(asked.model(data))[0],
                 "device": str(asked.device()),
-                **_temperature(),
                 **public,
                 "inputs": data.dataset.inputs.text(),
             },
         )
 
     return _answered(message, handler)
-
-
-def _temperature() -> dict[str, bool]:
-    """Whether messages find a process with torch here, where `fedhet node` could keep one."""
-    if not os.environ.get("FEDHET_NODE"):
-        return {}
-    return {"warm": bool(os.environ.get("FEDHET_WARM"))}
 
 
 def _told(asked: Request, data: LocalData) -> dict[str, Any]:

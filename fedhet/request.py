@@ -39,8 +39,7 @@ def parsed(text: str) -> RunConfig:
 
 def set_process(config: RunConfig) -> None:
     """Set what belongs to the process, for every message: another run's may have come between."""
-    # The same bits from cuBLAS every time. Not at import: a fork of the warm server has imported
-    # this module before it got its environment.
+    # The same bits from cuBLAS every time.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(config.threads)
     one_blas_thread()

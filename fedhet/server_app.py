@@ -121,7 +121,6 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
     )
     expected = len(roster.ids) or config.clients
     handshake.wait(expected, config.start_timeout, folder.wait_for)
-    folder.note_sites(roster.warm)
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)

@@ -126,8 +126,7 @@ class Rounds:
         """One round; False if it was skipped for lack of valid replies."""
         nothing = (ArrayRecord(), ConfigRecord())
         self.ledger.begin(round_)
-        if self.handshake.query():
-            self.folder.note_sites(self.roster.warm)
+        self.handshake.query()
         self.ledger.keep_out(self.roster.refusals())
         timeout = self.config.round_timeout
         self.deadline = time.monotonic() + timeout

@@ -20,6 +20,7 @@ from fedhet.cli import deploy_commands, list_commands, model_commands, run_comma
 from fedhet.cli.options import Command
 from fedhet.cli.saying import silence, tell
 from fedhet.config.schema import RunConfig, kebab
+from fedhet.engines.process_groups import direct
 from fedhet.engines.signals import Interrupted
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.plugins import look_here
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def execute(arguments: list[str]) -> int:
     """Run one command line; returns 0, 2 (mistake), 3 (run failed) or 128 + signal."""
+    os.environ.update(direct())
     try:
         return _call(arguments)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -90,17 +90,26 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     ca: Annotated[
         Path | None, typer.Option(help="the CA's certificate; default: ca.crt near the key")
     ] = None,
-    warm: Annotated[
-        bool, typer.Option("--warm/--cold", help="keep a process with torch for quick messages")
-    ] = True,
+    code: Annotated[
+        str,
+        typer.Option(
+            help="installed: only what is installed here runs; sent: what the server sends"
+        ),
+    ] = "installed",
+    trusted: Annotated[
+        Path | None,
+        typer.Option("--trusted-entities", help="Flower's file of keys that may sign applications"),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="test everything, without joining")
     ] = False,
 ) -> None:
     """Take part in a federation, and stay: a line for every round."""
-    from fedhet.deploy.fleet_probe import read_ca, read_key
+    from fedhet.deploy.network import read_ca, read_key
     from fedhet.deploy.node import Node, NodePlan
 
+    if code not in {"installed", "sent"}:
+        raise UserError(f"--code: '{code}' is not allowed: installed or sent")
     own = check_id(key.name if name is None else name, "--name")
     home = plain_path(state or Path.home() / ".fedhet" / own)
     config = _images(data, partition, own)
@@ -114,16 +123,17 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     config |= _proof(_file(key, "KEY"), _ca(key, ca))
     plan = NodePlan(
         key=_file(key, "KEY"), ca=_ca(key, ca), server=_address(server), config=config,
-        log=home / "node.log", warm=warm,
+        log=home / "node.log", code=code,
+        trusted=_file(trusted, "--trusted-entities") if trusted else None,
     )  # fmt: skip
     if check:
         _check(plan)
         return
     read_key(plan.key)
     read_ca(plan.ca)
+    look_away()
     if {"model", "device", "limits", "split-file"} & config.keys():
         # Aside: the process that stays need not have torch in its memory.
-        look_away()
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
             aside.submit(_refuse, plan).result()
     try:
@@ -160,9 +170,7 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
 
 def _model(name: str | None) -> str | None:
     """The node's own model; its file of weights by the whole path."""
-    from fedhet.models.names import with_weights
-
-    plain, weights = with_weights(name or "")
+    plain, _, weights = (name or "").partition(" weights=")  # checked aside, with torch
     return f"{plain} weights={_file(Path(weights), '--model')}" if weights else name
 
 
@@ -200,8 +208,12 @@ def _proof(key: Path, ca: Path) -> dict[str, str]:
 
 
 def _address(server: str) -> str:
-    host, colon, port = server.rpartition(":")
-    if not colon:
+    from fedhet.deploy.network import address
+
+    if ":" not in server or server.count(":") > 1 and "[" not in server:
+        return address(server, PORT)
+    host, _, port = server.rpartition(":")
+    if host.startswith("[") and not host.endswith("]"):  # [::1]
         return f"{server}:{PORT}"
     if not host or not _is_number(port) or not 0 < int(port) < 1 << 16:
         raise UserError(f"--server: '{server}' is not allowed: HOST:PORT, without a scheme")

@@ -1,25 +1,36 @@
-"""The app that ``fedhet run`` gives to Flower: our source files, and nothing else of a folder.
+"""The application that ``fedhet run`` gives to Flower, and its comparison at a node.
 
-Flower runs an app from its source, which it sends to every client. A wheel has no folder with a
-``pyproject.toml``, and a checkout has more in it than the app. So every run makes its own, laid out
-as a wheel is: with ``clients/`` at its top, where Flower imports from, it would hide a package of
-somebody else's that has so common a name.
+Flower sends an application's source with every run. A wheel has no folder with a
+``pyproject.toml``, and a checkout has more in it than the application. So every run writes its own
+folder with our source files, laid out as in a wheel: a ``clients/`` at its top would hide a package
+of somebody else's with that name. A node compares what it was sent with the files that its owner
+installed; it neither unpacks nor imports them.
 """
 
+import hashlib
+import io
 import json
 import shutil
+import tomllib
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
+from typing import IO
 
 from fedhet import __version__, layout
 from fedhet.errors import UserError
 
 PUBLISHER = "fedhet"
-COMPONENTS = {"serverapp": "fedhet.server_app:app", "clientapp": "fedhet.client_app:app"}
+CLIENT_APP = ("fedhet.client_app", "app")
+COMPONENTS = {"serverapp": "fedhet.server_app:app", "clientapp": ":".join(CLIENT_APP)}
+PROJECT, MANIFEST = "pyproject.toml", ".info/CONTENT"
+PROJECT_BYTES = 1 << 16  # ours has 1,500
 
 
 def project() -> str:
-    """Its ``pyproject.toml``, from what was installed; UserError if fedhet is not.
+    """Return its ``pyproject.toml``, from what was installed; UserError if fedhet is not.
 
     The dependencies are for a SuperLink that installs them itself.
     """
@@ -52,12 +63,75 @@ def project() -> str:
 
 
 def write(folder: Path) -> Path:
-    """Make the app in a new ``folder``, which is returned; UserError as :func:`project`."""
+    """Make the application in a new ``folder`` and return it; UserError as :func:`project`."""
     text = project()
     folder.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
-    for name, path in layout.sources():
-        target = folder / "fedhet" / name.removeprefix("fedhet/")
+    (folder / PROJECT).write_text(text, encoding="utf-8")
+    for name, path in _sources().items():
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)  # without its mode: the files of a system are read-only
     return folder
+
+
+def _sources() -> dict[str, Path]:
+    """Our source files by their names in the application."""
+    return {f"fedhet/{name.removeprefix('fedhet/')}": path for name, path in layout.sources()}
+
+
+def installed() -> dict[str, tuple[int, bytes]]:
+    """Return size and SHA-256 of every file of the installed application by its name in there."""
+    contents = {name: path.read_bytes() for name, path in _sources().items()}
+    return {name: (len(c), hashlib.sha256(c).digest()) for name, c in contents.items()}
+
+
+def difference(sent: bytes, own: Mapping[str, tuple[int, bytes]]) -> str:
+    """Say in one line how a sent application differs from the installed one; empty if it does not.
+
+    The names of the files must be the same, none more and none twice, their contents too, and the
+    component that Flower would run. Nothing is written to a disk, and no more of a file is
+    decompressed than the installed one has.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(sent)) as archive:
+            version, component = _described(archive)
+            names = [info.filename for info in archive.infolist()]
+            odd = set(names) ^ {*own, PROJECT, MANIFEST}
+            odd |= {name for name, times in Counter(names).items() if times > 1}
+            for name in own.keys() - odd:
+                size, digest = own[name]
+                if _digest(archive, name, size) != digest:
+                    odd.add(name)
+    except Exception as error:  # a stranger's bytes
+        return f"this run's application cannot be read ({type(error).__name__})"
+    if component != COMPONENTS["clientapp"]:
+        return f"this run's application is not fedhet: it runs {component!r:.80}"
+    if not odd:
+        return ""
+    if version != __version__:
+        return f"this run's fedhet {version!s:.40} is not this site's {__version__}"
+    more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+    return (
+        f"this run's fedhet {__version__} is not the one that is installed at this site: it "
+        f"differs in '{min(odd):.80}'{more}"
+    )
+
+
+def _described(archive: zipfile.ZipFile) -> tuple[object, object]:
+    """Version and component of a sent application, as its ``pyproject.toml`` says."""
+    with archive.open(PROJECT) as file:
+        about = tomllib.loads(_bounded(file, PROJECT_BYTES).decode())
+    return about["project"]["version"], about["tool"]["flwr"]["app"]["components"]["clientapp"]
+
+
+def _digest(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
+    """SHA-256 of a member, of ``size`` bytes and one more at most."""
+    with archive.open(name) as file:
+        return hashlib.sha256(file.read(size + 1)).digest()
+
+
+def _bounded(file: IO[bytes], most: int) -> bytes:
+    found = file.read(most + 1)
+    if len(found) > most:
+        raise ValueError(f"more than {most} bytes")
+    return found

@@ -1,30 +1,54 @@
-"""``fedhet node``: a SuperNode that is kept running, with the warm server beside it.
+"""``fedhet node``: a SuperNode that is kept running, and a process that answers its messages.
 
-Flower's own output goes to a log; here is what a person wants to know, a line each.
+Flower starts a program for every message, which installs and imports the code that the server
+sent. Here the SuperNode runs with ``--isolation process``: this process takes its tasks, compares
+the code that was sent with the installed one, and lets a process of its own answer, which has torch
+imported already. ``--code sent`` is Flower's way.
+
+Flower's own output goes to a log; a line for a person is printed here.
 """
 
+import contextlib
 import json
 import os
 import re
 import selectors
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from fedhet.deploy.fleet_probe import knows
-from fedhet.deploy.warm import Warm, available
-from fedhet.engines.process_groups import environment, free_ports, guarded, script
-from fedhet.errors import RunFailedError, UserError
+import httpx
+from filelock import FileLock, Timeout
+from flwr.app import Context, Error, Message
+
+from fedhet.deploy import bundle
+from fedhet.deploy.network import CertificateError, Waiting, knows, leave, reach
+from fedhet.engines.process_groups import (
+    QUIET,
+    end_with_maker,
+    environment,
+    free_ports,
+    guarded,
+    script,
+)
+from fedhet.errors import UserError, brief
+from fedhet.protocol.flower import ENDED, OTHER_CODE, Task, Tasks, be_task
 
 Say = Callable[[str], None]
-TASK_POLL = "0.3"  # seconds between looks for a message; each costs 5 ms of CPU
+TASK_POLL = 0.3  # seconds between looks for a message; each costs 5 ms of CPU
 LOOK = 1.0  # seconds between looks whether a SuperNode that says nothing still runs
 RETRY = 5.0  # seconds before a SuperNode that ended is started again
 LONGEST = 15.0  # and before one that was refused several times in a row: each try costs 3 s of CPU
 PATIENCE = 15.0  # seconds for an orderly end
+IDLE = 600.0  # seconds without a message after which the process with torch ends
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
 # What Flower says when it does not let a node in, and what it means.
@@ -38,9 +62,9 @@ REFUSALS = {
     NOT_ADMITTED: "not let in yet: the server still holds this key's last connection, or does "
     "not know the key; trying again",
     "[code: 2001]": UNKNOWN,
-    "Connection attempt failed": "the server does not answer; trying again",
 }
-FATAL = "CERTIFICATE_VERIFY_FAILED"
+AWAY, BACK = "Connection attempt failed", "Connection successful"
+SENT = "--code sent: this node runs whatever code the server sends"
 # Flower's SuperNode hands a message to a ClientApp before the server has heard that it came. If the
 # run ends in between (the SuperLink was started again), the SuperNode forgets the message but not
 # the client: it waits for 80 minutes, or its answer stays in the SuperNode, which sends one answer
@@ -55,7 +79,7 @@ def pause(refusals: int) -> float:
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """The lines that a program prints, until it has ended.
+    """The lines that a program prints until it has ended; an empty one while it is silent.
 
     Not until its output ends: what it started has the same, and may live longer.
     """
@@ -73,6 +97,8 @@ def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
                 yield from (line.decode(errors="replace") + "\n" for line in lines)
             elif ended:
                 return
+            else:
+                yield ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +111,8 @@ class NodePlan:
     config: Mapping[str, str | int]  # Flower's node-config
     log: Path
     port: int = 0  # of the SuperNode's own API on 127.0.0.1; 0: a free one
-    warm: bool = True
+    code: str = "installed"  # or "sent": whose ClientApp answers
+    trusted: Path | None = None  # Flower's --trusted-entities
 
     def __post_init__(self) -> None:
         """UserError for a value that Flower could not read again from the command line."""
@@ -96,17 +123,85 @@ class NodePlan:
                     "cannot be printed: use another name"
                 )
 
-    def words(self) -> list[str]:
-        """The SuperNode's command line."""
-        port = self.port or free_ports(1)[0]
+    def words(self, port: int) -> list[str]:
+        """The SuperNode's command line; its own API listens at that port of 127.0.0.1."""
         config = " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.config.items()
         )
+        more = [] if self.code == "sent" else ["--isolation", "process"]
+        more += ["--trusted-entities", str(self.trusted)] if self.trusted else []
         return [
             script("flower-supernode"), "--root-certificates", str(self.ca),
             "--superlink", self.server, "--host", "127.0.0.1", "--port", str(port),
-            "--auth-supernode-private-key", str(self.key), "--node-config", config,
+            "--auth-supernode-private-key", str(self.key), *more, "--node-config", config,
         ]  # fmt: skip
+
+
+class Worker:
+    """The process that answers messages; it has torch, and serves one run."""
+
+    def __init__(self, env: Mapping[str, str], heard: Callable[[str], None]) -> None:
+        """``heard`` is called with each line that it prints."""
+        context = get_context("spawn")
+        self._link, link = context.Pipe()
+        out, printed = context.Pipe(duplex=False)
+        self.code = bundle.installed()  # before it is imported
+        self.run = 0
+        self._process = context.Process(target=_work, args=(link, printed, dict(env)), daemon=True)
+        self._process.start()
+        link.close()
+        printed.close()
+        self.last = time.monotonic()
+        threading.Thread(target=_read_lines, args=(out, heard), daemon=True).start()
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.is_alive()
+
+    def answer(
+        self, message: Message, context: Context, ids: tuple[int, int, int]
+    ) -> tuple[Message, Context]:
+        """The ClientApp's reply and its context; ChildProcessError if the process has ended."""
+        try:
+            self._link.send((message, context, ids))
+            found: tuple[Message, Context] = self._link.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(PATIENCE)
+            raise ChildProcessError(_ending(self._process.exitcode)) from error
+        self.last = time.monotonic()
+        return found
+
+    def stop(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.join()
+
+
+def _ending(code: int | None) -> str:
+    how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
+    more = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"the process that trains here ended {how}{more}"
+
+
+def _read_lines(out: Connection, heard: Callable[[str], None]) -> None:
+    with open(out.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
+        for line in lines:
+            heard(line)
+
+
+def _work(link: Connection, printed: Connection, env: Mapping[str, str]) -> None:
+    """What the worker does: import the ClientApp once, then answer until the node is gone."""
+    for number in (1, 2):
+        os.dup2(printed.fileno(), number)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node
+    end_with_maker(PATIENCE)
+    os.environ.update(env)
+    app: Any = getattr(import_module(bundle.CLIENT_APP[0]), bundle.CLIENT_APP[1])
+    with contextlib.suppress(EOFError):
+        while True:
+            message, context, ids = link.recv()
+            be_task(ids)
+            link.send((app(message, context), context))
 
 
 @dataclass
@@ -117,82 +212,193 @@ class Node:
     say: Say
     _last: str = ""
     _refusals: int = 0  # since it was last let in
-    _warm: Warm | None = None
+    _worker: Worker | None = None
     _process: subprocess.Popen[bytes] | None = None
     _asked: subprocess.Popen[bytes] | None = None  # the process that was asked to end
-    _ended: threading.Event = field(default_factory=threading.Event)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def online(self) -> Path:
+        """A file with the node's id, from when it is let in until it has said good-bye."""
+        return self.plan.log.parent / "online"
 
     def run(self) -> None:
         """Until a signal (the caller turns it into an exception); UserError if it never can."""
-        flwr_home = os.environ.get("FLWR_HOME") or str(self.plan.log.parent / "flwr")
+        own = {"FEDHET_NODE": "1", **QUIET}
+        home = self.plan.log.parent
         env = environment({
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL, "FEDHET_NODE": "1",
-            "FLWR_HOME": flwr_home,
+            "FLWR_HOME": os.environ.get("FLWR_HOME") or str(home / "flwr"),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL), **own,
         })  # fmt: skip
-        if available():
-            warm = Warm(env)
-            env["PATH"] = f"{warm.programs(cold=not self.plan.warm)}:{env['PATH']}"
-            if self.plan.warm:
-                self._warm = warm
-                threading.Thread(target=self._keep_warm, args=(warm,), daemon=True).start()
-        elif self.plan.warm:
-            self._tell("this platform cannot fork: each message starts a fresh process")
+        lock = FileLock(home / ".lock", blocking=False)
         try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(f"--state: another `fedhet node` uses '{home}'") from error
+        try:
+            if self.plan.code == "installed":
+                self._worker = Worker(own, self._heard)
             while True:
+                self._await_server()
                 if not self._once(env):
                     time.sleep(pause(self._refusals))
         finally:
-            self._ended.set()
             self._stop()
-            if self._warm is not None:
-                self._warm.release()
+            lock.release()
 
-    def _keep_warm(self, warm: Warm) -> None:
-        """Hold the server, and start another when it has died; messages go on without meanwhile."""
-        while not self._ended.is_set():
-            if not warm.held():
-                try:
-                    warm.hold()
-                except (RunFailedError, OSError) as error:
-                    self._tell(f"each message starts a fresh process: {error}")
-            self._ended.wait(RETRY)
+    def _await_server(self) -> None:
+        """Wait until the server can be reached, and make it forget a connection that was cut off.
+
+        Raises UserError for a server whose certificate is from another CA.
+        """
+        waiting = Waiting(self.plan.server, self.say)
+        while True:
+            try:
+                reach(self.plan.server, self.plan.ca)
+                break
+            except CertificateError:
+                raise
+            except UserError as error:
+                waiting.failed(str(error))
+            time.sleep(RETRY)
+        with contextlib.suppress(OSError, ValueError):
+            node = int(self.online.read_text("ascii"))
+            if leave(self.plan.server, self.plan.ca, self.plan.key, node):
+                self.online.unlink()
 
     def _once(self, env: Mapping[str, str]) -> bool:
-        """One life of the SuperNode, told in lines; whether we ended it, to start another.
-
-        UserError if another would be no better.
-        """
-        with self.plan.log.open("a", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                guarded(self.plan.words()), env=dict(env), stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-                start_new_session=True,
-            )  # fmt: skip
-            admitted, stale = False, False
-            for line in said(self._process):
-                log.write(line)
-                log.flush()
-                if stale:  # what its ClientApp says of a SuperNode that goes means nothing
-                    continue
-                admitted = admitted or ADMITTED.search(line) is not None
-                if FATAL in line and not admitted:  # later it is some download of a ClientApp's
-                    raise UserError(
-                        f"{self.plan.server}: the server's certificate is not from "
-                        f"the CA in '{self.plan.ca}'"
-                    )
-                self._translate(line)
-                if FORGOTTEN.search(line):
-                    stale = True
-                    self._tell("a message was cut off: starting the SuperNode again")
-                    self._ask_to_end(self._process)
-        code = self._process.wait()
+        """One life of the SuperNode, told in lines; whether we ended it, to start another."""
+        if self.plan.code == "sent":
+            self.say(SENT)
+        port = self.plan.port or free_ports(1)[0]
+        process = self._process = subprocess.Popen(
+            guarded(self.plan.words(port)), env=dict(env), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True,
+        )  # fmt: skip
+        tasks = threading.Thread(target=self._answer_tasks, args=(process, port), daemon=True)
+        if self.plan.code == "installed":
+            tasks.start()
+        admitted, stale, away = False, False, None
+        for line in said(process):
+            if stale:  # what its ClientApp says of a SuperNode that goes means nothing
+                self._log(line)
+                continue
+            self._heard(line)
+            if found := ADMITTED.search(line):
+                admitted = True
+                self.online.write_text(found.group(1), "ascii")
+            away = self._look(line, away)
+            if FORGOTTEN.search(line):
+                stale = True
+                self._tell("a message was cut off: starting the SuperNode again")
+                self._ask_to_end(process)
+        code = process.wait()
+        stale = stale or self._asked is process
+        self._clean_up(process, tasks, polite=code == 0)
         self._refusals = 0 if admitted else self._refusals + 1
         if admitted and not stale:
             self._tell(f"the SuperNode ended with code {code}: starting it again")
         return stale
 
+    def _clean_up(
+        self, process: subprocess.Popen[bytes], tasks: threading.Thread, *, polite: bool
+    ) -> None:
+        """End what worked for a SuperNode that has ended; ``polite``: the server knows that."""
+        with contextlib.suppress(ProcessLookupError):  # programs that it started
+            os.killpg(process.pid, signal.SIGKILL)
+        if polite:
+            self.online.unlink(missing_ok=True)
+        if tasks.is_alive():
+            tasks.join(TASK_POLL * 2)
+        if tasks.is_alive() and self._worker is not None:  # it trains for nobody
+            self._worker.stop()
+
+    def _look(self, line: str, away: Waiting | None) -> Waiting | None:
+        """Watch a SuperNode that has lost its server: what is waited for, if anything."""
+        if AWAY in line:
+            away = away or Waiting(self.plan.server, self._tell)
+        elif BACK in line or ADMITTED.search(line):
+            away = None
+        if away is not None and not line:
+            try:
+                reach(self.plan.server, self.plan.ca)
+            except UserError as error:
+                away.failed(str(error))
+        return away
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _answer_tasks(self, process: subprocess.Popen[bytes], port: int) -> None:
+        """Have the tasks of a SuperNode answered, one after the other, until it has ended."""
+        tasks = Tasks(f"127.0.0.1:{port}")
+        with contextlib.closing(tasks):
+            while process.poll() is None:
+                task = None
+                with contextlib.suppress(httpx.HTTPError):  # it starts, or ends
+                    task = tasks.next()
+                if task is None:
+                    self._rest()
+                    time.sleep(TASK_POLL)
+                    continue
+                try:
+                    with task:
+                        self._answer(task)
+                except Exception as error:  # it would wait for this answer for ever
+                    self._log(f"task: {brief(error)}\n")
+                    if process.poll() is None:
+                        self._ask_to_end(process)
+                    return
+
+    def _rest(self) -> None:
+        """End the worker when there has been nothing to do for long: memory of GPU and machine."""
+        worker = self._worker
+        if worker is not None and time.monotonic() - worker.last > IDLE:
+            worker.stop()
+            self._worker = None
+
+    def _answer(self, task: Task) -> None:
+        """One message: compare the code that came with it, answer, hand over the reply."""
+        message, context, sent, ids = task.pull()
+        worker = self._ready(ids[0])
+        be_task(ids)
+        different = bundle.difference(sent, worker.code)
+        if different:
+            reason = f"{different}: install the same version, or --code sent"
+            self._tell(f"refused: {reason}")
+            reply = Message(Error(OTHER_CODE, reason), reply_to=message)
+        else:
+            try:
+                reply, context = worker.answer(message, context, ids)
+            except ChildProcessError as error:
+                if self._process is not None and self._process.poll() is None:
+                    self._tell(f"{error}: starting another")
+                reply = Message(Error(ENDED, str(error)), reply_to=message)
+        task.push(reply, context)
+
+    def _ready(self, run: int) -> Worker:
+        """A worker for this run: not one that has served another, whose modules it would keep."""
+        worker = self._worker
+        if worker is None or not worker.alive() or worker.run not in (0, run):
+            if worker is not None:
+                worker.stop()
+            worker = self._worker = Worker({"FEDHET_NODE": "1", **QUIET}, self._heard)
+        worker.run, worker.last = run, time.monotonic()
+        return worker
+
+    # --- lines ------------------------------------------------------------------------------------
+
+    def _log(self, line: str) -> None:
+        with self._writing, self.plan.log.open("a", encoding="utf-8") as log:
+            log.write(line)
+
+    def _heard(self, line: str) -> None:
+        """Keep a line, and say what it means to a person, if anything."""
+        if line:
+            self._log(line)
+            self._translate(line)
+
     def _translate(self, line: str) -> None:
-        """Say what a line of Flower's means to a person, if anything, and not twice in a row."""
+        """Say what a line means to a person, if anything, and not twice in a row."""
         text = ""
         if (start := line.find(OWN)) >= 0:
             text = line[start + len(OWN) :].strip()
@@ -217,6 +423,8 @@ class Node:
             self._last = text
             self.say(text)
 
+    # --- the end ----------------------------------------------------------------------------------
+
     def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
         """Let it say good-bye to the server, which makes a return possible at once; once only.
 
@@ -224,14 +432,17 @@ class Node:
         """
         if self._asked is process:
             return
+        self._asked = process
         killer = threading.Timer(PATIENCE, process.kill)
         killer.daemon = True
         killer.start()
         process.terminate()
-        self._asked = process
 
     def _stop(self) -> None:
-        """End the SuperNode."""
+        """End the SuperNode and the worker."""
         if self._process is not None and self._process.poll() is None:
             self._ask_to_end(self._process)
-            self._process.wait()
+            if self._process.wait() == 0:
+                self.online.unlink(missing_ok=True)
+        if self._worker is not None:
+            self._worker.stop()

@@ -1,9 +1,6 @@
 """``fedhet node --check``: what would keep this node from taking part, found without joining."""
 
-import http.client
 import shutil
-import socket
-import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +14,7 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.partition_file import read_partition_file
 from fedhet.data.row_files import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
 from fedhet.data.signals import check_windows
-from fedhet.deploy.fleet_probe import knows, read_key
+from fedhet.deploy.network import knows, reach, read_key, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import UserError, one_line
 from fedhet.files import tried_folder
@@ -35,7 +32,6 @@ _EXAMPLES = {  # that a model is built for, before a run says what its are
     TABLE: Inputs.table(("a", "b")),
     TOKENS: Inputs(TOKENS, (32,), 100),
 }
-TIMEOUT = 60.0  # seconds for a server that is busy
 
 
 @dataclass(frozen=True)
@@ -83,11 +79,13 @@ def _key(plan: NodePlan) -> str:
 def _limits(plan: NodePlan) -> str:
     path = plan.config.get("limits")
     try:
-        read_limits(plan.config)
+        limits = read_limits(plan.config)
     except LimitError as error:  # what it does not tell the server, the owner of the file may know
         raise UserError(
             f"--limits: '{path}' allows nothing: {one_line(error.__cause__)}"
         ) from error
+    if limits.code == "installed" and plan.code == "sent":
+        raise UserError(f"--code: 'sent' is not allowed: '{path}' says code: installed")
     return str(path or "none: any run may train here")
 
 
@@ -135,31 +133,22 @@ def _model(plan: NodePlan) -> str:
 
 
 def _connection(plan: NodePlan) -> str:
-    """TLS as the SuperNode will do it, and the server's clock out of its answer."""
-    host, _, port = plan.server.rpartition(":")
-    context = ssl.create_default_context(cafile=str(plan.ca))
-    link = http.client.HTTPSConnection(
-        host.strip("[]"), int(port), timeout=TIMEOUT, context=context
-    )
+    """TLS and the proxy as the SuperNode will use them, and the server's clock by its answer."""
     sent = datetime.now(UTC)
-    try:
-        link.request("POST", "/v1/fleet/check")
-        answer = link.getresponse()
-        date = answer.getheader("Date")
-    except ssl.SSLCertVerificationError as error:
-        raise UserError(f"{plan.server}: {error.verify_message} (CA: {plan.ca})") from error
-    except (socket.gaierror, OSError, http.client.HTTPException) as error:
-        raise UserError(f"{plan.server} cannot be reached: {error}") from error
-    finally:
-        link.close()
+    date = reach(plan.server, plan.ca).headers.get("date")
+    where = f"{plan.server} over TLS{via(plan.server)}"
     if not date:
-        return f"{plan.server} over TLS; it does not tell the time"
+        return f"{where}; it does not tell the time"
     there = parsedate_to_datetime(date).replace(tzinfo=UTC)
     early, late = (sent - there).total_seconds(), (there - datetime.now(UTC)).total_seconds()
     skew = max(0.0, early, late)  # however long the answer took
     if skew > SKEW:
-        raise UserError(f"this clock and the server's are {skew:.0f} s apart: signatures expire")
-    return f"{plan.server} over TLS; clocks {skew:.0f} s apart"
+        way = "ahead of" if early > late else "behind"
+        raise UserError(
+            f"this machine's clock is {skew:.0f} s {way} the server's: set it, since signatures "
+            "are of no use then"
+        )
+    return f"{where}; clocks {skew:.0f} s apart"
 
 
 def _admission(plan: NodePlan) -> str:

@@ -34,6 +34,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
 }
 MARKER = "FEDHET_RUN_FOLDER"  # set in the environment of everything that a run starts
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # prctl(PR_SET_PDEATHSIG, SIGTERM), then become the program: unlike a ``preexec_fn``, safe
 # beside threads.
 _GUARD = """
@@ -58,6 +59,17 @@ def look_away() -> None:
     there first, for every module.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def direct() -> dict[str, str]:
+    """Return the variables with which no program takes a proxy to reach this machine.
+
+    What is named by another address, such as 127.0.0.2, is reached as the environment says.
+    """
+    named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in named.split(",") if host.strip()]
+    hosts += [host for host in LOOPBACK if host not in hosts]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts))
 
 
 def end_with_maker(patience: float) -> None:
@@ -179,7 +191,7 @@ def _script_folders() -> list[str]:
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment of what we start: this Python's scripts first, nothing phones home."""
     path = os.pathsep.join([*_script_folders(), os.environ.get("PATH", "")])
-    return {**os.environ, **QUIET, "PATH": path, **(extra or {})}
+    return {**os.environ, **QUIET, **direct(), "PATH": path, **(extra or {})}
 
 
 def free_ports(count: int) -> list[int]:

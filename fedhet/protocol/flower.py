@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.client import NumPyClient  # why: the class whose `fit` Flower's users know; compat
 from flwr.common import Scalar  # why: the type of that `fit`'s numbers; compat
 from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which the Grid only types
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
 
-# Console scripts that the warm server forks for: module and function, as in Flower's entry points.
-PROGRAMS = {"flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp")}
-DAMAGED = 1002  # code of an error, beside those of `delivery`
+# Codes of errors, beside those of `delivery`: a reply that cannot be unpacked; a node whose owner
+# installed other code; a node whose process died with the message.
+DAMAGED, OTHER_CODE, ENDED = 1002, 1003, 1004
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
@@ -91,6 +91,11 @@ def simulating(answer: bool = True) -> Iterator[None]:  # noqa: FBT001, FBT002
 def be_one_process() -> None:
     """Let messages be made outside Flower's own processes, which are told who they are."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+
+def be_task(identity: tuple[int, int, int]) -> None:
+    """Let replies be made in this process for that task: the ids of run, node and task."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = identity
 
 
 def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
@@ -214,6 +219,30 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest  # why: the call's message
 
+    client = _fleet(address, ca, key)
+    asked = key_as_sent(key.public_key())
+    try:
+        client.ActivateNode(ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat))
+    finally:
+        client.close()
+
+
+def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: int) -> None:
+    """Tell the Fleet API at ``address`` that the node with this id and ``key`` is gone.
+
+    A SuperNode does so when it ends; one that was killed could not. Raises httpx's errors.
+    """
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest  # why: the call's message
+
+    client = _fleet(address, ca, key)
+    try:
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+    finally:
+        client.close()
+
+
+def _fleet(address: str, ca: bytes, key: "EllipticCurvePrivateKey") -> Any:
+    """Flower's client of the Fleet API, which signs calls with ``key``."""
     # why: see ControlCalls
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
@@ -223,17 +252,103 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
     # why: signs the call as a SuperNode does
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    public = key.public_key()
-    client = FleetHttpClient.from_server_address(
+    return FleetHttpClient.from_server_address(
         address, False, ca,
         [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-         NodeAuthHttpInterceptor(key, public)],
+         NodeAuthHttpInterceptor(key, key.public_key())],
     )  # fmt: skip
-    asked = key_as_sent(public)
-    try:
-        client.ActivateNode(ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat))
-    finally:
-        client.close()
+
+
+class Tasks:
+    """The tasks of a SuperNode that was started with ``--isolation process``.
+
+    ``address`` is that of its Runtime API, on this machine. Flower's own executor
+    (``flower-superexec``) starts a program for each task that installs and imports what the server
+    sent. Raises httpx's errors.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._client = self._connect()
+
+    def _connect(self, *more: Any) -> Any:
+        # why: the SuperNode refuses calls that do not tell their version
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        # why: the same API that Flower's executor and its ClientApp programs call
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        return RuntimeHttpClient.from_server_address(self.address, True, None, [version, *more])
+
+    def next(self) -> "Task | None":
+        """The next task, if there is one."""
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest  # why: the call's message
+        from flwr.supercore.constant import TaskType  # why: the kinds of tasks
+
+        # why: the token belongs to every later call about the task
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        found = self._client.AcquireTask(request)
+        if not (found.HasField("task") and found.token):
+            return None
+        return Task(self._connect(RuntimeTokenHttpInterceptor(found.token)))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+class Task:
+    """One message for the ClientApp; the SuperNode hears of it every 25 s until it is closed."""
+
+    def __init__(self, client: Any) -> None:
+        from flwr.supercore.heartbeat import HeartbeatSender  # why: the SuperNode expects them
+
+        self._client = client
+        self._heart = HeartbeatSender(self._beat)
+        self._context: Context | None = None
+
+    def __enter__(self) -> "Task":
+        self._heart.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # why: the end of a task, with the context for the next one
+        from flwr.supernode.runtime.run_clientapp import push_task_output
+
+        try:
+            status = "failed" if self._context is None else "completed"
+            push_task_output(self._client, self._context, status, "")
+            self._heart.stop()
+        finally:
+            self._client.close()
+
+    def pull(self) -> tuple[Message, Context, bytes, tuple[int, int, int]]:
+        """The message, its context, the application that the server sent, and the task's ids."""
+        # why: what a ClientApp's program does first
+        from flwr.supernode.runtime.run_clientapp import pull_task_input
+
+        message, context, _, fab = pull_task_input(self._client)
+        ids = TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id
+        return message, context, fab.content, ids
+
+    def push(self, reply: Message, context: Context) -> None:
+        """Hand over the reply, and the context for the next message."""
+        # why: what a ClientApp's program does last
+        from flwr.supernode.runtime.run_clientapp import push_message
+
+        push_message(self._client, reply, context)
+        self._context = context
+
+    def _beat(self) -> bool:
+        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest  # why: the call's message
+
+        # Flower's own function ends the process when the SuperNode has given the task up.
+        with contextlib.suppress(Exception):
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
 
 
 def refusal_codes() -> tuple[int, int]:

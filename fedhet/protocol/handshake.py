@@ -86,14 +86,12 @@ class ClientInfo:
 class Declaration:
     """One answer of the handshake: the client, and how many it says there are (0: unsaid).
 
-    ``key`` is the client's for sums, where the run has masks; ``warm``: whether messages find a
-    process with torch at the node, None if it says nothing.
+    ``key`` is the client's for sums, where the run has masks.
     """
 
     info: ClientInfo
     clients: int
     key: SumKey | None = None
-    warm: bool | None = None
 
 
 def read_declaration(reply: Reply, terms: Terms) -> Declaration:
@@ -141,7 +139,6 @@ def read_declaration(reply: Reply, terms: Terms) -> Declaration:
         ),
         _clients(info.get("clients", 0)),
         key_of(info) if terms.masked else None,
-        warm if isinstance(warm := info.get("warm"), bool) else None,
     )
 
 
@@ -293,7 +290,6 @@ class Roster:
         self.states: dict[str, str] = {}  # digest of that generation, once there is one
         self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
         self.keys: dict[str, SumKey] = {}  # for sums, where the run has masks
-        self.warm: dict[str, bool] = {}  # as nodes on a network say when they come
         self.classes: tuple[str, ...] = ()
         self.inputs: Inputs | None = (
             None  # what examples are: the run's word, or that of most clients
@@ -686,6 +682,4 @@ class Handshake:
             return []
         self._expected = max(self._expected, declared.clients)
         self.roster.nodes[client] = node
-        if declared.warm is not None:
-            self.roster.warm[client] = declared.warm
         return [client]

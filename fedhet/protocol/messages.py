@@ -16,6 +16,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedhet.errors import brief, one_line
+from fedhet.protocol.flower import ENDED, OTHER_CODE
 from fedhet.protocol.payload import Array
 from fedhet.protocol.reasons import told
 
@@ -191,9 +192,9 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     """
     size = 0
     if message.has_error():
-        return Reply(
-            {"error": f"Flower error {message.error.code}: {one_line(message.error.reason)}"}
-        )
+        reason = one_line(message.error.reason)
+        own = message.error.code in {OTHER_CODE, ENDED}  # a node's own words
+        return Reply({"error": reason if own else f"Flower error {message.error.code}: {reason}"})
     try:
         size = message_bytes(message)
         if size > limit:

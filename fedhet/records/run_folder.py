@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
 from fedhet.data.named_sources import TORCHVISION
-from fedhet.errors import ReadError, UserError, VerifyError, one_line
+from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.files import (
     csv_text,
     finite,
@@ -291,24 +291,6 @@ class RunFolder:
     @property
     def _waiting(self) -> Path:
         return self.path / "waiting.txt"
-
-    @property
-    def sites(self) -> Path:
-        """A note for who watches a deployment: see :meth:`note_sites`."""
-        return self.path / "sites.json"
-
-    def note_sites(self, warm: Mapping[str, bool]) -> None:
-        """Let others see whether clients' nodes are warm; nothing where none says so."""
-        if warm:
-            with contextlib.suppress(OSError):
-                write_json(self.sites, {"warm": dict(warm)}, private=True)
-
-    def read_sites(self) -> dict[str, bool]:
-        """What :meth:`note_sites` wrote; ReadError if it is something else."""
-        found = read_json(self.sites).get("warm")
-        if not isinstance(found, dict) or not all(isinstance(one, bool) for one in found.values()):
-            raise ReadError(f"'{self.sites}'", "warm", "not true or false by client")
-        return found
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add one line to ``rounds.jsonl``; not-a-number becomes null."""

@@ -1,9 +1,7 @@
 """What a site allows: a small file of its administrator that wins over any run.
 
 ``limits="/etc/fedhet/limits.yaml"`` in a node configuration. The client alone reads it, in the
-handshake and again before every training, and refuses what breaks it, with the limit's name. It
-binds runs of this code; what other code may do that a server sends is for the operating system
-to say (SECURITY.md).
+handshake and again before every training, and refuses what breaks it, with the limit's name.
 """
 
 from collections.abc import Mapping
@@ -52,6 +50,9 @@ class Limits(Schema):
     class_counts: bool = Field(True, description="whether images per class may be told")
     max_download_bytes: int = Field(
         MAX_DOWNLOAD_BYTES, ge=1, description="most bytes of one message that comes down"
+    )
+    code: Literal["installed"] | None = Field(
+        None, description="installed: `fedhet node --code sent` is refused"
     )
     max_download_norm: float = Field(
         MAX_DOWNLOAD_NORM, gt=0, description="largest L2 norm of the floats that come down at once"

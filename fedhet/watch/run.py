@@ -36,7 +36,6 @@ class RunView:
         self._config = Document(self.folder.config, read_yaml)
         self._summary = Document(self.folder.summary, lambda _: self.folder.read_summary())
         self._partition = Document(self.folder.partition, read_partition)
-        self._notes = Document(self.folder.sites, lambda _: self.folder.read_sites())
         self._rounds = Tail(self.folder.rounds, MOST_LINES, run_lines)
         self._clients = Tail(self.folder.clients, MOST_CSV, parse_evaluations, headed=True)
         self._lock = ""
@@ -70,11 +69,9 @@ class RunView:
             tables.append(self.books.failures_table())
         if self.sites is not None:
             done = {client: row.generation for client, row in self._scores.items()}
-            tables.insert(0, self.sites.table(done, self.books.times, self._notes.look() or {}))
+            tables.insert(0, self.sites.table(done, self.books.times))
         asked = self.sites.problem if self.sites else ""
-        files = (
-            self._config, self._summary, self._partition, self._rounds, self._clients, self._notes,
-        )  # fmt: skip
+        files = (self._config, self._summary, self._partition, self._rounds, self._clients)
         return State(
             name=one_line(self.folder.path.name, 200),
             title=f"{_text(config.get('method'))} on {_text(config.get('dataset'))}",

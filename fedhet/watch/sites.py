@@ -10,11 +10,10 @@ from fedhet.deploy.server_folder import ServerFolder
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.watch.view import Column, Table, Value
 
-NOTE = "offline: silent since then; warm: as the node said when the run met it"
+NOTE = "offline: silent since then"
 ASK = 5.0  # seconds between questions to the server
-_YES: Mapping[bool | None, str] = {True: "yes", False: "no"}
 _COLUMNS = (
-    Column("site", "text"), Column("now", "text"), Column("since", "text"), Column("warm", "text"),
+    Column("site", "text"), Column("now", "text"), Column("since", "text"),
     Column("last round"), Column("failures"),
 )  # fmt: skip
 
@@ -44,13 +43,8 @@ class Sites:
                 return Path(run.folder)
         raise UserError("watch: this server has had no run whose folder is here: name one")
 
-    def table(
-        self, done: Mapping[str, int], failed: Mapping[str, int], warm: Mapping[str, bool]
-    ) -> Table:
-        """Every site with the last round that it took part in, and how often it failed.
-
-        ``warm``: whether messages find a process with torch there, as it said when it came.
-        """
+    def table(self, done: Mapping[str, int], failed: Mapping[str, int]) -> Table:
+        """Return every site with the last round that it took part in, and how often it failed."""
         if time.monotonic() - self._asked > ASK or not self._asked:
             self._asked = time.monotonic()
             try:
@@ -59,8 +53,7 @@ class Sites:
                 self.problem = one_line(error, 300)
         rows: list[list[Value]] = [
             [one_line(node.name or str(node.id), 80), node.status, _local(node.since),
-             _YES.get(warm.get(node.name), ""), done.get(node.name),
-             failed.get(node.name, 0)]
+             done.get(node.name), failed.get(node.name, 0)]
             for node in sorted(self._nodes, key=lambda node: node.name)
         ]  # fmt: skip
         return Table("sites", "Sites", _COLUMNS, rows, note=NOTE)

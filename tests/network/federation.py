@@ -1,34 +1,33 @@
-"""A real federation on 127.0.0.1: TLS, authenticated SuperNodes, one process tree each.
+"""A federation on 127.0.0.1 as its members type it, with ``fedhet`` commands.
 
 Everything lives in one temporary folder; everything started is ended by its pid.
 """
 
 import contextlib
-import functools
 import json
 import os
 import shlex
 import signal
-import ssl
-import urllib.request
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 from flwr.app import Error, Message
-from network.programs import Process, Supervisor, wait_for
+from network.pace import patience
+from network.programs import Process, wait_for
 
 from fedhet.config.load import build_config
-from fedhet.deploy.certs import Credentials, make
 from fedhet.deploy.control_api import Control
-from fedhet.deploy.node import TASK_POLL
-from fedhet.deploy.warm import Warm
+from fedhet.deploy.server_folder import ServerFolder
 from fedhet.engines.process_groups import environment, free_ports, script
+from fedhet.errors import RunFailedError
 from fedhet.protocol.messages import instruction
+from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate
 
-CONNECTION = "net"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"  # "installed" on every node
+TRAINS = "multiprocessing.spawn"  # in the command line of a node's process with torch
 PRESET = {
     "method": "fedssa",
     "dataset": "synthetic:300x4",
@@ -39,191 +38,173 @@ PRESET = {
 }
 
 
-class Federation:
-    """SuperLink and SuperNodes ``0..n-1``; clients of a partition unless configured otherwise."""
+class Commands:
+    """``fedhet`` in one folder, with HOME in it."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.size = folder, nodes
-        self.home = folder / "flwr"
-        self.home.mkdir(parents=True)
-        self.port, *self.ports = free_ports(nodes + 6)
-        self.names = [str(k) for k in range(nodes)]  # a key's name is its client's id
-        self.tls: Credentials = make(folder / "tls", ["127.0.0.1"], self.names)
+    def __init__(self, folder: Path, **env: str) -> None:
+        self.folder = folder
         modules = [str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
         self.env = environment(
-            {"FLWR_HOME": str(self.home), "FEDHET_CACHE": os.environ.get("FEDHET_CACHE", ""),
-             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL,
-             "PYTHONPATH": os.pathsep.join(filter(None, modules))}
+            {"HOME": str(folder), "FLWR_HOME": str(folder / "flwr"),
+             "FEDHET_CACHE": os.environ.get("FEDHET_CACHE", ""),
+             "PYTHONPATH": os.pathsep.join(filter(None, modules)), **env}
         )  # fmt: skip
-        (self.home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\nroot-certificates = "{self.tls.ca}"\n'
-        )
-        self.superlink = Process(
-            [script("flower-superlink"), "--ssl-ca-certfile", str(self.tls.ca),
-             "--ssl-certfile", str(self.tls.certificate), "--ssl-keyfile", str(self.tls.key),
-             "--enable-supernode-auth", "--database", str(folder / "superlink.db"),
-             "--host", "127.0.0.1", "--port", str(self.port),
-             "--disable-runtime-dependency-installation"],
-            folder / "superlink.log", self.env,
+        self.started: list[Process] = []
+
+    def start(self, name: str, *words: str) -> Process:
+        made = Process([script("fedhet"), *words], self.folder / f"{name}.log", self.env)
+        self.started.append(made.start())
+        return made
+
+    def do(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [script("fedhet"), *words], env=self.env, cwd=self.folder, capture_output=True,
+            text=True, check=False, timeout=patience(),
         )  # fmt: skip
-        # Messages are forks, as with `fedhet node`.
-        self.warm = Warm(self.env)
-        self.node_env = self.env | {"PATH": f"{self.warm.programs()}:{self.env['PATH']}"}
-        self.control = Control(f"127.0.0.1:{self.port}", self.tls.ca)
+
+    def stop(self) -> None:
+        for process in self.started:
+            process.terminate()
+        for process in self.started:
+            process.end()
+
+
+class Federation(Commands):
+    """``fedhet server`` and nodes ``0..n-1``, with shares of a data set unless told otherwise."""
+
+    def __init__(self, folder: Path, nodes: int, **env: str) -> None:
+        super().__init__(folder, **env)
+        self.size, self.names = nodes, [str(k) for k in range(nodes)]
+        (self.port,) = free_ports(1)
+        self.tls = ServerFolder(folder / "tls")
+        words = [word for name in self.names for word in ("--client", name)]
+        done = self.do("certs", "--out", "tls", "--server", "127.0.0.1", *words)
+        assert done.returncode == 0, done.stderr
+        self.server = self._process("server", "server", "tls", *self.at("--host", "--port"))
         self.nodes: dict[int, Process] = {}
-        self.others: list[Process] = []
-        self.supervisors: list[Supervisor] = []
+
+    def _process(self, name: str, *words: str) -> Process:
+        return Process([script("fedhet"), *words], self.folder / f"{name}.log", self.env)
+
+    def at(self, *options: str) -> tuple[str, ...]:
+        """Where the server is, as one option or two."""
+        if len(options) == 1:
+            return options[0], f"127.0.0.1:{self.port}"
+        return options[0], "127.0.0.1", options[1], str(self.port)
 
     # --- life ----------------------------------------------------------------------------------
 
-    def whole(self, configs: Mapping[int, str] | None = None) -> "Federation":
-        """SuperLink up and all nodes online, with their partition or with these configurations.
+    def whole(self, own: Mapping[int, Sequence[str]] | None = None) -> "Federation":
+        """Server up and all nodes online, with their share or with these options.
 
-        Only what differs is started (again). A node that was killed is refused, again and again,
-        until its last heartbeat has expired.
+        Only what differs is started (again).
         """
-        if not self.warm.held():
-            self.warm.hold()
-        if not self.superlink.running():
-            self.start_superlink()
-        if not self.nodes:
-            for name in self.names:
-                self.control.register(name, Path(f"{self.tls.client(name)}.pub"))
-        wanted = {k: self.node_words(k, (configs or {}).get(k, "")) for k in range(self.size)}
-        others = {
-            k: words
-            for k, words in wanted.items()
-            if k not in self.nodes
-            or not self.nodes[k].running()
-            or self.nodes[k].words != words
-            or self.nodes[k].stale()
-        }
-        self.end_nodes(*others)
-        for k, words in others.items():
-            log = self.folder / f"node-{k}.log"
-            self.nodes[k] = Process(words, log, self.node_env)
-        before = {k: self.nodes[k].said("SuperNode ID") for k in others}
-        for k in others:
-            self.supervise(k)
-        for k, times in before.items():
-            let_in = functools.partial(self._let_in, k, times)
-            wait_for(let_in, f"node {k} is let in")
-        self.unsupervise()
-        self.wait_online(self.size)
+        if not self.server.running():
+            self.start_server()
+        started = []
+        for k in range(self.size):
+            words = self.node_words(k, (own or {}).get(k))
+            before = self.nodes.get(k)
+            if before is None or before.words[1:] != words or not before.running():
+                if before is not None:
+                    before.end()
+                started.append(self.start_node(k, words))
+        for node, times in started:
+            wait_for(lambda n=node, t=times: n.said("admitted by") > t, f"{node.words} is let in")
+        wait_for(lambda: self.online() == self.size, f"{self.size} nodes are online", pause=1.0)
         return self
 
-    def _let_in(self, k: int, before: int) -> bool:
-        return self.nodes[k].said("SuperNode ID") > before
+    def start_server(self) -> None:
+        times = self.server.said("clients reach")
+        self.server.start()
+        wait_for(lambda: self.server.said("clients reach") > times, "the server is there")
 
-    def end_nodes(self, *which: int) -> None:
-        """End those of these nodes that run, all at once: each takes seconds to say good-bye."""
-        ended = [self.nodes[k] for k in which if k in self.nodes]
-        for node in ended:
-            node.terminate()
-        for node in ended:
-            node.end()
+    def start_node(self, k: int, words: Sequence[str] = ()) -> tuple[Process, int]:
+        """Start a node; with how often it was let in before."""
+        self.nodes[k] = self._process(f"node-{k}", *(words or self.nodes[k].words[1:]))
+        times = self.nodes[k].said("admitted by")
+        return self.nodes[k].start(), times
 
-    def start_superlink(self) -> None:
-        self.superlink.start()
-        context = ssl.create_default_context(cafile=str(self.tls.ca))
-
-        def answers() -> bool:
-            assert self.superlink.running(), self.superlink.log.read_text()
-            with contextlib.suppress(OSError):
-                address = f"https://127.0.0.1:{self.port}/health"
-                with urllib.request.urlopen(address, context=context, timeout=2) as answer:
-                    return bool(answer.status == 200)
-            return False
-
-        wait_for(answers, "the SuperLink answers")
-
-    def node_words(self, k: int, config: str = "") -> list[str]:
-        text = config or f"partition-id={k} num-partitions={self.size}"
-        if "state-dir" not in text:
-            text += f' state-dir="{self.state_dir(k)}"'
-        return [
-            # As if on a machine of its own: the SuperLink never waits for its clients' training.
-            "nice", script("flower-supernode"), "--root-certificates", str(self.tls.ca),
-            "--superlink", f"127.0.0.1:{self.port}", "--port", str(self.ports[k]),
-            "--auth-supernode-private-key", str(self.tls.client(self.names[k])),
-            "--node-config", text,
-        ]  # fmt: skip
-
-    def extra(self, words: Sequence[str], name: str) -> Process:
-        """A further program, ended with the federation."""
-        self.others.append(Process(words, self.folder / f"{name}.log", self.env).start())
-        return self.others[-1]
-
-    def supervise(self, k: int) -> Supervisor:
-        self.supervisors.append(Supervisor(self.nodes[k]))
-        return self.supervisors[-1]
-
-    def unsupervise(self) -> None:
-        for supervisor in self.supervisors:
-            supervisor.stop()
-        self.supervisors.clear()
+    def node_words(self, k: int, own: Sequence[str] | None = None) -> list[str]:
+        given = list(own or ("--partition", f"{k}/{self.size}"))
+        if "--state" not in given:
+            given += ["--state", str(self.state_dir(k))]
+        return ["node", f"tls/clients/{self.names[k]}", *self.at("--server"), *given]
 
     def tidy(self) -> None:
         """End what a test started beside the nodes."""
-        self.unsupervise()
-        for process in self.others:
-            process.end()
+        super().stop()
+        self.started.clear()
 
     def stop(self) -> None:
+        for process in (*self.nodes.values(), self.server):
+            process.terminate()
+        for process in (*self.nodes.values(), self.server):
+            process.end()
         self.tidy()
-        self.end_nodes(*self.nodes)
-        self.superlink.end()
-        self.control.close()
-        self.warm.release()
 
     def memory(self) -> dict[str, float]:
         """MiB that the SuperLink and its ServerApp hold."""
-        assert self.superlink.popen is not None
-        app = self.superlink.child("flwr-serverapp")
-        assert app is not None
-        found = {"superlink": psutil.Process(self.superlink.popen.pid), "serverapp": app}
-        return {name: one.memory_info().rss / 2**20 for name, one in found.items()}
+        found = {name: self.server.child(name) for name in ("flower-superlink", "flwr-serverapp")}
+        return {name: one.memory_info().rss / 2**20 for name, one in found.items() if one}
 
     def state_dir(self, k: int) -> Path:
         return self.folder / "state" / self.names[k]
 
+    def log(self, k: int) -> Path:
+        """What Flower says at node k."""
+        return self.state_dir(k) / "node.log"
+
+    def state(self, run: "Run", k: int, generation: int) -> Path:
+        """Where node k saves that generation."""
+        experiment = RunFolder(run.folder).experiment
+        return self.state_dir(k) / experiment / str(k) / f"{generation:08}.safetensors"
+
+    def training(self, k: int) -> int:
+        """How many train messages node k has received and not answered."""
+        text = self.log(k).read_text(errors="replace")
+        return text.count("Receiving: train message") - text.count("Sending: train message")
+
+    def caught(self, run: "Run", k: int) -> psutil.Process | None:
+        """Node k's process with torch, stopped before it has saved the running round's state."""
+        worker = self.nodes[k].child(TRAINS)
+        if worker is None or not self.training(k):
+            return None
+        worker.suspend()  # first, and looked at then: no training need be long for that
+        if self.training(k) and not self.state(run, k, len(run.rounds()) + 1).exists():
+            return worker
+        worker.resume()
+        return None
+
     # --- commands ------------------------------------------------------------------------------
 
     def online(self) -> int:
-        return sum(node.status == "online" for node in self.control.nodes())
-
-    def wait_online(self, count: int) -> None:
-        wait_for(lambda: self.online() == count, f"{count} SuperNodes are online", pause=1.0)
-
-    def command(self, *words: str) -> Process:
-        """A ``fedhet`` command; its log is what it prints."""
-        name = f"fedhet-{len(self.others)}"
-        return self.extra([script("fedhet"), *words], name)
+        with contextlib.suppress(RunFailedError):
+            control = Control(self.tls.control(), self.tls.credentials.ca)
+            with contextlib.closing(control):
+                return sum(node.status == "online" for node in control.nodes())
+        return 0
 
     def run(self, name: str, **changes: object) -> "Run":
         """Start ``fedhet run --superlink`` with the preset and these changes (snake_case)."""
         values = PRESET | {key.replace("_", "-"): value for key, value in changes.items()}
         config = self.folder / f"{name}.yaml"
         config.write_text("".join(f"{key}: {value}\n" for key, value in values.items()))
-        words = ["run", str(config), f"out={self.folder / 'runs'}", f"name={name}"]
-        return Run(self, self.folder / "runs" / name,
-                   self.command(*words, "--superlink", CONNECTION))  # fmt: skip
+        return self._run(self.folder / "runs" / name, "run", str(config), f"name={name}")
 
     def resume(self, run: "Run") -> "Run":
-        words = ("resume", str(run.folder), "--superlink", CONNECTION)
-        return Run(self, run.folder, self.command(*words))
+        return self._run(run.folder, "resume", str(run.folder))
 
-    def receiving(self, k: int, count: int) -> Callable[[], bool]:
-        """Whether SuperNode k has received ``count`` train messages in its life."""
-        return lambda: self.nodes[k].said("Receiving: train message") >= count
+    def _run(self, folder: Path, *words: str) -> "Run":
+        process = self.start(f"fedhet-{len(self.started)}", *words, "--superlink", "tls")
+        return Run(folder, process)
 
 
 class Run:
     """A run that was submitted, and its folder."""
 
-    def __init__(self, federation: Federation, folder: Path, process: Process) -> None:
-        self.federation, self.folder, self.process = federation, folder, process
+    def __init__(self, folder: Path, process: Process) -> None:
+        self.folder, self.process = folder, process
 
     def rounds(self) -> list[dict]:
         path = self.folder / "rounds.jsonl"

@@ -1,19 +1,18 @@
-"""The commands of a deployment as a person types them: ``certs``, ``server``, ``node``, ``run``."""
+"""The commands of a deployment as a person types them: what a node is told, who gets in."""
 
 import json
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
-from network.deployment import Commands
-from network.federation import PRESET, simulated_hash
+from network.federation import TRAINS, Federation, simulated_hash
 from network.programs import wait_for
 
-from fedhet.deploy.server_folder import CONNECTION, ServerFolder
-from fedhet.deploy.warm import state
-from fedhet.engines.process_groups import free_ports, script
+from fedhet.deploy.server_folder import CONNECTION
+from fedhet.engines.process_groups import script
 
 pytestmark = pytest.mark.network
 CLOSED = (
@@ -22,75 +21,79 @@ CLOSED = (
     "/v1/fleet/..%2fcontrol%2flist-runs", "/v1/fleet//v1/control/list-runs",
 )  # fmt: skip
 
-# An app whose message never arrives whole: its run ends while the SuperNodes fetch it.
-VANISHING = """
-import time
+SERVER = """
+import pathlib, time
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-from fedhet.protocol.flower import lose_what_is_pushed
 
-client = ClientApp()
 server = ServerApp()
 
+def messages(grid):
+    return [Message(RecordDict({"c": ConfigRecord({"x": 1})}), node, "train")
+            for node in grid.get_node_ids()]
+"""
+# Its message never arrives whole: its run ends while the SuperNodes fetch it.
+VANISHING = f"""{SERVER}
 @server.main()
 def main(grid, context):
+    from fedhet.protocol.flower import lose_what_is_pushed
     lose_what_is_pushed()
-    for node in grid.get_node_ids():
-        grid.push_messages([Message(RecordDict({"c": ConfigRecord({"x": 1})}), node, "train")])
+    grid.push_messages(messages(grid))
     time.sleep(6)  # a SuperNode looks for messages every three seconds
 """
-VANISHING_PROJECT = """
+# A server whose application is called as ours and has code for the clients.
+LYING = f"""{SERVER}
+@server.main()
+def main(grid, context):
+    replies = grid.send_and_receive(messages(grid), timeout=60)
+    told = [m.error.reason if m.has_error() else "answered" for m in replies]
+    pathlib.Path("WHERE/told").write_text("\\n".join(told))
+"""
+MARKING = """
+import os, pathlib
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+pathlib.Path("WHERE/mark").write_text(__name__)
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
+"""
+PROJECT = """
 [project]
-name = "vanishing"
-version = "1.0.0"
+name = "fedhet"
+version = "0.1.0"
 description = ""
 license = "Apache-2.0"
 [tool.flwr.app]
-publisher = "tests"
+publisher = "fedhet"
 [tool.flwr.app.components]
-serverapp = "vanishing:server"
-clientapp = "vanishing:client"
+serverapp = "own_server:server"
+clientapp = "fedhet.client_app:app"
 """
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    made = Commands(tmp_path_factory.mktemp("deploy"))
-    yield made
-    made.stop()
+def application(folder: Path, files: dict[str, str]) -> Path:
+    """An application of somebody who can submit to the server."""
+    for name, text in {**files, "pyproject.toml": PROJECT}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("WHERE", str(folder.parent)))
+    return folder
 
 
-def vanish(commands):
-    """Run the app whose message never arrives."""
-    app = commands.folder / "vanishing"
-    app.mkdir()
-    (app / "vanishing.py").write_text(VANISHING)
-    (app / "pyproject.toml").write_text(VANISHING_PROJECT)
-    env = commands.env | {"FLWR_HOME": str(ServerFolder(commands.folder / "tls").flwr_home)}
-    words = [script("flwr"), "run", str(app), CONNECTION]
-    subprocess.run(words, env=env, cwd=commands.folder, check=True)  # it leaves the app's bundle
+def flwr_run(federation: Federation, app: Path) -> None:
+    """Submit an application that is not the installed one, as a lying server does."""
+    env = federation.env | {"FLWR_HOME": str(federation.tls.flwr_home)}
+    command = [script("flwr"), "run", str(app), CONNECTION]
+    subprocess.run(command, env=env, cwd=federation.folder, check=True)
 
 
-@pytest.fixture(scope="module")
-def port(commands):
-    """Where `fedhet server tls` answers, which knows the clients 0 and 1."""
-    (port,) = free_ports(1)
-    for folder in ("tls", "other"):
-        assert commands.do("certs", "--out", folder, "--server", "127.0.0.1", "--client", "0",
-                           "--client", "1").returncode == 0  # fmt: skip
-    commands.server = commands.start("server", *serve(port))
-    return port
-
-
-def serve(port):
-    return ("server", "tls", "--host", "127.0.0.1", "--port", str(port))
-
-
-def answer(tls, port, path):
+def answer(federation: Federation, path: str) -> int:
     """Status of a request, as somebody on a client's machine sends it."""
-    trust = ssl.create_default_context(cafile=str(tls / "ca.crt"))
-    address = f"https://127.0.0.1:{port}{path}"
+    trust = ssl.create_default_context(cafile=str(federation.tls.credentials.ca))
+    address = f"https://127.0.0.1:{federation.port}{path}"
     try:
         with urllib.request.urlopen(address, data=b"", context=trust, timeout=30) as reply:
             return reply.status
@@ -98,71 +101,93 @@ def answer(tls, port, path):
         return error.code
 
 
-def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(commands, port):
-    where = ("--server", f"127.0.0.1:{port}", "--partition", "0/1", "--cold")
-    foreign = commands.start("foreign", "node", "other/clients/0", "--ca", "tls/ca.crt", *where)
-    false = commands.start("false", "node", "tls/clients/0", "--ca", "other/ca.crt", *where)
-    wait_for(lambda: not false.running(), "a false CA ends the command")
-    assert false.popen.returncode == 2 and false.said("is not from the CA in")
+def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
+    federation.whole()
+    done = federation.do("certs", "--out", "other", "--server", "127.0.0.1", "--client", "x")
+    assert done.returncode == 0
+    where = (*federation.at("--server"), "--partition", "0/1")
+    foreign = federation.start("foreign", "node", "other/clients/x", "--ca", "tls/ca.crt", *where)
+    false = federation.do("node", "tls/clients/0", "--ca", "other/ca.crt", *where, "--state", "f")
+    assert false.returncode == 2 and "is not from the CA in" in false.stderr
     wait_for(lambda: foreign.said("does not know this key"), "it says why")
     assert foreign.running()
-    check = commands.do("node", "other/clients/0", "--ca", "tls/ca.crt", *where, "--check")
+    check = federation.do("node", "other/clients/x", "--ca", "tls/ca.crt", *where, "--check")
     assert check.returncode == 2 and "does not know the key" in check.stdout
-    foreign.end()
-
-
-def test_three_commands_make_a_federation(commands, port):
-    where, server = ("--server", f"127.0.0.1:{port}"), commands.server
-    nodes = [
-        commands.start(f"node-{k}", "node", f"tls/clients/{k}", *where, "--partition", f"{k}/2")
-        for k in range(2)
-    ]
-    for node in nodes:
-        wait_for(lambda node=node: node.said("admitted by"), "a node is admitted")
-    wait_for(lambda: state(commands.env).get("nodes") == 2, "both hold the warm server")
-
-    tls = commands.folder / "tls"
-    assert {answer(tls, port, path) for path in CLOSED} == {403}
-    assert answer(tls, port, "/v1/fleet/pull-messages") not in {403, 404, 502}
-    check = commands.do("node", "tls/clients/0", *where, "--partition", "0/2", "--check")
+    second = federation.do(*federation.node_words(0))
+    assert second.returncode == 2 and "another `fedhet node` uses" in second.stderr
+    assert {answer(federation, path) for path in CLOSED} == {403}
+    assert answer(federation, "/v1/fleet/pull-messages") not in {403, 404, 502}
+    check = federation.do("node", "tls/clients/0", *where, "--check")
     assert check.returncode == 0, check.stdout
     assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout
 
-    vanish(commands)  # what the nodes make of it is looked at below
-    wait_for(lambda: server.said("finished:completed"), "the message is gone")
 
-    own = {"clients": 2, "rounds": 2}
-    lines = [f"{key}: {value}\n" for key, value in (PRESET | own).items()]
-    (commands.folder / "c.yaml").write_text("".join(lines))
-    run = commands.do("run", "c.yaml", "name=r", "--superlink", "tls")
-    assert run.returncode == 0, run.stderr
-    summary = json.loads((commands.folder / "runs" / "r" / "summary.json").read_text())
+def test_code_that_the_server_sends_is_not_run_unless_the_owner_says_so(federation, tmp_path):
+    """It is refused in one line on both sides and leaves no mark; `--code sent` runs it."""
+    named = ("fedhet/__init__.py", "fedhet/client_app.py", "torch.py", "sitecustomize.py")
+    app = application(tmp_path / "app", {"own_server.py": LYING, **dict.fromkeys(named, MARKING)})
+    told, mark = tmp_path / "told", tmp_path / "mark"
+    federation.whole()
+    flwr_run(federation, app)
+    wait_for(told.exists, "the server has its answers")
+    reasons = told.read_text().splitlines()
+    assert len(reasons) == 3 and not mark.exists()
+    for node in federation.nodes.values():
+        assert node.said("refused: this run's fedhet") == 1
+    assert all(reason.endswith("install the same version, or --code sent") for reason in reasons)
+
+    told.unlink()
+    federation.whole({1: ("--partition", "1/3", "--code", "sent")})
+    assert federation.nodes[1].said("--code sent: this node runs whatever code the server sends")
+    flwr_run(federation, app)
+    wait_for(told.exists, "the server has its answers")
+    assert sorted(told.read_text().splitlines())[0] == "answered" and mark.exists()
+
+
+def test_a_federation_gives_the_same_bytes_and_survives_a_message_that_is_lost(federation):
+    nodes, server = federation.whole().nodes, federation.server
+    app = application(federation.folder / "vanishing", {"own_server.py": VANISHING})
+    over = server.said("finished:completed")
+    flwr_run(federation, app)
+    wait_for(lambda: server.said("finished:completed") > over, "the message is gone")
+
+    before = {k: node.said("round 2: test accuracy") for k, node in nodes.items()}
+    run = federation.run("bytes", rounds=2)
+    summary = run.result()
     assert summary["failures"] == []
-    assert summary["run_sha256"] == simulated_hash(commands.folder, **own)
-    assert all(node.said("round 2: test accuracy") == 1 for node in nodes)
-    for node in nodes:
+    assert summary["run_sha256"] == simulated_hash(federation.folder, rounds=2)
+    assert all(node.said("round 2: test accuracy") == before[k] + 1 for k, node in nodes.items())
+    for node in nodes.values():
         wait_for(lambda node=node: node.said("a message was cut off"), "it began anew")
-        wait_for(lambda node=node: node.child("flwr-clientapp") is None, "no client is left")
 
-    for process in (nodes[1], server):  # the other client waits, keys and runs stay
+    for process in (nodes[1], server):  # the others wait, keys and runs stay
         process.terminate()
         wait_for(lambda process=process: not process.running(), "it says good-bye")
         assert process.popen.returncode == 0 and process.said("stopped (SIGTERM)")
-    commands.start("server", *serve(port))
-    wait_for(lambda: server.said("clients reach") == 2, "the server is back")
-    wait_for(lambda: commands.online("0"), "so is a node")
-    found = commands.status()
-    assert [node["status"] for node in found["nodes"]] == ["online", "offline"]
-    assert [node["last_round"] for node in found["nodes"]] == [2, 2]
-    runs = [(run["method"], run.get("round")) for run in found["runs"]]
-    assert runs == [("fedssa", 2), (None, None)]
-    watched = commands.do("watch", "--plain", "--superlink", "tls").stdout.splitlines()
-    assert watched[0] == "r: fedssa on synthetic:300x4"
+    federation.start_server()
+    wait_for(lambda: federation.online() == 2, "so are two nodes", pause=1.0)
+    done = federation.do("status", "--superlink", "tls", "--json")
+    found = json.loads(done.stdout)
+    assert [node["status"] for node in found["nodes"]] == ["online", "offline", "online"]
+    assert [node["last_round"] for node in found["nodes"]] == [2, 2, 2]
+    assert (found["runs"][0]["method"], found["runs"][0]["round"]) == ("fedssa", 2)
+    watched = federation.do("watch", "--plain", "--superlink", "tls").stdout.splitlines()
     sites = [line.partition(", since 20") for line in watched if line.startswith("site ")]
-    assert [head for head, _, _ in sites] == ["site 0, now online", "site 1, now offline"]
-    assert all(rest.endswith(", warm yes, last round 2, failures 0") for _, _, rest in sites)
+    assert [head for head, _, _ in sites][:2] == ["site 0, now online", "site 1, now offline"]
+    assert all(rest.endswith(", last round 2, failures 0") for _, _, rest in sites)
 
-    supernode = nodes[0].child("flower-supernode")
-    assert supernode is not None
-    supernode.kill()
-    wait_for(lambda: nodes[0].said("ended with code -9: starting it again"), "it is missed")
+
+def test_a_process_that_dies_costs_its_message_and_nothing_else(federation):
+    """Another is started, and the reply that never was is told at once, not after a minute."""
+    federation.whole()
+    run = federation.run("dies", rounds=100)
+    run.wait_rounds(1)
+    wait_for(lambda: federation.training(0), "0 trains", pause=0.02)
+    worker = federation.nodes[0].child(TRAINS)
+    worker.kill()
+    run.wait_for_round(lambda record: any(f["client"] == "0" for f in record["failures"]))
+    (failure,) = (f for f in run.rounds()[-1]["failures"] if f["client"] == "0")
+    assert "ended by signal 9" in failure["reason"]
+    run.wait_for_round(lambda record: record["replied"] == 3 and not record["failures"])
+    assert run.interrupt() == 130
+    assert federation.nodes[0].said("starting another") == 1

@@ -11,7 +11,7 @@ from network.federation import EXAMPLES, Federation, simulated_hash
 from network.programs import Process, wait_for
 
 from fedhet.deploy.certs import make
-from fedhet.engines.process_groups import script
+from fedhet.engines.process_groups import free_ports, script
 
 pytestmark = pytest.mark.network
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.network
 def intrude(federation: Federation, folder: Path) -> dict[str, Process]:
     """SuperNodes that may not join, each for another reason."""
     other = make(folder / "other", ["127.0.0.1"], ["stranger"])
-    address, ports = f"127.0.0.1:{federation.port}", federation.ports[federation.size :]
-    trusted = ["--root-certificates", str(federation.tls.ca)]
+    address, ports = f"127.0.0.1:{federation.port}", free_ports(4)
+    trusted = ["--root-certificates", str(federation.tls.credentials.ca)]
     key = ["--auth-supernode-private-key", str(other.client("stranger"))]
-    mine = ["--auth-supernode-private-key", str(federation.tls.client("0"))]
+    mine = ["--auth-supernode-private-key", str(federation.tls.credentials.client("0"))]
     attempts = {
         "no key": trusted,
         "unregistered key": trusted + key,
@@ -33,7 +33,9 @@ def intrude(federation: Federation, folder: Path) -> dict[str, Process]:
     for port, (name, words) in zip(ports, attempts.items(), strict=False):
         command = [script("flower-supernode"), "--superlink", address, "--port", str(port), *words,
                  "--node-config", "partition-id=0 num-partitions=3"]  # fmt: skip
-        intruders[name] = federation.extra(command, f"intruder-{name.replace(' ', '-')}")
+        log = federation.folder / f"intruder-{name.replace(' ', '-')}.log"
+        intruders[name] = Process(command, log, federation.env).start()
+        federation.started.append(intruders[name])
     return intruders
 
 
@@ -58,29 +60,25 @@ def small_disk(federation, tmp_path):
         yield None
         return
     yield disk
-    federation.end_nodes(2)
+    federation.nodes[2].end()
     subprocess.run(["umount", str(disk)], check=False)
 
 
 def test_same_bytes_as_the_simulation_beside_intruders_and_clients_that_cannot_save(
     federation, small_disk, tmp_path, monkeypatch
 ):
-    """Points 1, 4 and 5, with a method that is not ours, installed on every node.
+    """With a method that is not ours, installed on every node.
 
-    No folder can be made on client 0; the disk of client 2 fills up in round 3; intruders are
-    refused, and the round in progress does not notice.
+    The disk of client 2 fills up in round 3; intruders are refused, and the round in progress does
+    not notice.
     """
     monkeypatch.syspath_prepend(EXAMPLES)
-    (tmp_path / "file").write_text("not a folder")
-    configs = {0: f'partition-id=0 num-partitions=3 state-dir="{tmp_path}/file/x"'}
-    lost = {(1, "0"), (2, "0"), (3, "0")}
+    own, lost = {}, set()
     if small_disk is not None:
-        configs[2] = f'partition-id=2 num-partitions=3 state-dir="{small_disk}"'
-        lost |= {(3, "2")}
-    federation.whole(configs)
+        own[2], lost = ("--partition", "2/3", "--state", str(small_disk)), {(3, "2")}
+    federation.whole(own)
     run = federation.run("same", method="fedrep:METHOD")
-    before = federation.nodes[0].said("Receiving: train message")
-    wait_for(federation.receiving(0, before + 1), "a round")
+    wait_for(lambda: federation.training(0), "a round")
     intruders = intrude(federation, tmp_path)
     summary = run.result()
     assert {(f["round"], f["client"]) for f in summary["failures"]} == lost
@@ -132,7 +130,8 @@ def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partiti
     for k, model in enumerate(models):
         own = tmp_path / f"{k}.csv"
         own.write_text("path,client,split\n" + "".join(line for j, line in lines if j == k))
-        configs[k] = f'data-dir="{tmp_path}/{k}" name="{k}" model="{model}" split-file="{own}"'
+        data = str(tmp_path / str(k))
+        configs[k] = ("--data", data, "--model", model, "--split", str(own))
     federation.whole(configs)
     same = {"method": "fedmrl", "dataset": "image-folder", "classes": ",".join(classes),
             "rounds": 2}  # fmt: skip
@@ -148,11 +147,8 @@ def test_sites_with_own_folders_and_models_equal_the_simulation_on_their_partiti
 def test_private_images_and_own_models(federation, tmp_path):
     """Two hospitals with images of their own; a third member takes the name of the first."""
     folders = {k: private_folder(tmp_path / str(k), c) for k, c in enumerate(("012", "23", "13"))}
-    more = {1: ' model="cnn-4" device="cpu"'}
-    federation.whole(
-        {k: f'data-dir="{folder}" name="{k % 2}"' + more.get(k, "")
-         for k, folder in folders.items()}
-    )  # fmt: skip
+    more = {1: ("--model", "cnn-4", "--device", "cpu"), 2: ("--name", "0")}
+    federation.whole({k: ("--data", str(f), *more.get(k, ())) for k, f in folders.items()})
     run = federation.run("private", clients=0, classes="0,1,2,3", rounds=1)
     summary = run.result()
     assert summary["clients"] == 2

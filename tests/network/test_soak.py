@@ -16,8 +16,6 @@ def soak(folder: Path, nodes: int, rounds: int) -> dict:
     federation = Federation(folder, nodes)
     try:
         federation.whole()
-        for k in range(nodes):
-            federation.supervise(k)
         run = federation.run(
             "soak", clients=nodes, rounds=rounds, round_timeout=round_timeout(nodes),
             min_replies=nodes // 2,
@@ -26,10 +24,11 @@ def soak(folder: Path, nodes: int, rounds: int) -> dict:
         start, end, killed = federation.memory(), {}, []
         for victim, round_ in enumerate(range(2, rounds, 3)):
             run.wait_rounds(round_ - 1)
-            node = federation.nodes[victim % nodes]
-            wait_for(lambda node=node: node.child("flwr-clientapp"), "the victim trains")
-            node.kill()
-            killed.append((round_, str(victim % nodes)))
+            k = victim % nodes
+            wait_for(lambda k=k: federation.training(k), "the victim trains", pause=0.05)
+            federation.nodes[k].kill()
+            federation.start_node(k)
+            killed.append((round_, str(k)))
         run.wait_rounds(rounds - 1)
         end = federation.memory()
         return report(run, killed, start, end)

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 from docs.test_tutorials import blocks, check
-from network.deployment import Commands
+from network.federation import Commands
 from network.programs import wait_for
 
 from fedhet.engines.process_groups import free_ports

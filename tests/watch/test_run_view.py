@@ -10,10 +10,9 @@ from watch.folders import append, begin, end, failure, line, scores
 
 from fedhet.deploy.control_api import Node
 from fedhet.files import NOBODY
-from fedhet.records.run_folder import LOCK, OWNER, RunFolder
+from fedhet.records.run_folder import LOCK, OWNER
 from fedhet.watch import run as room
 from fedhet.watch.run import RunView
-from fedhet.watch.sites import Sites
 from fedhet.watch.view import State
 
 ROUND, SUM_UP = 0, 10
@@ -171,17 +170,3 @@ class Control:
             Node(7, "0", "online", "2026-11-25T08:00:00+00:00"),
             Node(8, "1", "offline", "2026-11-25T08:00:01+00:00"),
         ]
-
-
-def test_which_sites_are_warm_and_a_note_that_is_none(tmp_path):
-    run = begin(tmp_path / "r")
-    view = RunView(run, Sites(Control()))
-    assert [row[3] for row in table(view.look().state, "sites").rows] == ["", ""]
-    RunFolder(run).note_sites({"0": True, "1": False})
-    state = view.look().state
-    assert [row[3] for row in table(state, "sites").rows] == ["yes", "no"] and not state.damage
-    for text in ("[]", '{"warm": [1]}', '{"warm": {"0": "<b>"}}', "{"):
-        RunFolder(run).sites.write_text(text)
-        state = view.look().state
-        assert "sites.json" in state.damage[0]
-        assert [row[3] for row in table(state, "sites").rows] == ["", ""]

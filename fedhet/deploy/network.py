@@ -1,0 +1,228 @@
+"""How a node reaches its server: TLS, proxies, what went wrong, and what the server knows of it.
+
+Requests are made as Flower's SuperNode makes them (httpx: ``https_proxy``, ``no_proxy``), so that
+both take the same way.
+"""
+
+import os
+import ssl
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
+
+import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from fedhet.errors import UserError, one_line
+from fedhet.protocol.flower import activate, deactivate, refusal_codes
+from fedhet.reading.structured import parse_object
+
+NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
+UNAUTHORIZED = 401
+TIMEOUT = 60.0  # seconds for a server that is busy
+TOLD_AFTER = 10.0  # seconds of waiting after which it is told
+EXPIRED, NOT_YET = 10, 9  # OpenSSL's codes of a certificate that is not valid now
+OTHER_NAME = (62, 64)  # of one for another host name or address
+VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+class CertificateError(UserError):
+    """The server's certificate is from another CA: waiting does not help."""
+
+
+class Waiting:
+    """Something that is waited for: told after ten seconds, and again when the reason changes."""
+
+    def __init__(self, what: str, say: Callable[[str], None]) -> None:
+        self.what, self.say = what, say
+        self._since: datetime | None = None
+        self._started = 0.0
+        self._told = ""
+
+    def failed(self, reason: str) -> None:
+        """Note that it is not there yet, and why."""
+        if self._since is None:
+            self._since, self._started = datetime.now(), time.monotonic()
+        if reason != self._told and time.monotonic() - self._started >= TOLD_AFTER:
+            self._told = reason
+            self.say(f"waiting for {self.what} since {self._since:%H:%M:%S}: {one_line(reason)}")
+
+    def over(self) -> None:
+        """Note that it is there."""
+        self._since, self._told = None, ""
+
+
+def address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def via(server: str) -> str:
+    """Say through which proxy of which variable ``host:port`` is reached; empty if directly."""
+    host = urlsplit(f"//{server}").hostname or ""
+    found = getproxies_environment()
+    proxy = found.get("https") or found.get("all")
+    if not proxy or proxy_bypass_environment(host):
+        return ""
+    parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    place = address(parts.hostname or "?", parts.port or 80)  # its password is not printed
+    return f" through the proxy {place} of {next(v for v in VARIABLES if os.environ.get(v))}"
+
+
+def reach(server: str, ca: Path) -> httpx.Response:
+    """Make a request at ``host:port`` that means nothing, and return the answer.
+
+    Raises CertificateError for the certificate of another CA, UserError with the reason for a
+    server that cannot be reached.
+    """
+    try:
+        context = ssl.create_default_context(cadata=read_ca(ca).decode("ascii"))
+        with httpx.Client(verify=context, timeout=TIMEOUT) as client:
+            answer = client.post(f"https://{server}/v1/fleet/check", content=b"")
+    except httpx.ProxyError as error:
+        raise UserError(f"{server} cannot be reached{via(server)}: it answers {error}") from error
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        if (cause := _refused(error)) is not None:
+            raise _certificate(cause, server, ca) from error
+        text = str(error) or type(error).__name__
+        raise UserError(f"{server} cannot be reached{via(server)}: {text}") from error
+
+    if answer.is_server_error:
+        raise UserError(f"{server} answers {answer.status_code}: its SuperLink is not there")
+    return answer
+
+
+def _refused(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """The refusal of a certificate that lies behind an error of httpx's."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> UserError:
+    """What is wrong with the server's certificate."""
+    own = x509.load_pem_x509_certificate(read_ca(ca))
+    if reason := validity(own):
+        return UserError(f"the CA's certificate '{ca}' {reason}")
+    if error.verify_code in (EXPIRED, NOT_YET, *OTHER_NAME):
+        found = _shown(server)
+        if found is not None and (reason := validity(found)):
+            return UserError(f"{server}: the server's certificate {reason}")
+        if found is not None and error.verify_code in OTHER_NAME:
+            host, known = urlsplit(f"//{server}").hostname, ", ".join(names(found))
+            return UserError(f"{server}: the server's certificate is for {known}, not for {host}")
+        return UserError(f"{server}: {error.verify_message}{via(server)}")
+    return CertificateError(
+        f"{server}: the server's certificate is not from the CA in '{ca}'{via(server)}: "
+        f"{error.verify_message}"
+    )
+
+
+def _shown(server: str) -> x509.Certificate | None:
+    """The certificate that the server shows, whatever it is worth."""
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            httpx.Client(verify=trust, timeout=TIMEOUT) as client,
+            client.stream("POST", f"https://{server}/v1/fleet/check", content=b"") as answer,
+        ):
+            link = answer.extensions["network_stream"].get_extra_info("ssl_object")
+            return x509.load_der_x509_certificate(link.getpeercert(binary_form=True))
+    except (httpx.HTTPError, OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+
+
+def validity(certificate: x509.Certificate) -> str:
+    """Say that a certificate has expired or is not valid yet, with the date; else nothing."""
+    now = datetime.now(UTC)
+    if certificate.not_valid_after_utc < now:
+        return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    if certificate.not_valid_before_utc > now:
+        return (
+            f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on only: is this "
+            "machine's clock right?"
+        )
+    return ""
+
+
+def names(certificate: x509.Certificate) -> list[str]:
+    """Host names and addresses that a certificate is for."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in found]
+
+
+def read_key(path: Path) -> EllipticCurvePrivateKey:
+    """A client's private key; UserError if the file holds none."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"'{path}' is no private key of `fedhet certs`: {error}") from error
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise UserError(f"'{path}' is no elliptic curve key, as `fedhet certs` makes them")
+    return key
+
+
+def read_ca(path: Path) -> bytes:
+    """A CA's certificate (PEM); UserError if the file holds none."""
+    try:
+        text = path.read_bytes()
+        x509.load_pem_x509_certificate(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{path}' is no certificate: {error}") from error
+    return text
+
+
+def knows(server: str, ca: Path, path: Path) -> bool:
+    """Whether the server at ``host:port`` knows the public half of the key in ``path``.
+
+    Flower activates a node in one request and has no other that a node which is not active may
+    send. So the request is made with a heartbeat interval that no server accepts: the server looks
+    for the key first, and which of the two it complains about tells.
+
+    Raises:
+        UserError: no key, no certificate, a server that cannot be reached or that refuses the
+            signature, as it does when the clocks differ.
+
+    """
+    key = read_key(path)
+    try:
+        activate(server, read_ca(ca), key, NEVER)
+    except httpx.HTTPStatusError as error:
+        return _understood(error.response, server)
+    except httpx.HTTPError as error:
+        raise UserError(f"{server} cannot be reached{via(server)}: {error}") from error
+    raise UserError(f"{server} is no SuperLink of Flower 1.41 or 1.42")  # it accepted that
+
+
+def leave(server: str, ca: Path, path: Path, node: int) -> bool:
+    """Tell the server that the node with this id is gone; whether the server has heard it."""
+    try:
+        deactivate(server, read_ca(ca), read_key(path), node)
+    except httpx.HTTPStatusError as error:
+        return error.response.is_client_error  # the server takes it for gone already
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def _understood(answer: httpx.Response, server: str) -> bool:
+    """What a refusal says about the key."""
+    if answer.status_code == UNAUTHORIZED:
+        raise UserError(f"{server} refuses this key's signature: the clocks differ")
+    try:
+        code = parse_object(answer.text)["code"]
+    except (ValueError, KeyError, TypeError):
+        code = None
+    bad_interval, _ = known = refusal_codes()
+    if code not in known:
+        raise UserError(f"{server}: {answer.status_code} {answer.text[:100]}")
+    return bool(code == bad_interval)

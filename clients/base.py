@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.kept import PREPARATION, KeptClient, Setup
-from fedhet.config.schema import BESIDE, P
+from fedhet.config.schema import BESIDE, LOWER, P
 from fedhet.data.inputs import IMAGE
 from fedhet.data.preparation import FITTED, normalise, preparation
 from fedhet.models import SplitModel, build_model
@@ -23,6 +23,7 @@ from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.budget import Budget
 from fedhet.site.on_device import examples_of
 from fedhet.site.public_set import PublicSet, open_public
+from fedhet.site.state import BEST, PREDICTIONS, VALIDATION
 from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.flop_cost import phase_flops
@@ -209,6 +210,7 @@ class MethodClient(KeptClient[P]):
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
         self._go_back_to(source, str(config.get("state", "")))
+        self._keep_best(source)
         received = self._received(parameters)
         self.receive(received)
         if self.config.evaluate_before:
@@ -243,6 +245,7 @@ class MethodClient(KeptClient[P]):
             metrics.update(self.accuracies())
         metrics.update(self.metrics() | self.before)
         self.save(self.round, source, metrics)
+        self._note_validation(metrics)
         metrics["seconds"] = time.perf_counter() - started
         return self.uploaded.flat, len(data), metrics
 
@@ -254,6 +257,55 @@ class MethodClient(KeptClient[P]):
         for module in self.modules.values():
             module.eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
+
+    def finish(self, generation: int, state: str) -> Tensor:
+        """After the last round: the confusion matrix (C, C) int64 of the test split.
+
+        Keeps what ``keep-best`` and ``keep-predictions`` ask for in the private state.
+        """
+        self._go_back_to(generation, state)
+        for module in self.modules.values():
+            module.eval()
+        self._keep_best(generation)
+        kept: dict[str, Tensor] = {}
+        confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
+        for part in ("val", "test"):
+            data = self.examples(part)
+            if not len(data):
+                continue
+            found = evaluate(self.predict, data, self.config)
+            rows = torch.from_numpy(getattr(self.setup.data.split, part).astype("int64"))
+            kept |= {f"{part}/row": rows, f"{part}/y": found.labels.cpu()}
+            kept[f"{part}/p"] = found.probabilities()
+            confusion = found.confusion()
+        if not len(self.examples("test")):
+            confusion.zero_()
+        if self.config.keep_predictions:
+            self.setup.store.describe(self.description())
+            self.setup.store.keep(PREDICTIONS, kept)
+        return confusion
+
+    def _keep_best(self, generation: int) -> None:
+        """With ``keep-best``: keep ``generation`` as the best so far if its validation says so.
+
+        The server has named it, so its round counted; later ones may be undone.
+        """
+        store = self.setup.store
+        score = store.read_note(VALIDATION) if self.config.keep_best and generation else None
+        if score is None or score["generation"] != generation:
+            return
+        best = store.read_note(BEST)
+        if best is None or score["value"] > best["value"]:
+            store.keep_best(generation)
+            store.write_note(BEST, score)
+
+    def _note_validation(self, metrics: Mapping[str, Scalar]) -> None:
+        """With ``keep-best``: note what the state that was just saved is worth."""
+        value = metrics.get(f"val_{self.config.metric}")
+        if self.config.keep_best and value is not None:
+            worth = -float(value) if self.config.metric in LOWER else float(value)
+            note = {"generation": self.round, "value": worth}
+            self.setup.store.write_note(VALIDATION, note)
 
     def _noised(self, payload: Payload, received: Sequence[Array], budget: Budget) -> Payload:
         """A copy of the upload, with the noise that the configuration asks for."""

@@ -254,6 +254,25 @@ def unmask(message: Message, context: Context) -> Message:
     return _answered(message, handler)
 
 
+@app.evaluate("confusion")
+def confusion(message: Message, context: Context) -> Message:
+    """After the last round: how often each class was taken for each other one."""
+
+    def handler() -> Message:
+        asked = Request(message, context)
+        if asked.config.summed:
+            reply = _sums().confusion(asked)
+            return answer(message, reply.info, {}, reply.arrays)
+        client, what = asked.client(), asked.what
+        matrix = client.finish(what.generation, what.state)
+        places = matrix.nonzero()
+        cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
+        info = {"client": client.setup.data.client, "round": what.round}
+        return answer(message, {**info, "confusion": cells.flatten().tolist()})
+
+    return _answered(message, handler)
+
+
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Accuracy of a client that did not train in this round."""

@@ -14,13 +14,14 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedhet.errors import HookError, RunFailedError
+from fedhet.errors import HookError, RunFailedError, one_line
 from fedhet.files import client_order
-from fedhet.protocol.checks import Rejected, check_evaluation, reply_limit
+from fedhet.protocol.checks import Rejected, check_evaluation, check_origin, reply_limit
 from fedhet.protocol.delivery import exchange, longest_first
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake
 from fedhet.protocol.messages import (
+    CONFUSION,
     EVALUATE,
     TRAIN,
     Instruction,
@@ -35,8 +36,10 @@ from fedhet.protocol.reasons import distinct
 from fedhet.records.checkpoint import Checkpoint, save_checkpoint
 from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import headline, imbalance, out_of_patience
 from fedhet.strategies.acceptance import Acceptance, Valid
 from fedhet.strategies.base import MethodStrategy, Upload
+from fedhet.strategies.final import Matrix, confusion_rows, read_confusion
 from fedhet.strategies.robust import capped
 
 log = logging.getLogger("fedhet")
@@ -95,16 +98,20 @@ class Rounds:
         if not self.folder.checkpoint.exists():  # so that lines without one are a loss, no start
             self._checkpoint(0)
         skipped = 0
+        lines = self.folder.read_rounds() if self.config.patience else []
         clock = time.perf_counter()
         for round_ in range(self.finished + 1, self.config.rounds + 1):
+            if out_of_patience(self.config, lines):
+                break
             skipped = 0 if self._round(grid, round_) else skipped + 1
             record = self._close(round_, clock)
             clock = time.perf_counter()
             log.info(
-                "round %d/%d: test accuracy %.2f %%, %d of %d replied, %.1f s",
-                round_, self.config.rounds, record["test_accuracy_mean"], record["replied"],
-                record["sampled"], record["seconds"],
+                "round %d/%d: test %s, %d of %d replied, %.1f s",
+                round_, self.config.rounds, headline(self.config.metric, record),
+                record["replied"], record["sampled"], record["seconds"],
             )  # fmt: skip
+            lines.append(record)
             if on_round is not None:
                 on_round(record)
             if skipped > self.config.max_skipped_rounds:
@@ -113,6 +120,29 @@ class Rounds:
                     f"{skipped} rounds in a row had fewer than min-replies="
                     f"{self.config.min_replies} valid replies: {reasons}"
                 )
+        self.deadline = time.monotonic() + self.config.round_timeout
+        matrices = self.confusions(grid)
+        self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
+
+    def confusions(self, grid: Grid) -> dict[str, Matrix]:
+        """Ask clients for their confusion matrices (C, C) after the last round, by client."""
+        found: dict[str, Matrix] = {}
+        current = self.roster.generations
+        self._requests = [
+            (client, self._request(CONFUSION, client, self.finished))
+            for client in self.roster.ids
+            if client in self.roster.nodes and (self.config.evaluate_all or current[client])
+        ]
+        messages = [message for _, message in self._requests]
+        for client, reply in self._named(
+            self._collect(exchange(grid, messages, self.config.round_timeout))
+        ):
+            try:
+                check_origin(self.roster.infos[client], reply, self.finished)
+                found[client] = read_confusion(reply, len(self.roster.classes))
+            except Rejected as reason:
+                log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
+        return found
 
     def summary(self) -> None:
         """Log what is about to run."""
@@ -121,6 +151,8 @@ class Rounds:
             self.config.method, len(self.roster.ids), self.config.cohort(len(self.roster.ids)),
             self.finished + 1, self.config.rounds, len(self.roster.classes),
         )  # fmt: skip
+        if line := imbalance(self.config, self.roster.infos.values()):
+            log.warning("%s", line)
 
     def _round(self, grid: Grid, round_: int) -> bool:
         """One round; False if it was skipped for lack of valid replies."""

@@ -17,6 +17,7 @@ from fedhet.config.schema import BESIDE, RunConfig
 from fedhet.files import is_id
 from fedhet.protocol.handshake import MAX_TEXT, ClientInfo
 from fedhet.protocol.messages import (
+    CONFUSION,
     INTRODUCE,
     OWNERS,
     QUERY_BYTES,
@@ -197,7 +198,8 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
         if kind != TRAIN and message.content.array_records:
             raise ValueError(f"arrays came with a message of kind '{kind}'")
         masked = config.secure_sum == "masked"
-        sums = {TRAIN: config.summed, OWNERS: config.summed, INTRODUCE: masked, UNMASK: masked}
+        sums = dict.fromkeys((TRAIN, OWNERS, CONFUSION), config.summed)
+        sums |= dict.fromkeys((INTRODUCE, UNMASK), masked)
         summed = sums.get(kind, False)
         if ("sum" in message.content) != summed:
             raise ValueError(f"a message of kind '{kind}' with{'out' * summed} a sum")
@@ -214,7 +216,7 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
         raise ValueError(f"a refusal came with a message of kind '{kind}'")
     if kind in {"query", INTRODUCE, UNMASK} and (what.generation or what.state):
         raise ValueError(f"generation {what.generation} in a message of kind '{kind}'")
-    if kind not in {TRAIN, "evaluate", OWNERS, UNMASK}:
+    if kind not in {TRAIN, "evaluate", CONFUSION, OWNERS, UNMASK}:
         if what.round:
             raise ValueError(f"round {what.round} in a query")
         return
@@ -224,7 +226,7 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
         return
     if not what.classes:
         raise ValueError("no classes are named")
-    most = what.round - (kind in {TRAIN, OWNERS})
+    most = what.round - (kind == TRAIN)  # the others come after a round as well
     if not 0 <= what.generation <= most:
         raise ValueError(f"generation {what.generation} in round {what.round}: 0 to {most} may be")
     if not re.fullmatch(DIGEST if what.generation else "", what.state):

@@ -22,6 +22,7 @@ from fedhet.protocol.reasons import told
 
 PACKED = "packed"  # the one array of a payload's record
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
+CONFUSION = "evaluate.confusion"  # after the last round
 INTRODUCE, OWNERS, UNMASK = "query.introduce", "train.owners", "train.unmask"  # of a sum
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
 MAX_TEXT = 4096  # characters of a text in an instruction; a path is the longest

@@ -57,6 +57,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.environment = path / "environment.json"
         self.partition = path / "partition.csv"
+        self.confusion = path / "confusion.csv"
         self.log = path / "log.txt"
         self.checkpoint = path / "checkpoint" / "server.safetensors"
         self.attempts = path / "checkpoint" / "attempts"  # at sums; see records.append_only
@@ -338,6 +339,10 @@ class RunFolder:
         """``partition.csv``: training images per client (rows) and class (columns)."""
         rows: list[list[Any]] = [["client", *classes], *([client, *row] for client, row in counts)]
         write_text(self.partition, csv_text(rows), private=True)
+
+    def write_confusion(self, rows: Iterable[list[Any]]) -> None:
+        """``confusion.csv``: how often each class was taken for each other one, by client."""
+        write_text(self.confusion, csv_text(rows), private=True)
 
     def read_summary(self) -> dict[str, Any]:
         """``summary.json``; empty while there is none, VerifyError if it is damaged."""

@@ -1,8 +1,10 @@
 """The figures of a run: out of its rounds and over its clients, and what its noise has cost."""
 
+import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ from rich.filesize import decimal
 
 from fedhet.config.schema import BESIDE, LOWER, RunConfig
 from fedhet.files import client_order
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.records.formats import read_partition
 
 ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
+COMMONEST = 0.6  # share of the examples from which a class alone makes accuracy look good
+log = logging.getLogger("fedhet")
 UNSUMMED = "unsummed_classes"  # of a round: those that too few clients have (sum-owners)
 _RECENT = 10  # rounds that the time left is estimated from
 # How a client is left out whose numbers left the range in which there is anything to learn.
@@ -92,6 +97,48 @@ def metric_mean(config: RunConfig, figures: Mapping[str, Any], part: str = "test
 def gain(config: RunConfig, value: float) -> float:
     """``value`` of the run's ``metric`` so that more is better: errors change their sign."""
     return -value if config.metric in LOWER else value
+
+
+def headline(metric: str, figures: Mapping[str, Any], part: str = "test") -> str:
+    """Name and mean of ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``, as text."""
+    value, name = figures.get(f"{part}_{metric}_mean"), metric.replace("_", " ")
+    if metric == "log_loss" and value is not None:
+        return f"{name} {value:.4f}"
+    return f"{name} {percent(value)}"
+
+
+def imbalance(config: RunConfig, infos: Iterable[ClientInfo]) -> str:
+    """A line if accuracy is the metric and one class has most of the training examples."""
+    counts: Counter[str] = Counter()
+    for info in infos:
+        counts.update(dict(zip(info.seen_names, info.images, strict=True)))
+    if config.metric != "accuracy" or not counts.total():
+        return ""
+    (name, most), *_ = counts.most_common(1)
+    share = most / counts.total()
+    if share <= COMMONEST:
+        return ""
+    return (
+        f"class '{name}' has {100 * share:.0f} % of the training examples: to answer it always "
+        f"would get an accuracy of about {100 * share:.0f} %; metric=balanced_accuracy (or "
+        "auroc) is not moved by that"
+    )
+
+
+def out_of_patience(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether ``patience`` evaluated rounds brought no better validation metric; logs it."""
+    best = best_round(config, lines)
+    if not config.patience or not best:
+        return False
+    waited = sum(line["round"] % config.evaluate_every == 0 for line in lines[best["round"] :])
+    if waited < config.patience:
+        return False
+    log.info(
+        "the run ends after round %d: %d evaluated rounds without a better validation %s than "
+        "in round %d (patience)", lines[-1]["round"], waited, headline(config.metric, best, "val"),
+        best["round"],
+    )  # fmt: skip
+    return True
 
 
 def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

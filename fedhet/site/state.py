@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -41,9 +42,13 @@ from fedhet.reading.tensors import read_tensors
 Bundle = dict[str, Tensor]
 
 LOCK = ".lock"
+BEST_FILE = "best.safetensors"
 DESCRIPTION = "client.json"  # the note that says what the generations belong to
 
 
+# Notes of keep-best: the newest score and the best one, each with its generation.
+VALIDATION, BEST = "validation", "best"
+PREDICTIONS = "predictions"  # tensors of keep-predictions: <part>/row, y and p
 SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.member
 
 
@@ -81,6 +86,12 @@ class StateStore(Protocol):
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
         """Keep ``note`` (what JSON can say) beside the generations, whichever of them are kept."""
+
+    def keep_best(self, generation: int) -> None:
+        """Keep ``generation`` beside the others until another one is named."""
+
+    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Store ``tensors`` beside the generations under ``name``."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Within this block no other process is in one of the same client: repeated messages."""
@@ -138,6 +149,14 @@ class Generations(ABC):
         """See :class:`StateStore`: not once a round has started from a stored one."""
         return len(self.generations()) <= 1
 
+    def keep_best(self, generation: int) -> None:
+        """See :class:`StateStore`; only files can."""
+        raise StateError("keep-best needs state-backend=file")
+
+    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """See :class:`StateStore`; only files can."""
+        raise StateError("keep-predictions needs state-backend=file")
+
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
         """See :class:`StateStore`; the good generations stay if the disk is full."""
         if self._source_aside == source:
@@ -183,12 +202,32 @@ class FileStore(Generations):
         try:
             return self._read(self.path(generation), generation, digest)
         except StateLostError:
+            if self.best() == generation and not digest:
+                return self._read(self.folder / BEST_FILE, generation, digest)
             aside = self._aside(generation)
             if not digest or not aside.exists():
                 raise
             found = self._read(aside, generation, digest)
             self._source_aside = generation
             return found
+
+    def best(self) -> int | None:
+        """The generation that :meth:`keep_best` kept; None: there is none."""
+        note = self.read_note(BEST) if (self.folder / BEST_FILE).exists() else None
+        return None if note is None else int(note["generation"])
+
+    def keep_best(self, generation: int) -> None:
+        """See :class:`StateStore`; a copy."""
+        path = self.path(generation)
+        source = path if path.exists() else self._aside(generation)
+        self._write(
+            self.folder / BEST_FILE, lambda file: shutil.copyfile(source, file), "the best state"
+        )
+
+    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """See :class:`StateStore`."""
+        path = self.folder / f"{name}.safetensors"
+        self._write(path, lambda file: save_file(dict(tensors), file), name)
 
     def _read(self, path: Path, generation: int, digest: str) -> Bundle:
         try:

@@ -1,6 +1,6 @@
 """How a client answers the messages of a sum; the ClientApp calls it in runs that have one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.request import Request
 from fedhet.site.budget import Budget
 from fedhet.site.privacy import clipped, share_steps
-from fedhet.sums.contribution import SPENT, Method, Own, SumMetrics, Vector, ownership
+from fedhet.sums.contribution import SPENT, Method, Own, SumMetrics, Vector, cells_of, ownership
 from fedhet.sums.masks import RangeError, fraction_bits, grid, to_words
 from fedhet.sums.member import Credentials, SumNotes, Terms
 from fedhet.sums.messages import (
@@ -71,12 +71,32 @@ class Part:
 
     def owners(self, what: Instruction) -> Reply:
         """Answer with which classes this client has, of which the server learns the sum."""
+        return self._alone(what, lambda: ownership(self._own()))
+
+    def confusion(self, what: Instruction) -> Reply:
+        """Answer with the confusion matrix, of which the server learns the sum.
+
+        Rows of classes with too few owners are zero.
+        """
+
+        def vector() -> Vector:
+            matrix = self.client.finish(what.generation, what.state).numpy()
+            counted = set(self._own().seen) & (
+                set(range(len(matrix))) if self.told is None else self.told
+            )
+            matrix[[label for label in range(len(matrix)) if label not in counted]] = 0
+            return cells_of(matrix, self.client.config.sum_range)
+
+        return self._alone(what, vector)
+
+    def _alone(self, what: Instruction, vector: Callable[[], Vector]) -> Reply:
+        """Answer with a vector of this client that is summed by itself."""
         if self.notes is not None:
             before = self.notes.repeated(what.round, self.cohort, self.sent)
             if before is not None:
                 return before
         self._steps.clear()
-        self._put(ownership(self._own()))
+        self._put(vector())
         info = {"client": self.client.setup.data.client, "round": what.round}
         reply = Reply(info, {}, [to_words(np.concatenate(self._steps))])
         if self.notes is not None:
@@ -174,6 +194,14 @@ def train(asked: Request) -> tuple[Reply, dict[str, float]]:
 def owners(asked: Request) -> Reply:
     """Which classes this client has, for a sum of its own."""
     return _part(asked).owners(asked.what)
+
+
+def confusion(asked: Request) -> Reply:
+    """The confusion matrix of this client, for a sum of its own."""
+    part = _part(asked)
+    if asked.config.sum_owners > 1 and part.told is None:
+        raise Refused("owners of classes are counted before, where their rows are summed")
+    return part.confusion(asked.what)
 
 
 def _part(asked: Request) -> Part:

@@ -116,6 +116,17 @@ class Summed:
     clients: int
 
 
+def cells_of(matrix: NDArray[np.int64], largest: float) -> Vector:
+    """A confusion matrix (C, C) as a part of a sum, (C * C,) float64, within ``largest``."""
+    return np.minimum(matrix, 1 << BITS).ravel() * (largest / 2**BITS)
+
+
+def matrix_of(total: Vector, classes: int, largest: float) -> NDArray[np.int64]:
+    """Inverse of :func:`cells_of` for the sum of several clients'."""
+    cells: NDArray[np.int64] = np.rint(total / (largest / 2**BITS)).astype(np.int64)
+    return cells.reshape(classes, classes)
+
+
 class SumMetrics:
     """The entries of a run; ``own`` are the ranges of its method's metrics, by name.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 
 from fedhet.config.schema import BESIDE, RunConfig
 from fedhet.errors import HookError
@@ -24,6 +25,7 @@ from fedhet.protocol.delivery import exchange
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import (
+    CONFUSION,
     INTRODUCE,
     OWNERS,
     QUERY_BYTES,
@@ -42,8 +44,18 @@ from fedhet.records.ledger import Ledger
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import UNSUMMED
 from fedhet.strategies.base import MethodStrategy
+from fedhet.strategies.final import EVERYBODY, Matrix
 from fedhet.strategies.rounds import Rounds
-from fedhet.sums.contribution import SPENT, Summed, SumMetrics, Vector, about_few, enough, too_few
+from fedhet.sums.contribution import (
+    SPENT,
+    Summed,
+    SumMetrics,
+    Vector,
+    about_few,
+    enough,
+    matrix_of,
+    too_few,
+)
 from fedhet.sums.masks import (
     BOX_BYTES,
     SECRET_BYTES,
@@ -567,7 +579,7 @@ class SumRounds(Rounds):
         self.told, self._counted = None, None
         attempt = self._new(round_, members, len(self.roster.classes))
         if len(members) >= attempt.collector.least:
-            self._ask_owners(attempt)
+            self._ask_alone(OWNERS, attempt, self._short)
         total = attempt.total(self.deadline)
         self._book_unmasking(attempt)
         self._set_told(total)
@@ -582,20 +594,40 @@ class SumRounds(Rounds):
         if self.few != before and (line := about_few(self.few, owned, least)):
             log.warning("round %d: %s", self.ledger.round.number, line)
 
-    def _ask_owners(self, attempt: SumAttempt) -> None:
+    def confusions(self, grid: Grid) -> dict[str, Matrix]:
+        """See :class:`Rounds`: the sum of all clients' alone, of classes with owners enough."""
+        classes, round_, self.told = len(self.roster.classes), self.finished, None
+        try:
+            members = self._online(list(self.roster.ids))
+            if self.config.secure_sum == "masked":
+                members = self.introductions.of(members, self._short)
+            if self.config.sum_owners > 1:
+                self._counted = None
+                members = self._count_owners(round_, members)
+            attempt = self._new(round_, members, classes**2)
+            if len(members) >= attempt.collector.least:
+                self._ask_alone(CONFUSION, attempt, self.config.round_timeout)
+            total = attempt.total(self.deadline)
+        except NoSumError as error:
+            log.warning("confusion.csv is empty, there is no sum: %s", error)
+            return {}
+        return {EVERYBODY: matrix_of(total, classes, self.config.sum_range)}
+
+    def _ask_alone(self, kind: str, attempt: SumAttempt, timeout: float) -> None:
+        """Ask the members of an attempt for a vector that is summed by itself."""
         cohort, traffic = attempt.record(), self.ledger.round
-        messages = {c: self._request(OWNERS, c, attempt.round) for c in attempt.members}
+        messages = {c: self._request(kind, c, attempt.round) for c in attempt.members}
         for message in messages.values():
             message.content[SUM] = cohort
             traffic.downlink.message_bytes += message_bytes(message)
         whose = {id(message): client for client, message in messages.items()}
-        for sent, message in exchange(self.handshake.grid, messages.values(), self._short):
+        for sent, message in exchange(self.handshake.grid, messages.values(), timeout):
             reply = read_reply(message, attempt.limit)
             traffic.uplink.message_bytes += reply.message_bytes
             try:
                 attempt.take(whose[id(sent)], reply)
             except Rejected as reason:
-                self.ledger.fail(whose[id(sent)], f"owners: {reason}")
+                self.ledger.fail(whose[id(sent)], f"{kind}: {reason}")
 
     def _book_unmasking(self, attempt: SumAttempt) -> None:
         self.ledger.round.downlink.message_bytes += attempt.bytes_down

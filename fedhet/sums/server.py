@@ -591,18 +591,18 @@ class SumRounds(Rounds):
         least, before = self.config.sum_owners, self.few
         self.told, self.few = sorted(enough(owners, least)), too_few(owners, least)
         owned = int((np.rint(owners) > 0).sum())
-        if self.few != before and (line := about_few(self.few, owned, least)):
+        line = about_few(self.few, owned, least) if self.counts_owners else ""
+        if self.few != before and line:
             log.warning("round %d: %s", self.ledger.round.number, line)
 
     def confusions(self, grid: Grid) -> dict[str, Matrix]:
         """See :class:`Rounds`: the sum of all clients' alone, of classes with owners enough."""
-        classes, round_, self.told = len(self.roster.classes), self.finished, None
+        classes, round_ = len(self.roster.classes), self.finished
         try:
             members = self._online(list(self.roster.ids))
             if self.config.secure_sum == "masked":
                 members = self.introductions.of(members, self._short)
             if self.config.sum_owners > 1:
-                self._counted = None
                 members = self._count_owners(round_, members)
             attempt = self._new(round_, members, classes**2)
             if len(members) >= attempt.collector.least:

@@ -195,8 +195,10 @@ def test_a_message_that_comes_twice_is_answered_with_the_same_bytes(tmp_path, mo
         grid.answer = twice
 
     folder, _ = simulate(config(tmp_path, method="fedssa", sum_owners=2), before=again)
-    assert all(replies) and len(replies) == N * 6
-    assert sorted(trained) == sorted([str(k) for k in range(N)] * 3)  # owners, two rounds
+    assert all(replies) and len(replies) == N * 7  # the last: the confusion matrix
+    assert sorted(trained) == sorted(
+        [str(k) for k in range(N)] * 4
+    )  # owners, two rounds, confusion
     assert not folder.read_summary()["failures"]
 
 

@@ -180,18 +180,33 @@ def cut_and_resume(config: RunConfig, round_: int, tamper: Tamper | None = None)
     return simulate(config, tamper=tamper, folder=folder)[0]
 
 
-def check_method(method: str, tmp_path: Path, **changes: Any) -> RunFolder:
-    """Hold a method to what every method keeps; AssertionError says what it does not.
+FEDERATION: dict[str, Any] = {  # client 0 is never sampled, 1 and 3 twice
+    "clients": 4,
+    "fraction": 0.5,
+    "rounds": 3,
+    "seed": 3,
+    "dataset": "synthetic:200x10",
+    "classes_per_client": 4,
+    "models": ["cnn-4", "cnn-5"],
+    "batch_size": 8,
+}
 
-    A small federation runs three rounds, every reply is accepted, and the same hash comes out when
-    the run dies in round 3 and is resumed: all that it carries from round to round is in its
-    clients' states and its strategy's ``arrays``. ``changes`` are keys in snake_case. Returns the
-    folder of the undisturbed run.
+
+def check_method(method: str, tmp_path: Path, **changes: Any) -> RunFolder:
+    """Check what holds for every method; AssertionError names what does not.
+
+    A federation of four clients with two architectures runs three rounds of two clients each.
+    Every reply is accepted, a client that was never sampled is evaluated as initialised, and the
+    same hash comes out when the run dies in round 3 and is resumed: all that is carried from round
+    to round is in the clients' states and the strategy's ``arrays``. ``changes`` are keys in
+    snake_case. Returns the folder of the undisturbed run.
     """
-    values = {"method": method, "rounds": 3, **changes}
+    values = FEDERATION | {"method": method} | changes
     whole, _ = simulate(small(tmp_path, **values, name="whole"))
-    left_out = [failure for record in whole.read_rounds() for failure in record["failures"]]
+    records = whole.read_rounds()
+    left_out = [failure for record in records for failure in record["failures"]]
     assert not left_out, left_out
+    assert records[-1]["evaluated_clients"] == values["clients"], records[-1]
     resumed = cut_and_resume(small(tmp_path, **values, name="resumed"), 3)
     hashes = [run.read_summary()["run_sha256"] for run in (whole, resumed)]
     assert hashes[0] == hashes[1], (

@@ -70,11 +70,12 @@ def test_fedgh_keeps_the_contract_and_steps_by_hand(tmp_path):
     )
 
 
+ALL_THREE = {"clients": 3, "fraction": 1.0, "dataset": "synthetic:240x4", "classes_per_client": 2}
 FEDMD = {"method": "fedmd:METHOD", "public_dataset": "synthetic:90x3", "alignment": 20}
 
 
 def test_fedmd_keeps_the_contract_and_sends_logits_alone(tmp_path):
-    first, *later = check_method(tmp_path=tmp_path, **FEDMD).read_rounds()
+    first, *later = check_method(tmp_path=tmp_path, **FEDMD, **ALL_THREE).read_rounds()
     assert first["downlink_floats"] == 0 and first["uplink_floats"] == 3 * 20 * 4
     assert "train_loss_digest" not in first
     for record in later:

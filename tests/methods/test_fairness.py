@@ -5,33 +5,13 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from byhand import same, some_arrays, train_images
+from byhand import same, train_images
 from flwr.app import Message
 from torch import nn
 
-from fedhet.config.load import build_config
-from fedhet.config.registry import METHODS
-from fedhet.errors import UserError
 from fedhet.protocol.messages import arrays_of, message_bytes, to_record
 from fedhet.site.local_data import load_partition
 from fedhet.testing import make_client, make_strategy, simulate, small
-
-UNWEIGHTED = {"standalone", "fd", "fedproto", "fedgh", "fedtgp", "fedssa", "fedl2g"}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_weighting_is_refused_where_nothing_is_weighted(method):
-    values = {"method": method, "weighting": "uniform"}
-    if method not in UNWEIGHTED:
-        assert build_config(values).weighting == "uniform"
-        return
-    with pytest.raises(UserError, match=f"^weighting: 'uniform' changes nothing .*{method}"):
-        build_config(values)
-
-
-def test_whole_headers_of_fedssa_are_weighted():
-    config = build_config({"weighting": "uniform", "upload-rows": "whole"})
-    assert config.weighting == "uniform"
 
 
 @pytest.mark.parametrize("method", ["fedmrl", "fedapen"])
@@ -81,31 +61,6 @@ def test_what_a_refused_reply_weighs_is_counted(tmp_path):
     assert record["uplink_message_bytes"] == sum(weighed.values())
 
 
-SETTINGS = {
-    "augment": {"augment": "crop-flip"},
-    "optimizer": {"optimizer": "adam", "lr": 0.001},
-    "lr_schedule": {"lr_schedule": "cosine"},
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_knows_the_common_settings(tmp_path, method):
-    values = {"method": method, "clients": 1, "dataset": "synthetic:40x4", "batch_size": 8}
-    values["image_size"] = 16
-    plain = simulate(small(tmp_path, **values))[0].read_rounds()[-1]
-    for changes in SETTINGS.values():
-        record = simulate(small(tmp_path, **values, **changes))[0].read_rounds()[-1]
-        assert record["failures"] == [] and record["train_loss"] != plain["train_loss"]
-        assert record["train_flops"] == plain["train_flops"]
-    assert ("test_accuracy_before_mean" in plain) == (method == "fedapen")
-
-
-def test_augmented_runs_are_the_same_twice(tmp_path):
-    config = small(tmp_path, augment="crop-flip", rounds=1)
-    first, second = (simulate(config)[0].read_rounds()[0]["sha256"] for _ in range(2))
-    assert first == second
-
-
 def test_before_training_a_lone_model_is_what_it_was_after_the_round_before(tmp_path):
     config = small(tmp_path, method="standalone", evaluate_before=True, evaluate_every=2, rounds=4)
     alone = small(tmp_path, method="standalone", evaluate_every=1, rounds=4)
@@ -122,11 +77,6 @@ def test_before_training_a_header_has_been_received(tmp_path):
     _, _, metrics = client.fit(arrays, {"round": 1, "generation": 0, "evaluate": True})
     labels = client.examples("test").labels
     assert metrics["test_accuracy_before"] == 100 * float((labels == 3).float().mean())
-
-
-def test_adam_has_no_momentum_to_set():
-    with pytest.raises(UserError, match="^momentum: '0.5' changes nothing with optimizer=adam"):
-        build_config({"optimizer": "adam", "momentum": 0.5})
 
 
 class Normed(nn.Module):
@@ -164,15 +114,3 @@ def test_pfedes_remembers_the_statistics_of_raw_images_only(tmp_path):
     assert torch.equal(mine.running_var, theirs.running_var)
     assert int(mine.num_batches_tracked) == 3 and mine.track_running_stats
     assert all(p.grad is not None for p in client.model.parameters())
-
-
-def test_fedapens_lambda_moves_within_a_short_run(tmp_path):
-    """A private model that knows the answers, a shared one that knows nothing."""
-    client = make_client(
-        small(tmp_path, method="fedapen", holdout=0.2, local_epochs=8), 0, tmp_path
-    )
-    for round_ in (1, 2, 3):
-        rounds = {"round": round_, "generation": round_ - 1, "evaluate": False}
-        nothing = [0 * array for array in some_arrays(client.shared())]
-        _, _, metrics = client.fit(nothing, rounds)
-    assert metrics["ensemble_weight"] > 0.6

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
+from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
 from fedhet.clients import base
 from fedhet.clients.fedapen import Ensemble, hold_out
-from fedhet.config.load import build_config
-from fedhet.errors import UserError
-from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from fedhet.training import flop_cost
+from fedhet.testing import make_client, small
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
@@ -166,97 +163,3 @@ def test_inference_mixes_logits_not_probabilities(tmp_path):
         expected = 0.25 * client.model(inputs) + 0.75 * client.modules["small"](inputs)
         assert torch.allclose(client.predict(inputs)[""], expected, atol=1e-6)
     assert set(client.inference_needs().modules) == set(client.modules)
-
-
-def test_no_gradient_reaches_the_other_model(tmp_path):
-    """The whole loss has, for each network, the gradient of that network's own loss."""
-    client = make_client(fedapen(tmp_path), 0, tmp_path)
-    images, labels = (part[:8] for part in train_images(client))
-    client.loss(images, labels).backward()
-    z_p, z_s = client.model(images), client.shared()(images)
-    mixed = F.cross_entropy(0.5 * z_p + 0.5 * z_s, labels)
-    own = F.cross_entropy(z_p, labels) + divergence(z_s, z_p) + mixed
-    alone = torch.autograd.grad(own, list(client.model.parameters()))
-    for p, expected in zip(client.model.parameters(), alone, strict=True):
-        assert torch.allclose(p.grad, expected, atol=1e-6)
-
-
-def test_lambda_is_private_and_comes_back(tmp_path):
-    client = make_client(fedapen(tmp_path, lr_ensemble=0.3), 0, tmp_path)
-    shapes = [tuple(p.shape) for p in client.shared().parameters()]
-    uploaded, _, metrics = client.fit(some_arrays(client.shared()), ROUND)
-    assert [array.shape for array in uploaded] == shapes
-    with torch.no_grad():
-        client.ensemble.weight.fill_(0.9)
-    again = make_client(fedapen(tmp_path, lr_ensemble=0.3), 0, tmp_path)
-    assert again.ensemble.weight.item() == 0.5
-    again.restore(1)
-    assert again.ensemble.weight.item() == metrics["ensemble_weight"] != 0.5
-
-
-def test_the_received_model_decides_what_the_own_one_learns(tmp_path):
-    """Standalone would learn the same twice."""
-    client = make_client(fedapen(tmp_path), 0, tmp_path)
-    learned = []
-    for seed in (1, 2):
-        client.fit(some_arrays(client.shared(), seed), ROUND)
-        learned.append(deepcopy(client.model))
-    assert not same(*learned, 1e-7)
-
-
-@pytest.mark.parametrize(("weighting", "mean"), [("samples", 4.0), ("uniform", 3.0)])
-def test_the_mean_of_two_uploads(tmp_path, weighting, mean):
-    strategy = make_strategy(fedapen(tmp_path), [[0], [1]], [100, 300], 4)
-    shapes = list(strategy.arrays().values())
-    payloads = {"0": filled(shapes, 1), "1": filled(shapes, 5)}
-    uploads = uploads_of(strategy, payloads)
-    if weighting == "uniform":
-        uploads = [type(u)(u.info, u.payload, 0.5, {"ensemble_weight": 0.4}) for u in uploads]
-    numbers = strategy.aggregate(uploads, 1)
-    assert all((array == mean).all() for array in strategy.arrays().values())
-    assert numbers == ({"ensemble_weight_mean": 0.4} if weighting == "uniform" else {})
-
-
-def test_670058_floats_each_way_and_the_accuracy_before_training(tmp_path):
-    config = fedapen(tmp_path, dataset="synthetic:600x10", clients=3, evaluate_every=2)
-    first, second = simulate(config)[0].read_rounds()
-    for record in (first, second):
-        assert record["uplink_floats"] == record["downlink_floats"] == 3 * 670_058
-        assert 0 < record["ensemble_weight_mean"] < 1
-    assert "test_accuracy_before_mean" not in first  # nothing is evaluated in round 1
-    assert 0 <= second["test_accuracy_before_mean"] <= 100
-
-
-def test_uploads_are_copies(tmp_path):
-    client = make_client(fedapen(tmp_path), 0, tmp_path)
-    sent = client.upload()
-    kept = [array.copy() for array in sent.tensors]
-    with torch.no_grad():
-        for p in client.shared().parameters():
-            p.fill_(7.0)
-    assert all((a == b).all() for a, b in zip(kept, sent.tensors, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("holdout", 0), ("holdout", 0.6), ("ensemble-epochs", 0), ("lr-ensemble", 0)]
-)
-def test_values_out_of_range(key, value):
-    with pytest.raises(UserError, match=f"^{key}: '{value}' is not allowed"):
-        build_config({"method": "fedapen", key: value})
-
-
-def test_flops_do_not_depend_on_who_was_counted_before_in_the_process(tmp_path, monkeypatch):
-    """Who has too few images to hold any out begins with what is others' second phase."""
-    counted: dict[tuple[object, ...], float] = {}
-    monkeypatch.setattr(flop_cost, "_FLOPS", counted)
-
-    def flops(images: int, name: str) -> float:
-        keys = {"clients": 1, "classes_per_client": 4, "models": ["cnn-5"], "rounds": 1}
-        config = small(tmp_path / name, method="fedapen", dataset=f"synthetic:{images}x4",
-                       batch_size=2, **keys)  # fmt: skip
-        return float(simulate(config)[0].read_rounds()[0]["train_flops"])
-
-    alone = flops(200, "alone")
-    counted.clear()
-    flops(12, "few")
-    assert flops(200, "after") == alone

@@ -5,12 +5,10 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch.nn.functional as F
-from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
+from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
-from fedhet.config.load import build_config
-from fedhet.errors import UserError
 from fedhet.protocol.messages import arrays_of
-from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, make_strategy, simulate, small
 
 ROUND = {"round": 1, "generation": 0, "evaluate": True}
 
@@ -39,36 +37,6 @@ def test_one_round_by_hand(tmp_path):
     assert metrics["test_accuracy"] == pytest.approx(100 * float(hits))
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_two_rounds_of_the_server(tmp_path, weighting):
-    """The mean of what the clients send is what they are sent next."""
-    sent = {}
-
-    def watch(node, message, reply):
-        config = message.content.config_records["config"]
-        if message.metadata.message_type == "train":
-            sent[config["round"], node] = [arrays_of(one) for one in (message, reply)]
-        return reply
-
-    config = fedavg(tmp_path, weighting=weighting, partition="dirichlet", alpha=0.8)
-    simulate(config, tamper=watch)
-    images = [len(make_client(config, k, tmp_path).examples("train")) for k in range(3)]
-    weights = np.array(images if weighting == "samples" else [1, 1, 1], dtype=float)
-    weights /= weights.sum()
-    assert len(set(images)) > 1
-    for i, received in enumerate(sent[2, 0][0]):
-        mean = sum(w * sent[1, k][1][i] for k, w in enumerate(weights))
-        assert np.allclose(received, mean, atol=1e-6)
-        assert all(np.array_equal(received, sent[2, k][0][i]) for k in (1, 2))
-
-
-def test_the_mean_is_weighted_one_to_three(tmp_path):
-    strategy = make_strategy(fedavg(tmp_path), [[0], [1]], [100, 300], 4)
-    shapes = list(strategy.arrays().values())
-    strategy.aggregate(uploads_of(strategy, {"0": filled(shapes, 1), "1": filled(shapes, 5)}), 1)
-    assert all((array == 4.0).all() for array in strategy.arrays().values())
-
-
 def test_all_clients_have_the_one_model_and_670058_floats_cross_each_way(tmp_path):
     config = fedavg(tmp_path, dataset="synthetic:400x10", rounds=1, clients=4)
     record = simulate(config)[0].read_rounds()[0]
@@ -87,11 +55,6 @@ def test_all_clients_have_the_one_model_and_670058_floats_cross_each_way(tmp_pat
 def test_which_model_that_is(tmp_path, changes, width):
     client = make_client(fedavg(tmp_path, **changes), 0, tmp_path)
     assert client.model.fc1.out_features == width
-
-
-def test_a_common_model_that_does_not_exist_is_refused():
-    with pytest.raises(UserError, match="cnn-9"):
-        build_config({"method": "fedavg", "common-model": "cnn-9"})
 
 
 def test_running_statistics_are_sent_and_averaged_like_the_rest(tmp_path):

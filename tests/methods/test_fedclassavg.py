@@ -10,13 +10,20 @@ import torch.nn.functional as F
 from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
 from fedhet.clients.fedclassavg import contrastive
-from fedhet.config.load import build_config
-from fedhet.errors import UserError
+from fedhet.data.inputs import SIGNAL, TABLE, TOKENS
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed
-from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, simulate, small
 from fedhet.training import flop_cost
-from fedhet.training.augment import crop, jitter, two_views, view
+from fedhet.training.augment import (
+    DROPPED,
+    crop,
+    jitter,
+    jitter_scale,
+    row_noise,
+    two_views,
+    word_dropout,
+)
 
 ADAM = ({}, {"optimizer": "adam", "lr": 1e-4})  # what legacy needs
 
@@ -48,32 +55,11 @@ def test_supcon_equals_a_naive_double_loop(tau):
     )
 
 
-def test_the_server_averages_headers_by_images(tmp_path):
-    config = small(tmp_path, method="fedclassavg")
-    strategy = make_strategy(config, [[0], [1]], [100, 300], 4)
-    strategy.aggregate(uploads_of(strategy, {"0": header(1.0), "1": header(5.0)}), 1)
-    assert all((array == 4.0).all() for array in strategy.arrays().values())
-
-
 def trained_client(tmp_path, **changes):
     client = make_client(small(tmp_path, method="fedclassavg", **changes), 0, tmp_path)
     client.receive(header(0.25))
     client.phases()
     return client
-
-
-@pytest.mark.parametrize(("legacy", "expected"), [(False, 2004 * 0.01), (True, 0.02)])
-def test_the_proximal_term_is_the_squared_norm_to_the_received_header(tmp_path, legacy, expected):
-    client = trained_client(tmp_path, legacy=legacy, **ADAM[legacy])
-    assert client.distance().item() == 0.0
-    with torch.no_grad():
-        for parameter in client.model.head.parameters():
-            parameter.add_(0.1)
-    assert client.distance().item() == pytest.approx(expected, rel=1e-5)  # 4 x 501 x 0.1^2
-    client.distance().backward()
-    scale = 2 * 0.1 / np.array([2000, 4]) if legacy else np.array([0.2, 0.2])
-    assert torch.allclose(client.model.head.weight.grad, torch.tensor(scale[0]).float())
-    assert torch.allclose(client.model.head.bias.grad, torch.tensor(scale[1]).float())
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -102,20 +88,6 @@ def test_the_loss_in_plain_torch(tmp_path, legacy):
 def images(count=64, side=32):
     draws = torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(3))
     return draws.mul(2).sub(1)
-
-
-def test_views_keep_shape_and_range_and_differ():
-    x = images()
-    made = torch.Generator().manual_seed(0)
-    views = two_views(x, made)
-    assert views.shape == (128, 3, 32, 32) and views.dtype == torch.float32
-    assert views.min() >= -1 and views.max() <= 1
-    assert (views[:64] - views[64:]).abs().amax(dim=(1, 2, 3)).min() > 0
-    gray = (views - views.mean(1, keepdim=True)).abs().amax(dim=(1, 2, 3)) < 1e-5
-    assert 0.05 < gray.float().mean() < 0.4
-    again = two_views(x, torch.Generator().manual_seed(0))
-    assert torch.equal(views, again)
-    assert not torch.equal(views, two_views(x, made))
 
 
 def test_a_crop_of_everything_is_the_image_and_can_be_flipped():
@@ -156,12 +128,6 @@ def test_jitter_by_hand():
     assert not torch.allclose(after, pixel, atol=0.02)
 
 
-def test_a_batch_does_not_share_its_draws():
-    same = images(1).expand(32, -1, -1, -1)
-    views = view(same, torch.Generator().manual_seed(0))
-    assert len({v.numpy().tobytes() for v in views}) == 32
-
-
 def test_two_views_double_the_flops_and_leave_no_trace(tmp_path):
     flop_cost._FLOPS.clear()
     alone, _ = simulate(small(tmp_path, method="standalone", rounds=1))
@@ -172,54 +138,6 @@ def test_two_views_double_the_flops_and_leave_no_trace(tmp_path):
     # The second run finds the FLOPs in the cache: the counted step must not have drawn views.
     cached, _ = simulate(config)
     assert cached.read_rounds()[0]["sha256"] == counted.read_rounds()[0]["sha256"]
-
-
-def test_5010_floats_each_way_copies_and_not_lg_fedavg(tmp_path):
-    changes = {"dataset": "synthetic:600x10", "clients": 5}
-    folder, _ = simulate(small(tmp_path, method="fedclassavg", **changes))
-    for record in folder.read_rounds():
-        assert record["uplink_floats"] == record["downlink_floats"] == 5 * 5010
-    for other in ("standalone", "lg_fedavg"):
-        plain, _ = simulate(small(tmp_path, method=other, **changes))
-        assert plain.read_rounds()[-1]["train_loss"] != folder.read_rounds()[-1]["train_loss"]
-    client = trained_client(tmp_path)
-    sent = client.upload()
-    with torch.no_grad():
-        client.model.head.weight.zero_()
-    assert (sent.tensors[0] == 0.25).all()
-
-
-def test_rho_pulls_the_header_to_the_received_one(tmp_path):
-    """One round of training moves the header less the larger rho is."""
-    moved = []
-    for rho in (0.0, 5.0):
-        client = trained_client(tmp_path, rho=rho, lr=0.02)
-        head = client.model.head
-        x, y = client.examples("train").batch(torch.arange(16))
-        sgd = torch.optim.SGD(head.parameters(), lr=0.02)
-        for _ in range(20):
-            sgd.zero_grad()
-            client.loss(x, y).backward()
-            sgd.step()
-        moved.append((head.weight - 0.25).norm().item())
-    assert moved[1] < 0.5 * moved[0]
-
-
-def test_keys_are_checked():
-    with pytest.raises(UserError, match="rho"):
-        build_config({"method": "fedclassavg", "rho": -1})
-    with pytest.raises(UserError, match="tau: 0.07 is not allowed: legacy"):
-        build_config({"method": "fedclassavg", "tau": 0.07, "legacy": True})
-    with pytest.raises(UserError, match="^legacy: true .*optimizer=adam lr=0.0001"):
-        build_config({"method": "fedclassavg", "legacy": True})
-
-
-def test_legacy_learns_with_adam(tmp_path):
-    values = {"rounds": 2, "local_epochs": 4, "optimizer": "adam", "lr": 1e-4}
-    config = small(tmp_path, method="fedclassavg", legacy=True, **values)
-    first, second = simulate(config)[0].read_rounds()
-    assert first["failures"] == second["failures"] == []
-    assert second["train_loss"] < first["train_loss"]
 
 
 def test_one_round_by_hand(tmp_path):
@@ -253,3 +171,36 @@ def test_one_round_by_hand(tmp_path):
     assert same(own, client.model, 1e-4)
     for mine, sent in zip(own.head.parameters(), uploaded, strict=True):
         assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-4)
+
+
+# --- views of other kinds of data
+
+
+def drawn(seed=3):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_views_of_signals_are_a_factor_per_channel_and_noise():
+    x = torch.linspace(-1, 1, 2 * 3 * 4).reshape(2, 3, 4)
+    found = two_views(x, drawn(), SIGNAL)
+    again, both = drawn(), torch.cat([x, x])
+    factors, noise = torch.randn(4, 3, 1, generator=again), torch.randn(4, 3, 4, generator=again)
+    assert torch.allclose(found, both * (1 + 0.1 * factors) + 0.05 * noise)
+    assert torch.equal(found, jitter_scale(both, drawn()))
+
+
+def test_views_of_rows_are_noise_on_every_column():
+    x = torch.arange(6.0).reshape(2, 3)
+    found = two_views(x, drawn(), TABLE)
+    both = torch.cat([x, x])
+    assert torch.allclose(found, both + 0.1 * torch.randn(4, 3, generator=drawn()))
+    assert torch.equal(found, row_noise(both, drawn()))
+
+
+def test_views_of_tokens_drop_words_and_change_none():
+    x = torch.arange(1, 20_001).reshape(100, 200)
+    found = two_views(x, drawn(), TOKENS)
+    both = torch.cat([x, x])
+    assert found.dtype == torch.int64 and torch.equal(found, word_dropout(both, drawn()))
+    assert set((found - both)[found != 0].tolist()) == {0}
+    assert abs((found == 0).double().mean().item() - DROPPED) < 0.01

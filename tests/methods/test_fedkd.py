@@ -9,15 +9,14 @@ import torch.nn.functional as F
 from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
-from fedhet.config.load import build_config
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError
 from fedhet.protocol import low_rank as lowrank
-from fedhet.protocol.checks import Rejected, check_arrays
+from fedhet.protocol.checks import Rejected
 from fedhet.protocol.low_rank import apply, compress, dense, energy, entries, smallest_rank, whole
 from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
 from fedhet.records.checkpoint import load_checkpoint
-from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.losses import kl
 
 TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}
@@ -128,13 +127,6 @@ def test_a_fresh_classifier_is_not_zeroed(share):
     assert packed.floats <= flat.size
 
 
-def test_energy_1_reproduces_the_dense_delta():
-    deltas = [random(16, 3, 5, 5), random(16), of_rank(40, 30, [2.0, 1.0]), random(10, 500, seed=5)]
-    packed = compress(deltas, 1.0)
-    for back, delta in zip(dense(packed, [d.shape for d in deltas]), deltas, strict=True):
-        assert np.allclose(back, delta, atol=1e-6)
-
-
 def test_rank_0_only_for_a_zero_delta_and_never_more_than_dense():
     zero, small_, flat = np.zeros((20, 30), np.float32), random(20, 30) * 1e-30, random(3, 2)
     vectors = [np.zeros(7, np.float32), random(1, 9), np.array(3, np.float32)]
@@ -146,13 +138,6 @@ def test_rank_0_only_for_a_zero_delta_and_never_more_than_dense():
             assert sum(part.size for part in parts) <= delta.size
         for back, delta in zip(dense(packed, [d.shape for d in deltas]), deltas, strict=True):
             assert bool(back.any()) == bool(delta.any())
-
-
-def test_off_is_dense():
-    deltas = [random(20, 30), random(5)]
-    packed = compress(deltas, None)
-    assert packed.ranks.tolist() == [-1, -1] and packed.floats == 605
-    assert all((a == b).all() for a, b in zip(packed.tensors, deltas, strict=True))
 
 
 def test_applying_an_update_and_the_whole():
@@ -201,67 +186,31 @@ def test_the_weighted_mean_of_updates_moves_the_student(tmp_path):
         assert array.dtype == np.float32
 
 
-def hostile(packed, shapes):
-    """What is wrong with an upload, by a word of the reason."""
-    ranks, tensors = packed.ranks, packed.tensors
-    conv = shapes[0]
-
-    def changed(position, value):
-        copy = ranks.copy()
-        copy[position] = value
-        return copy
-
-    double = tensors[1].astype(np.float64)
-    wide = (np.zeros((conv[0], 40), np.float32), np.zeros(40, np.float32))
-    huge = tuple(np.full_like(t, 3e3) for t in tensors[:3])
-    return [
-        ("ranks are", LowRank(ranks[:-1], tensors)),
-        ("ranks are", LowRank(ranks.astype(np.float64), tensors)),
-        ("ranks are", LowRank(ranks[None], tensors)),
-        ("rank -2", LowRank(changed(0, -2), tensors)),
-        ("rank 40", LowRank(changed(0, 40), (*wide, np.zeros((40, 75), np.float32), *tensors[3:]))),
-        ("rank 9223372036854775807", LowRank(changed(0, 2**63 - 1), tensors)),
-        ("rank 1 ", LowRank(changed(1, 1), tensors)),
-        ("rank 0 ", LowRank(changed(1, 0), tensors)),
-        ("arrays, expected", LowRank(ranks, tensors[:-1])),
-        ("arrays, expected", LowRank(changed(0, 2), tensors[3:])),
-        ("array 0 is", LowRank(ranks, (tensors[0].T, *tensors[1:]))),
-        ("array 2 is", LowRank(ranks, (*tensors[:2], tensors[2].T, *tensors[3:]))),
-        ("array 1 is float64", LowRank(ranks, (tensors[0], double, *tensors[2:]))),
-        ("norm", LowRank(ranks, (*huge, *tensors[3:]))),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", range(14))
-def test_hostile_shapes_are_rejected(tmp_path, case):
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("ranks are", lambda ranks, tensors: (ranks[:-1], tensors)),
+        ("ranks are", lambda ranks, tensors: (ranks.astype(np.float64), tensors)),
+        ("rank -2", lambda ranks, tensors: (np.array([-2, *ranks[1:]]), tensors)),
+        ("rank 9223", lambda ranks, tensors: (np.array([2**63 - 1, *ranks[1:]]), tensors)),
+        ("rank 0 ", lambda ranks, tensors: (np.array([ranks[0], 0, *ranks[2:]]), tensors)),
+        ("arrays, expected", lambda ranks, tensors: (ranks, tensors[:-1])),
+        ("array 0 is", lambda ranks, tensors: (ranks, (tensors[0].T, *tensors[1:]))),
+        ("norm", lambda ranks, tensors: (ranks, tuple(t * 0 + 3e3 for t in tensors))),
+    ],
+)  # fmt: skip
+def test_hostile_shapes_are_rejected(tmp_path, reason, change):
     strategy = server(tmp_path)
     info = strategy.roster.infos["0"]
     packed = compress(deltas_like(strategy, 1.0), 0.95)
     strategy.check(info, packed)
-    reason, payload = hostile(packed, [a.shape for a in strategy.arrays().values()])[case]
+    payload = LowRank(*change(packed.ranks, packed.tensors))
     with pytest.raises(Rejected, match=reason):
         strategy.check(info, payload)
         strategy.step_length(payload, 0.0)
-    with pytest.raises(Rejected):  # a NaN never gets there
-        check_arrays(LowRank(packed.ranks, (packed.tensors[0] * np.nan,)), None, 1e9)
 
 
 # --- rounds ------------------------------------------------------------------------------------
-
-
-def test_670058_floats_down_less_up_and_dense_when_off(tmp_path):
-    config = {"method": "fedkd", "dataset": "synthetic:200x10", "clients": 5, "rounds": 1,
-              "models": ["cnn-4", "cnn-5"]}  # fmt: skip
-    packed, _ = simulate(small(tmp_path, **config))
-    plain, _ = simulate(small(tmp_path, **config, compress="off"))
-    (with_svd,), (without) = packed.read_rounds(), plain.read_rounds()[0]
-    for record in (with_svd, without):
-        assert record["downlink_floats"] == 5 * 670_058
-        assert record["downlink_bytes"] == 5 * (4 * 670_058 + 8 * 10)
-    assert without["uplink_floats"] == 5 * 670_058
-    assert 0 < with_svd["uplink_floats"] < 0.5 * without["uplink_floats"]
-    assert with_svd["uplink_bytes"] == 4 * with_svd["uplink_floats"] + 5 * 8 * 10
-    assert with_svd["energy"] == 0.95
 
 
 def test_the_upload_is_after_minus_received_and_a_copy(tmp_path):
@@ -277,20 +226,6 @@ def test_the_upload_is_after_minus_received_and_a_copy(tmp_path):
     with torch.no_grad():
         client.student.conv1.weight.zero_()
     assert (sent.tensors[0] == 0.5).all()
-
-
-def test_not_standalone_and_inference_is_by_the_mentor(tmp_path):
-    def run(**changes):
-        folder, _ = simulate(small(tmp_path, **{**TINY, **changes}))
-        return folder.read_rounds()
-
-    taught, alone = run(models=["cnn-4"]), run(models=["cnn-4"], method="standalone")
-    assert taught[-1]["train_loss"] != alone[-1]["train_loss"]
-    ratio = run(models=["cnn-4"], student="cnn-4")[0]["train_flops"] / alone[0]["train_flops"]
-    assert 2.0 < ratio < 2.5  # two networks and the projector
-    client = make_client(small(tmp_path, **TINY), 0, tmp_path)
-    x, _ = client.examples("test").batch(torch.arange(3))
-    assert torch.equal(client.predict(x)[""], client.model(x))
 
 
 def received(folder, config, client, generation):
@@ -327,31 +262,3 @@ def test_compressed_downlink_keeps_everybody_on_the_servers_bits(tmp_path):
     assert sizes[1][2] == student  # it missed round 2's update
     updates = [*sizes[0][1:], *sizes[2][1:], sizes[1][1], sizes[1][3]]
     assert max(updates) < student
-
-
-@pytest.mark.parametrize("down", [False, True])
-def test_resume_ends_with_the_same_hash(tmp_path, down):
-    config = {**TINY, "compress_down": down, "rounds": 3}
-    complete, _ = simulate(small(tmp_path, **config))
-    cut = cut_and_resume(small(tmp_path, **config, name="cut"), 3)
-    for key in ("sha256", "downlink_floats"):  # nor is anybody sent the dense student again
-        values = [[record[key] for record in run.read_rounds()] for run in (complete, cut)]
-        assert values[0] == values[1] and len(values[0]) == 3
-
-
-def test_keys_are_checked():
-    def build(**keys):
-        named = {key.replace("_", "-"): value for key, value in keys.items()}
-        return build_config({"method": "fedkd"} | named)
-
-    assert build().params.t_start == 0.95
-    with pytest.raises(UserError, match="compress-down: true .* fraction=0.5"):
-        build(compress_down=True, fraction=0.5)
-    with pytest.raises(UserError, match="compress-down: true .* compress=off"):
-        build(compress_down=True, compress="off")
-    with pytest.raises(UserError, match="t-end: 0.9 is not allowed"):
-        build(t_end=0.9)
-    with pytest.raises(UserError, match="did you mean 'cnn-5'"):
-        build(student="cnn5")
-    with pytest.raises(UserError, match="t-start"):
-        build(t_start=0)

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
+from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 from torch import nn
 
-from fedhet.config.load import build_config
-from fedhet.errors import UserError
 from fedhet.models import cnn
-from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, make_strategy, simulate, small
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 ALL = ("mix-large", "mix-small", "single-small", "single-large")
@@ -49,24 +47,6 @@ def test_one_round_by_hand(tmp_path, nested):
         assert same(mine, client.modules[name])
     for mine, sent in zip(g.parameters(), uploaded, strict=True):
         assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
-
-
-def test_the_received_model_decides_what_the_own_one_learns(tmp_path):
-    """Standalone would pass none of these."""
-    client = make_client(fedmrl(tmp_path), 0, tmp_path)
-    learned = []
-    for seed in (1, 2):
-        client.fit(some_arrays(client.small, seed), ROUND)
-        learned.append(deepcopy(client.model))
-    assert not same(*learned)
-
-
-def test_the_mean_is_weighted_one_to_three(tmp_path):
-    strategy = make_strategy(fedmrl(tmp_path), [[0], [1]], [100, 300], 4)
-    shapes = list(strategy.arrays().values())
-    strategy.aggregate(uploads_of(strategy, {"0": filled(shapes, 1), "1": filled(shapes, 5)}), 1)
-    for array in strategy.arrays().values():
-        assert (array == 4.0).all() and array.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -123,32 +103,6 @@ def test_the_global_header_gets_no_gradient_from_later_entries(tmp_path):
     assert fused.grad[:, :100].abs().sum() > 0 and fused.grad[:, 100:].abs().sum() == 0
 
 
-def test_the_projector_never_leaves_and_comes_back_next_round(tmp_path):
-    client = make_client(fedmrl(tmp_path), 0, tmp_path)
-    shapes = [tuple(p.shape) for p in client.small.parameters()]
-    start = deepcopy(client.modules)
-    uploaded, _, _ = client.fit(some_arrays(client.small), ROUND)
-    assert [array.shape for array in uploaded] == shapes
-    trained = deepcopy(client.modules)
-    assert not same(start["projector"], trained["projector"])
-    for module in client.modules.values():  # another client hops in
-        put(module, some_arrays(module, 9))
-    again = make_client(fedmrl(tmp_path), 0, tmp_path)
-    again.restore(1)
-    for name in ("model", "small", "projector"):
-        assert same(trained[name], again.modules[name], 0)
-
-
-def test_uploads_are_copies(tmp_path):
-    client = make_client(fedmrl(tmp_path), 0, tmp_path)
-    sent = client.upload()
-    kept = [array.copy() for array in sent.tensors]
-    with torch.no_grad():
-        for p in client.small.parameters():
-            p.fill_(7.0)
-    assert all((a == b).all() for a, b in zip(kept, sent.tensors, strict=True))
-
-
 class Missing(nn.Module):
     """Stands for what an export leaves out."""
 
@@ -189,38 +143,3 @@ def test_all_inference_models_are_reported(tmp_path):
         assert torch.equal(found["single-large"], client.model(inputs))
     less = make_client(fedmrl(tmp_path, report_all_inference=True, matryoshka=False), 0, tmp_path)
     assert set(less.predict(inputs)) == {"", "mix-large", "single-large"}
-
-
-def test_an_mlp_projects_as_well(tmp_path):
-    record = simulate(fedmrl(tmp_path, projector="mlp", rounds=1))[0].read_rounds()[-1]
-    assert record["replied"] == 3 and record["failures"] == []
-
-
-def test_the_papers_split_has_no_validation_images(tmp_path):
-    record = simulate(fedmrl(tmp_path, split="8:0:2", rounds=1))[0].read_rounds()[-1]
-    assert record["failures"] == [] and record["val_accuracy_mean"] is None
-    assert 0 <= record["test_accuracy_mean"] <= 100
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("d1", 501, "^d1: '501' is not allowed: .*500"),
-        ("d1", 0, "^d1: '0'"),
-        ("m-global", 0, "^m-global: '0'"),
-        ("m-local", -1, "^m-local: '-1'"),
-        ("lr-projector", -0.1, "^lr-projector"),
-        ("projector", "conv", "^projector: 'conv'"),
-        ("inference", "large", "^inference: 'large'"),
-        ("matryoshka", "perhaps", "^matryoshka"),
-    ],
-)
-def test_values_out_of_range(key, value, reason):
-    with pytest.raises(UserError, match=reason):
-        build_config({"method": "fedmrl", key: value})
-
-
-@pytest.mark.parametrize("kind", ["mix-small", "single-small"])
-def test_without_a_global_header_it_cannot_answer(kind):
-    with pytest.raises(UserError, match=f"^inference: '{kind}' .* matryoshka"):
-        build_config({"method": "fedmrl", "matryoshka": False, "inference": kind})

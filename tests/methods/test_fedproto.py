@@ -7,11 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.config.load import build_config
-from fedhet.errors import UserError
-from fedhet.protocol.checks import Rejected
 from fedhet.protocol.payload import ClassVectors
-from fedhet.testing import cut_and_resume, make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, make_strategy, small, uploads_of
 
 
 def prototypes(values, counts):
@@ -54,16 +51,6 @@ def test_an_absent_class_keeps_its_prototype(tmp_path):
     everything = two(tmp_path / "b", download_classes="all")
     everything.load(after)
     assert everything.download(strategy.roster.infos["1"], 3).classes.tolist() == [0, 1, 2]
-
-
-def test_undeclared_classes_and_counts_are_refused(tmp_path):
-    strategy = two(tmp_path)
-    info = strategy.roster.infos["0"]
-    strategy.check(info, prototypes({0: 1.0, 1: 2.0}, [50, 50]))
-    with pytest.raises(Rejected, match="classes"):
-        strategy.check(info, prototypes({0: 1.0, 2: 2.0}, [50, 50]))
-    with pytest.raises(Rejected, match="images per class"):
-        strategy.check(info, prototypes({0: 1.0, 1: 2.0}, [50, 5000]))
 
 
 class Flat(nn.Module):
@@ -133,39 +120,3 @@ def test_own_prototypes_stand_in_for_missing_global_ones(tmp_path):
         client.means.zero_()
         client.tensors["prototypes"].zero_()
     assert (sent.vectors == kept).all()
-
-
-def test_1000_floats_each_way_and_both_accuracies(tmp_path):
-    config = small(tmp_path, method="fedproto", dataset="synthetic:600x10", clients=5)
-    folder, _ = simulate(config)
-    first, second = folder.read_rounds()
-    assert first["downlink_floats"] == 0
-    assert first["uplink_floats"] == second["uplink_floats"] == 5 * 1000
-    assert second["downlink_floats"] == 5 * 1000 and second["known_classes"] == 10
-    assert 0 <= second["test_accuracy_prototype_mean"] <= 100
-    assert "val_accuracy_prototype_mean" in second
-
-
-def test_not_standalone(tmp_path):
-    def losses(method):
-        folder, _ = simulate(small(tmp_path, method=method))
-        return [record["train_loss"] for record in folder.read_rounds()]
-
-    alone, shared = losses("standalone"), losses("fedproto")
-    assert alone[0] == shared[0] and alone[1] != shared[1]  # round 1 has no prototype yet
-
-
-def test_resume_ends_with_the_same_hash(tmp_path):
-    # One of three clients a round: the others are evaluated by prototypes out of their state.
-    changes = {"method": "fedproto", "rounds": 4, "fraction": 0.34}
-    whole, _ = simulate(small(tmp_path, **changes))
-    cut = cut_and_resume(small(tmp_path, **changes, name="cut"), 3)
-    hashes = [[record["sha256"] for record in run.read_rounds()] for run in (whole, cut)]
-    assert hashes[0] == hashes[1] and len(hashes[0]) == 4
-
-
-def test_keys_are_checked():
-    assert build_config({"method": "fedproto"}).params.prototype_weighting == "count"
-    for key, value in {"lam": -1, "prototype-weighting": "n", "download-classes": "x"}.items():
-        with pytest.raises(UserError, match=key):
-            build_config({"method": "fedproto", key: value})

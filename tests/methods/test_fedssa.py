@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from fedhet.clients.fedssa import stabilisation
-from fedhet.config.load import build_config
-from fedhet.errors import RunFailedError, UserError
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import RunFailedError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.strategies.averaging import class_means
 from fedhet.strategies.fedssa import FedSSAParams
@@ -111,37 +109,6 @@ def test_without_bias_the_bias_stays_at_home(tmp_path):
     assert {r["uplink_floats"] for r in folder.read_rounds()} == {3 * 1000}
 
 
-def test_uploads_are_copies(tmp_path):
-    client = make_client(small(tmp_path), 0, tmp_path)
-    payload = client.upload()
-    kept = payload.weight.copy()
-    with torch.no_grad():
-        client.model.head.weight.fill_(7.0)
-    assert (payload.weight == kept).all()
-
-
-def test_traffic_and_header_norms_are_recorded(tmp_path):
-    folder, _ = simulate(small(tmp_path, dataset="synthetic:600x10", clients=5))
-    for record in folder.read_rounds():
-        assert record["uplink_floats"] == record["downlink_floats"] == 5 * 1002
-        assert record["header_norm"] > 0
-
-
-def test_the_method_changes_what_clients_learn(tmp_path):
-    alone, _ = simulate(small(tmp_path, method="standalone"))
-    together, _ = simulate(small(tmp_path))
-    assert alone.read_rounds()[-1]["train_loss"] != together.read_rounds()[-1]["train_loss"]
-
-
-def test_undeclared_or_repeated_classes_are_rejected(tmp_path):
-    strategy = make_strategy(small(tmp_path), [[0, 1]], [100], 4)
-    info = strategy.roster.infos["0"]
-    strategy.check(info, rows([0, 1], 1.0))
-    for wrong in ([0, 2], [0, 0], [1, 0], [0, 99], [-1, 1]):
-        with pytest.raises(Rejected):
-            strategy.check(info, rows(wrong, 1.0))
-
-
 def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path):
     strategy = make_strategy(small(tmp_path), [[0, 1]], [100], 2)
     with pytest.raises(RunFailedError, match="fusion"), np.errstate(over="ignore"):
@@ -149,27 +116,3 @@ def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path)
     diverging = small(tmp_path, lr=1e30, name="diverging", max_skipped_rounds=0)
     with pytest.raises(RunFailedError, match="not finite.*fusion=paper"):
         simulate(diverging)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("mu0", 0), ("mu0", 1.1), ("t-stable", 0), ("fusion", "sum"), ("header-bias", "maybe")],
-)
-def test_parameters_out_of_range(key, value):
-    with pytest.raises(UserError, match=f"^{key}: '{value}'"):
-        build_config({"method": "fedssa", key: value})
-
-
-def test_rows_of_classes_with_too_few_owners_are_not_mixed_with_what_was_drawn(tmp_path):
-    """With too few owners of every class nothing is shared, and so nothing changes by sharing."""
-    common = {"rounds": 3, "clients": 4, "classes_per_client": 2, "engine": "inline"}
-    runs = {
-        name: simulate(small(tmp_path, name=name, **common, **keys))[0].read_rounds()[-1]
-        for name, keys in (
-            ("alone", {"method": "standalone"}),
-            ("sums", {"method": "fedssa", "secure_sum": "unmasked", "sum_owners": 4}),
-        )
-    }
-    assert runs["sums"]["unsummed_classes"] == 4
-    for figure in ("train_loss", "test_accuracy_mean"):
-        assert runs["sums"][figure] == pytest.approx(runs["alone"][figure], rel=1e-6)  # of words

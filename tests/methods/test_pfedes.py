@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import descend, epochs, filled, put, same, shuffler, some_arrays, train_images
+from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
 
 from fedhet.clients import base
-from fedhet.config.load import build_config
-from fedhet.data.inputs import Inputs
+from fedhet.data.inputs import SIGNAL, Inputs
 from fedhet.errors import UserError
 from fedhet.strategies.pfedes import PFedESParams, extractor
-from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import make_client, make_strategy, small
 
 ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
@@ -85,31 +84,6 @@ def test_counting_flops_leaves_everything_as_it_was(tmp_path):
     assert all(same(before[name], module, 0) for name, module in client.modules.items())
 
 
-def test_the_received_extractor_decides_what_the_model_learns(tmp_path):
-    """Standalone would learn the same twice."""
-    client = make_client(pfedes(tmp_path), 0, tmp_path)
-    learned = []
-    for seed in (1, 2):
-        arrays = [array + 0.1 for array in some_arrays(client.modules["extractor"], seed)]
-        client.fit(arrays, ROUND)
-        learned.append(deepcopy(client.model))
-    assert not same(*learned, 1e-7)
-
-
-def test_the_mean_is_weighted_one_to_three(tmp_path):
-    strategy = make_strategy(pfedes(tmp_path), [[0], [1]], [100, 300], 4)
-    shapes = list(strategy.arrays().values())
-    strategy.aggregate(uploads_of(strategy, {"0": filled(shapes, 1), "1": filled(shapes, 5)}), 1)
-    for array in strategy.arrays().values():
-        assert (array == 4.0).all() and array.dtype == np.float32
-
-
-def test_443_floats_each_way_whatever_the_model(tmp_path):
-    config = pfedes(tmp_path, models=["cnn-1", "cnn-5"], rounds=1)
-    for record in simulate(config)[0].read_rounds():
-        assert record["uplink_floats"] == record["downlink_floats"] == 3 * 443
-
-
 @pytest.mark.parametrize(("hidden", "kernel", "depth"), [(8, 3, 2), (4, 5, 1), (2, 1, 4)])
 @pytest.mark.parametrize("size", [16, 33])
 def test_the_output_has_the_shape_of_the_input(hidden, kernel, depth, size):
@@ -134,32 +108,18 @@ def test_inference_is_the_model_on_raw_images(tmp_path):
     assert tuple(client.inference_needs().modules) == ("model",)
 
 
-def test_uploads_are_copies(tmp_path):
-    client = make_client(pfedes(tmp_path), 0, tmp_path)
-    sent = client.upload()
-    kept = [array.copy() for array in sent.tensors]
-    with torch.no_grad():
-        for p in client.modules["extractor"].parameters():
-            p.fill_(7.0)
-    assert all((a == b).all() for a, b in zip(kept, sent.tensors, strict=True))
+def test_the_extractor_of_signals_is_two_convolutions_over_time():
+    module = extractor(PFedESParams(), Inputs(SIGNAL, (6, 32)))
+    first, _, second = module
+    assert [p.shape for p in module.parameters()] == [(8, 6, 3), (8,), (6, 8, 3), (6,)]
+    x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(3))
+    by_hand = F.conv1d(F.relu(F.conv1d(x, first.weight, first.bias, padding=1)),
+                       second.weight, second.bias, padding=1)  # fmt: skip
+    assert torch.allclose(module(x), by_hand) and (module(x) < 0).any()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("mu", 0),
-        ("mu", 0.51),
-        ("extractor-epochs", 0),
-        ("extractor-hidden", 0),
-        ("extractor-depth", 0),
-        ("lr-extractor", -1),
-    ],
-)
-def test_values_out_of_range(key, value):
-    with pytest.raises(UserError, match=f"^{key}: '{value}' is not allowed"):
-        build_config({"method": "pfedes", key: value})
-
-
-def test_an_even_kernel_is_refused():
-    with pytest.raises(UserError, match="^extractor-kernel: 4 is not allowed: it must be odd"):
-        build_config({"method": "pfedes", "extractor-kernel": 4})
+def test_the_extractor_of_rows_is_a_linear_map_beside_the_identity():
+    module = extractor(PFedESParams(), Inputs.table(("a", "b")))
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
+    assert torch.allclose(module(x), x + x @ module.map.weight.T + module.map.bias)
+    assert sum(p.numel() for p in module.parameters()) == 4 * 4 + 4

@@ -1,0 +1,241 @@
+"""What holds for every method: one federation each, and the keys of its own."""
+
+import csv
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from byhand import filled
+from helpers.products import short
+
+from fedhet.config.load import build_config, load_config, method_keys
+from fedhet.config.registry import METHODS
+from fedhet.config.schema import RunConfig, kebab
+from fedhet.errors import UserError
+from fedhet.models.names import TORCHVISION_NAMES
+from fedhet.site.modules import forgotten
+from fedhet.testing import check_method, make_client, make_strategy, simulate, small, uploads_of
+
+ROOT = Path(__file__).resolve().parents[2]
+# Floats that a sampled client sends and is sent in round 3, with ten classes, d = 500 and CNN-5 as
+# the small model. Where None stands it depends on the classes of the others.
+OWN = 4  # classes of a client
+FLOATS = {
+    "standalone": (0, 0),
+    "fedavg": (670_058, 670_058),
+    "lg_fedavg": (5_010, 5_010),
+    "fml": (670_058, 670_058),
+    "fedkd": (None, 670_058),
+    "fedapen": (670_058, 670_058),
+    "fd": (OWN * 10, None),
+    "fedproto": (OWN * 500, None),
+    "fedgh": (OWN * 500, 5_010),
+    "fedssa": (OWN * 501, OWN * 501),
+    "fedmrl": (465_658, 465_658),
+    "pfedes": (443, 443),
+    "fedclassavg": (5_010, 5_010),
+    "fedtgp": (OWN * 500, None),
+    "fedgen": (5_010, 5_010 + 280_564),
+    "pfedafm": (665_048, 665_048),
+    "fedl2g": (OWN * 10, 100),
+}
+
+
+def test_every_method_is_in_the_tables():
+    assert FLOATS.keys() == set(METHODS)
+
+
+def keys_of(method):
+    return {key: value for key, value in short(method).items() if key != "d1"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The lines of a run without any exchange."""
+    with forgotten():
+        return check_method("standalone", tmp_path_factory.mktemp("alone")).read_rounds()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_federation(tmp_path, alone, method):
+    """A class has one owner, a client is never sampled, the run is cut and resumed."""
+    with forgotten():
+        folder = check_method(method, tmp_path, **keys_of(method))
+    owners = np.array([line.split(",")[1:] for line in folder.partition.read_text().split()[1:]])
+    assert 1 in (owners.astype(int) > 0).sum(axis=0)
+    with folder.clients.open() as file:
+        newest = {row["client"]: row["generation"] for row in csv.DictReader(file)}
+    assert newest == {"0": "0", "1": "3", "2": "2", "3": "3"}
+    last = folder.read_rounds()[-1]
+    for direction, floats in zip(("uplink", "downlink"), FLOATS[method], strict=True):
+        assert floats is None or last[f"{direction}_floats"] == 2 * floats
+    if method != "standalone":
+        assert last["train_loss"] != alone[-1]["train_loss"]
+    assert ("test_accuracy_before_mean" in last) == (method == "fedapen")
+
+
+ARCHITECTURES = ["cnn-5", *TORCHVISION_NAMES]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [m if m == "fedmrl" else pytest.param(m, marks=pytest.mark.matrix) for m in METHODS],
+)
+def test_torchvisions_networks_train_side_by_side(tmp_path, method):
+    """A method touches of a network its extractor and its header alone, which all have."""
+    keys = {"clients": 5, "dataset": "synthetic:100x2", "rounds": 1, **keys_of(method)}
+    with forgotten():
+        folder, _ = simulate(small(tmp_path, method=method, models=ARCHITECTURES, **keys))
+    (record,) = folder.read_rounds()
+    assert record["replied"] == 5 and record["failures"] == []
+
+
+AVERAGED = ("fedavg", "lg_fedavg", "fml", "fedapen", "fedmrl", "pfedes", "fedclassavg", "pfedafm")
+
+
+@pytest.mark.parametrize("method", AVERAGED)
+def test_the_mean_is_weighted_one_to_three(tmp_path, method):
+    """(100 x 1 + 300 x 5) / 400."""
+    strategy = make_strategy(small(tmp_path, method=method), [[0], [1]], [100, 300], 4)
+    shapes = list(strategy.arrays().values())
+    strategy.aggregate(uploads_of(strategy, {"0": filled(shapes, 1), "1": filled(shapes, 5)}), 1)
+    for array in strategy.arrays().values():
+        assert (array == 4.0).all() and array.dtype == np.float32
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_upload_is_a_copy(tmp_path, method):
+    """What is sent does not change with the modules."""
+    config = small(tmp_path, method=method, **short(method))
+    client = make_client(config, 0, tmp_path)
+    strategy = make_strategy(config, [client.seen().tolist()], [50], 4)
+    down = strategy.download(strategy.roster.infos["0"], 1).to_ndarrays()
+    sent, _, _ = client.fit(down, {"round": 1, "generation": 0, "evaluate": False})
+    kept = deepcopy(sent)
+    tensors = [t for module in client.modules.values() for t in module.state_dict().values()]
+    for tensor in [*tensors, *client.tensors.values()]:
+        tensor.zero_()
+    assert all(np.array_equal(a, b) for a, b in zip(sent, kept, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_common_settings_have_an_effect(tmp_path, method):
+    keys = {"method": method, "clients": 1, "dataset": "synthetic:24x3", "image_size": 16,
+            "batch_size": 8, "rounds": 1, **keys_of(method)}  # fmt: skip
+    plain = simulate(small(tmp_path, **keys))[0].read_rounds()[-1]
+    settings = {"augment": "crop-flip", "optimizer": "adam", "lr": 0.001, "lr_schedule": "cosine"}
+    changed = simulate(small(tmp_path, **keys, **settings))[0].read_rounds()[-1]
+    assert changed["failures"] == [] and changed["train_loss"] != plain["train_loss"]
+    assert changed["train_flops"] == plain["train_flops"]
+
+
+# --- files and keys -----------------------------------------------------------------------------
+
+
+def test_a_method_is_four_files_and_its_preset_explains_every_key():
+    common = {kebab(name) for name in RunConfig.model_fields}
+    for name, method in METHODS.items():
+        for folder, suffix in (("strategies", ".py"), ("clients", ".py"), ("configs", ".yaml")):
+            assert (ROOT / folder / f"{name}{suffix}").is_file(), (name, folder)
+        assert (ROOT / "tests" / "methods" / f"test_{name}.py").is_file(), name
+        preset = ROOT / "configs" / f"{name}.yaml"
+        text = preset.read_text(encoding="utf-8")
+        assert text.startswith(f"# fedhet run {name}\n# ") and load_config(preset).method == name
+        assert method_keys(method) <= set(yaml.safe_load(text)), name
+        assert all(not line or "# " in line for line in text.splitlines()), name
+        assert not method_keys(method) & common, name
+        assert all(field.description for field in method.params.model_fields.values()), name
+
+
+UNWEIGHTED = {"standalone", "fd", "fedproto", "fedgh", "fedtgp", "fedssa", "fedl2g"}
+
+
+def test_weighting_is_refused_where_nothing_is_weighted():
+    for method in METHODS:
+        values = {"method": method, "weighting": "uniform"}
+        if method in UNWEIGHTED:
+            with pytest.raises(UserError, match=f"^weighting: 'uniform' changes .*{method}"):
+                build_config(values)
+        else:
+            assert build_config(values).weighting == "uniform"
+    assert build_config({"weighting": "uniform", "upload-rows": "whole"}).weighting == "uniform"
+
+
+WRONG = """
+fd gamma -1
+fedapen holdout 0
+fedapen holdout 0.6
+fedapen ensemble-epochs 0
+fedapen lr-ensemble 0
+fedclassavg rho -1
+fedgen server-epochs 0
+fedgen server-lr 0
+fedgen noise 0
+fedgen hidden 0
+fedgh server-epochs 0
+fedgh server-lr 0
+fedkd t-start 0
+fedmrl d1 0
+fedmrl d1 501
+fedmrl m-global 0
+fedmrl m-local -1
+fedmrl lr-projector -0.1
+fedmrl projector conv
+fedmrl inference large
+fedmrl matryoshka perhaps
+fedproto lam -1
+fedproto prototype-weighting n
+fedproto download-classes x
+fedssa mu0 0
+fedssa mu0 1.1
+fedssa t-stable 0
+fedssa fusion sum
+fedssa header-bias maybe
+fedtgp lam -1
+fedtgp margin -1
+fedtgp server-epochs 0
+fedtgp download-classes x
+fml alpha-local -0.1
+fml alpha-local 1.1
+fml beta-meme 2
+pfedafm lr-alpha 0
+pfedes mu 0
+pfedes mu 0.51
+pfedes extractor-epochs 0
+pfedes extractor-hidden 0
+pfedes extractor-depth 0
+pfedes extractor-kernel 4
+pfedes lr-extractor -1
+"""
+
+
+@pytest.mark.parametrize("line", WRONG.split("\n")[1:-1])
+def test_a_value_out_of_range_is_one_line(line):
+    method, key, value = line.split()
+    with pytest.raises(UserError, match=f"^{key}: '?{value}'? is not allowed"):
+        build_config({"method": method, key: value})
+    with pytest.raises(UserError, match=f"^{key}: only method"):
+        build_config({"method": "standalone", key: value})
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"method": "fedavg", "common-model": "cnn-9"}, "cnn-9"),
+        ({"method": "fedkd", "compress-down": True, "fraction": 0.5}, "true .* fraction=0.5"),
+        ({"method": "fedkd", "compress-down": True, "compress": "off"}, "true .* compress=off"),
+        ({"method": "fedkd", "t-end": 0.9}, "t-end: 0.9 is not allowed"),
+        ({"method": "fedkd", "student": "cnn5"}, "did you mean 'cnn-5'"),
+        ({"method": "fedclassavg", "tau": 0.07, "legacy": True}, "tau: 0.07 is not allowed"),
+        ({"method": "fedclassavg", "legacy": True}, "^legacy: true .*optimizer=adam lr=0.0001"),
+        ({"method": "fedmrl", "matryoshka": False, "inference": "mix-small"}, "^inference: "),
+        ({"method": "fd", "dp-clip": 1.0, "dp-epsilon": 8.0, "dp-delta": 1e-5},
+         r"dp-clip: 1 is not allowed with method=fd.*secure-sum=ma"),
+        ({"optimizer": "adam", "momentum": 0.5}, "^momentum: '0.5' changes nothing"),
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_go_together(values, text):
+    with pytest.raises(UserError, match=text):
+        build_config(values)

@@ -20,11 +20,12 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import command, emit, median
-from fedhet.engines.process_groups import environment, free_ports, script
+from fedhet.engines.system import environment, free_ports, script
 from fedhet.reading.structured import read_jsonl
 
 SETTLE = 12.0  # seconds for imports and the first connection
 WARM_UP = 2  # rounds before the count starts
+CONNECTION = "nodes"  # to the SuperLink, in Flower's configuration
 RUN = ["dataset=digits", "models=cnn-5", "local-epochs=1", "start-timeout=300"]
 
 

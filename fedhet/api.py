@@ -16,7 +16,7 @@ from fedhet.cli.display import RunProgress
 from fedhet.config.load import build_config, load_noted
 from fedhet.config.schema import kebab
 from fedhet.engines import session
-from fedhet.engines.signals import Interrupted
+from fedhet.engines.system import Interrupted
 from fedhet.errors import one_line
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state

@@ -24,6 +24,7 @@ from fedhet.errors import UserError
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _umask = threading.Lock()
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
@@ -206,3 +207,42 @@ def client_order(client: str) -> tuple[int, int, str]:
     """Return the sort key of a client id: numbers by value, then texts; "7" and "07" differ."""
     number = client.isascii() and client.isdigit()  # digits of other scripts are no numbers
     return (0, int(client), client) if number else (1, 0, client)
+
+
+def cpus() -> int:
+    """Number of CPUs that this process may use: its affinity, within the quota of its cgroup."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, math.ceil(min(allowed or 1, _cpu_quota())))
+
+
+def _cpu_quota() -> float:
+    """CPUs that the cgroups of this process, and those above it, are limited to."""
+    quota = math.inf
+    try:
+        lines = _OWN_CGROUPS.read_text("utf-8").splitlines()
+    except OSError:
+        return quota
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = _CGROUPS / controllers if controllers else _CGROUPS
+        inner = base / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            if controllers:  # cgroup v1
+                limit = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+            else:
+                limit = _number(folder / "cpu.max"), _number(folder / "cpu.max", 1)
+            if limit[0] > 0 and limit[1] > 0:
+                quota = min(quota, limit[0] / limit[1])
+            if folder == base:
+                break
+    return quota
+
+
+def _number(path: Path, word: int = 0) -> float:
+    """A word of a cgroup's file as a number; -1 for ``max`` and for a file that is not there."""
+    try:
+        return float(path.read_text("utf-8").split()[word])
+    except (OSError, ValueError, IndexError):
+        return -1.0

@@ -13,14 +13,12 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import envelope, find_method, from_run_config
 from fedhet.config.registry import Method
 from fedhet.config.schema import RunConfig
-from fedhet.errors import UserError
 from fedhet.files import check_id
 from fedhet.protocol.checks import read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import message_bytes
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import one_blas_thread
-from fedhet.site.context_state import ContextStore
 from fedhet.site.limits import Asked, Limits, check_run, read_limits
 from fedhet.site.local_data import LocalData, assigned_model, client_name, load_local
 from fedhet.site.on_device import choose_device
@@ -110,8 +108,6 @@ class Request:
         return found
 
     def _store(self, client: str) -> StateStore:
-        if self.config.state_backend == "context":
-            return ContextStore(self.context.state, client)
         for name in (self.what.experiment, client):
             check_id(name)
         home = Path.home() / ".fedhet" / "state"
@@ -135,18 +131,9 @@ class Request:
         return self.method.client(setup)
 
     def sum_notes(self, client: str = "") -> "SumNotes":
-        """What this client keeps for the sums of the run, without its examples.
-
-        UserError where a reply may leave before its notes are kept: Flower keeps a node's context
-        after the reply, in memory, or loses it.
-        """
+        """What this client keeps for the sums of the run, without its examples."""
         from fedhet.sums.member import SumNotes, own_terms  # noqa: PLC0415  (for runs that mask)
 
-        if self.config.state_backend == "context" and not self.simulated:
-            raise UserError(
-                "state-backend: 'context' is not allowed with secure-sum=masked on a network: a "
-                "mask could meet two vectors; use 'file'"
-            )
         client = client or client_name(self.config, self.node, simulated=self.simulated)
         terms = own_terms(self.config, self.limits)
         return SumNotes(self.store(client), self.what.experiment, client, terms)

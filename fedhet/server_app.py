@@ -3,14 +3,11 @@
 import contextlib
 import logging
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedhet.config.load import find_method, from_run_config
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
-from fedhet.engines.signals import Interrupted
+from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Names, Roster, Terms
@@ -30,7 +27,6 @@ from fedhet.site.public_set import public_digest
 from fedhet.strategies.rounds import Rounds
 from fedhet.sums.server import SumRounds
 
-FAREWELL = 5.0  # seconds that Flower has for an orderly end once nobody waits for the run
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"
 app = ServerApp()
 log = logging.getLogger("fedhet")
@@ -52,13 +48,11 @@ def main(grid: Grid, context: Context) -> None:
     one_blas_thread()
     torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
     try:
-        job, owner = open_job(context.run_config)
+        job = open_job(context.run_config)
     except UserError:
         if not context.run_config.get("config"):  # plain `flwr run`: the line says it all
             sys.tracebacklimit = 0
         raise
-    if owner:
-        threading.Thread(target=_leave_with, args=(owner,), daemon=True).start()
     lock = job.folder.lock()
     roster = Roster()
     try:
@@ -80,14 +74,14 @@ def main(grid: Grid, context: Context) -> None:
     log.info("results in %s", job.folder.path)
 
 
-def open_job(run_config: Mapping[str, Any]) -> tuple[Job, int]:
-    """The run that a Flower run config describes, and the pid that owns it (0: nobody).
+def open_job(run_config: Mapping[str, Any]) -> Job:
+    """The run that a Flower run config describes.
 
     ``fedhet run`` has made the run folder; for a plain ``flwr run`` it is made here.
     """
     config, run_ = from_run_config(run_config)
     if run_ and Path(run_["folder"]).is_dir():
-        return Job(config, RunFolder(Path(run_["folder"])), bool(run_["resume"])), run_["owner"]
+        return Job(config, RunFolder(Path(run_["folder"])), bool(run_["resume"]))
     if not run_:
         if not run_config.get("out"):
             config = config.model_copy(update={"out": str(Path.home() / ".fedhet" / "runs")})
@@ -96,7 +90,7 @@ def open_job(run_config: Mapping[str, Any]) -> tuple[Job, int]:
                 f"out: '{config.out}' is not allowed: `flwr run` needs an absolute path, since "
                 "the server runs in a folder of its own"
             )
-    return Job(config, RunFolder.create(config, config.method.rpartition(":")[2]), resume=False), 0
+    return Job(config, RunFolder.create(config, config.method.rpartition(":")[2]), resume=False)
 
 
 def run(grid: Grid, job: Job, roster: Roster) -> None:
@@ -177,20 +171,3 @@ def _log_to_stderr() -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
-
-
-def _leave_with(owner: int) -> None:
-    """End this process when the command that started the run is gone, so that none is left.
-
-    The SuperLink goes with the command, and Flower's own way out then waits for it for ever: after
-    a while the process and its children (Ray) are killed.
-    """
-    while psutil.pid_exists(owner):
-        time.sleep(1.0)
-    here = psutil.Process()
-    here.terminate()
-    time.sleep(FAREWELL)
-    for child in here.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    here.kill()

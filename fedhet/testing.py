@@ -17,7 +17,7 @@ from flwr.app import Error, Message
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config, envelope, find_method
 from fedhet.config.schema import RunConfig
-from fedhet.engines.inline import FIRST_NODE, InlineGrid
+from fedhet.engines.grid import FIRST_NODE, InlineGrid
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Payload

@@ -11,7 +11,7 @@ import torch
 
 import fedhet
 from fedhet.engines import session
-from fedhet.engines.signals import Interrupted
+from fedhet.engines.system import Interrupted
 
 SMALL = {
     "engine": "inline", "dataset": "synthetic:240x4", "models": ["cnn-5"], "clients": 2,
@@ -78,7 +78,7 @@ def test_an_interruption_is_pythons_own(tmp_path, monkeypatch, number, raised):
     def interrupt(*_):
         raise Interrupted(number)
 
-    monkeypatch.setattr(session, "engine", lambda _: interrupt)
+    monkeypatch.setattr(session, "simulate", interrupt)
     with pytest.raises(raised):
         fedhet.run("quickstart", out=tmp_path, **SMALL)
 

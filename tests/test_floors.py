@@ -13,7 +13,7 @@ DOORS = {"server_app", "client_app", "request", "api", "cli"}
 MANY = {"sweeps", "reports", "watch"}
 MACHINE = {"engines", "deploy", "export", "config", "testing"}
 APPS = {"client_app", "server_app"}  # of Flower's, which these run
-RUN_APPS = {"fedhet/engines/inline.py", "fedhet/engines/simulation.py", "fedhet/testing.py"}
+RUN_APPS = {"fedhet/engines/grid.py", "fedhet/testing.py"}
 # Below the methods.
 ROOMS = {"records", "site", "protocol", "sums", "training", "models", "data"}
 

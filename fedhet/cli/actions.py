@@ -17,7 +17,7 @@ from fedhet.data.inputs import noun
 from fedhet.deploy.server_folder import tls_of
 from fedhet.engines import preflight, session
 from fedhet.engines.session import find_preset
-from fedhet.engines.signals import interruptible
+from fedhet.engines.system import interruptible
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder

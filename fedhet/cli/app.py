@@ -20,8 +20,7 @@ from fedhet.cli import deploy_commands, list_commands, model_commands, run_comma
 from fedhet.cli.options import Command
 from fedhet.cli.saying import silence, tell
 from fedhet.config.schema import RunConfig, kebab
-from fedhet.engines.process_groups import direct
-from fedhet.engines.signals import Interrupted
+from fedhet.engines.system import Interrupted, direct
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.plugins import look_here
 

@@ -13,8 +13,7 @@ import typer
 
 from fedhet.cli.options import Json, Register
 from fedhet.cli.saying import say
-from fedhet.engines.process_groups import look_away
-from fedhet.engines.signals import Interrupted, interruptible
+from fedhet.engines.system import Interrupted, interruptible, look_away
 from fedhet.errors import UserError, one_line
 from fedhet.files import check_id, plain_path
 
@@ -320,7 +319,7 @@ def unit(
     what: Annotated[str, typer.Argument(metavar="server|node", help="whose unit")],
 ) -> None:
     """Print a systemd unit for `fedhet server` or `fedhet node`."""
-    from fedhet.engines.process_groups import script
+    from fedhet.engines.system import script
 
     if what not in {"server", "node"}:
         raise UserError(f"unit: '{what}' is not allowed: server or node")

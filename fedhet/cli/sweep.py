@@ -23,7 +23,7 @@ from fedhet.config.checks import check_cells, small_cohort
 from fedhet.config.load import read_overrides
 from fedhet.engines import preflight
 from fedhet.engines.session import find_preset
-from fedhet.engines.signals import Interrupted, interruptible
+from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailedError, UserError
 from fedhet.files import plain_path, tried_folder, write_text
 from fedhet.records.summary import duration, percent

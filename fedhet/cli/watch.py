@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from fedhet.engines.signals import Interrupted, interruptible
+from fedhet.engines.system import Interrupted, interruptible
 from fedhet.records.run_folder import RunFolder
 from fedhet.watch.beside import watcher
 from fedhet.watch.finding import open_view

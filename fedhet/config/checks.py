@@ -27,7 +27,6 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
     given = config.dataset == "digits" or config.dataset.startswith("synthetic")
     here = f"dataset={config.dataset} is read from no files"
     one_process = "engine=inline is one process, which waits for nobody"
-    kept = "with state-backend=context states live in the run's processes, and end with them"
     reasons: dict[str, tuple[bool, str]] = {
         "alpha": (kind not in SKEWED, _belongs(kind, *SKEWED)),
         "classes-per-client": (kind != "classes-per-client", _belongs(kind, "classes-per-client")),
@@ -48,8 +47,6 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
         "actors": (inline, one_process),
         "round-timeout": (inline, one_process),
         "start-timeout": (inline, one_process),
-        "state-dir": (config.state_backend == "context", kept),
-        "keep-state": (config.state_backend == "context", kept),
         **_of_sums(config),
         "client-keys": (True, "a simulation's clients have no keys; it is for --superlink"),
     }
@@ -109,6 +106,7 @@ def small_cohort(config: RunConfig) -> list[str]:
 HIDE_CLASSES = "hide-classes"
 # Keys of a method that went: runs made before have them, and were like today's at this value.
 GONE: Mapping[str, Mapping[str, Any]] = {"fedssa": {HIDE_CLASSES: False}}
+GONE_EVERYWHERE: Mapping[str, Any] = {"state-backend": "file"}  # the same of common keys
 # Keys by which a server looks at single uploads, and none reaches it.
 _OF_SINGLE = {
     "aggregation": "it needs every upload by itself",
@@ -119,17 +117,24 @@ _OF_SINGLE = {
 
 
 def replaced(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values without the key that ``secure-sum`` replaced; UserError if it asks for something.
+    """Return the values without keys that went; UserError if one asks for something.
 
-    Configurations of older runs have it, switched off.
+    Configurations of older runs have them, switched off.
     """
+    backend = str(values.get("state-backend", "file"))
+    if backend != "file":
+        raise UserError(
+            f"state-backend: '{backend}' is not allowed any more: the clients' states are files, "
+            "on a disk that all machines of a simulation see"
+        )
     asked = str(values.get(HIDE_CLASSES, False)).strip().lower()
     if asked not in {"false", ""}:
         raise UserError(
             f"hide-classes: '{asked}' is not allowed any more: secure-sum=masked replaces it, and "
             "hides classes, counts and rows from the server as well"
         )
-    return {key: value for key, value in values.items() if key != HIDE_CLASSES}
+    gone = {HIDE_CLASSES, *GONE_EVERYWHERE}
+    return {key: value for key, value in values.items() if key not in gone}
 
 
 def check_sums(config: RunConfig, not_summed: str) -> None:

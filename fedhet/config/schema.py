@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
 from fedhet.errors import ReadError
-from fedhet.files import CLIENT_ID
+from fedhet.files import CLIENT_ID, cpus
 from fedhet.reading.structured import parse_yaml
 
 REPRESENTATION = 500  # d: default width of the representation that every model ends in
@@ -249,14 +249,22 @@ class RunConfig(Schema):
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
     )
-    actors: int = Field(0, ge=0, description="training processes of a simulation; 0: one per core")
+    actors: int = Field(
+        0,
+        ge=0,
+        description="training processes of a simulation; 0: as many as the CPUs that the command "
+        "may use have room for, by `threads`, and on GPUs one for each 2 GiB",
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of every random number")
     partition_seed: int = Field(
         -1, ge=-1, lt=2**31, description="seed of who owns which images and splits; -1: the seed"
     )
 
-    engine: Literal["ray", "inline"] = Field(
-        "ray", description="a simulation's processes: Flower's on Ray, or all in this one"
+    engine: Literal["processes", "ray", "inline"] = Field(
+        "processes",
+        description="where a simulation's clients train: worker processes of this machine, Ray "
+        "tasks (of the cluster at RAY_ADDRESS, if that is set), or inline, in the command's own "
+        "process",
     )
 
     metric: Literal[
@@ -342,9 +350,6 @@ class RunConfig(Schema):
     state_dir: str = Field(
         "", description="private states of simulated clients; empty: inside the run folder"
     )
-    state_backend: Literal["file", "context"] = Field(
-        "file", description="file, or Flower's context (no resume)"
-    )
     keep_state: bool = Field(True, description="keep the clients' last states after the run")
     keep_best: bool = Field(
         False, description="keep each client's state of its best validation round as well"
@@ -401,6 +406,7 @@ class RunConfig(Schema):
 
         On a Ray cluster, whose size is not known here, that many.
         """
-        if os.environ.get("RAY_ADDRESS"):
-            return self.cohort(clients)
-        return min(self.actors or os.cpu_count() or 1, self.cohort(clients))
+        cohort = self.cohort(clients)
+        if self.engine == "ray" and os.environ.get("RAY_ADDRESS"):
+            return min(self.actors or cohort, cohort)
+        return min(self.actors or max(1, cpus() // self.threads), cohort)

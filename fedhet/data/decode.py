@@ -37,6 +37,7 @@ from PIL import (
 
 from fedhet.data.image_source import Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.errors import UserError
+from fedhet.files import cpus
 from fedhet.reading.bounds import open_regular
 
 MAX_FILE_BYTES = 64 << 20
@@ -95,7 +96,7 @@ def decode_all(
         UserError: a worker died, such as for lack of memory.
 
     """
-    workers = min(_MAX_WORKERS, _cores(), 1 + len(names) // _PER_WORKER)
+    workers = min(_MAX_WORKERS, cpus(), 1 + len(names) // _PER_WORKER)
     found = _in_workers(root, names, shape, workers) if workers > 1 else _here(root, names, shape)
     with closing(found):
         for one in found:
@@ -106,12 +107,6 @@ def decode_all(
             if lost is not None:
                 lost.add(less)
             yield pixels
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _here(root: Path, names: list[str], shape: Shape) -> Generator[Decoded, None, None]:

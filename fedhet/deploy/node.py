@@ -31,7 +31,7 @@ from flwr.app import Context, Error, Message
 
 from fedhet.deploy import bundle
 from fedhet.deploy.network import CertificateError, Waiting, knows, leave, reach
-from fedhet.engines.process_groups import (
+from fedhet.engines.system import (
     QUIET,
     end_with_maker,
     environment,

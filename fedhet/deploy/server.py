@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from fedhet.deploy.control_api import Control
 from fedhet.deploy.reverse_proxy import Fence
 from fedhet.deploy.server_folder import ServerFolder
-from fedhet.engines.process_groups import environment, free_ports, guarded, script
+from fedhet.engines.system import environment, free_ports, guarded, script
 from fedhet.errors import RunFailedError, UserError
 
 START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy

@@ -1,6 +1,9 @@
 """Everything that can be wrong with a run, found before any process is started."""
 
+import os
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -11,8 +14,6 @@ from fedhet.data.cache import Dataset
 from fedhet.data.flower_partition import says_clients
 from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
 from fedhet.data.partition import Partition
-from fedhet.deploy import bundle
-from fedhet.engines.process_groups import script
 from fedhet.errors import UserError
 from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model
@@ -22,6 +23,7 @@ from fedhet.site.local_data import DEFAULT_CLIENTS, load_partition
 from fedhet.site.on_device import choose_device
 from fedhet.sums.contribution import about_few, too_few
 
+ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
 # Keys whose value is a path.
 PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
 
@@ -45,15 +47,6 @@ def resolve_clients(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"clients": DEFAULT_CLIENTS})
 
 
-def check_installation(*, inline: bool) -> None:
-    """Flower's programs and what its app is made of are there; the inline engine needs neither."""
-    if inline:
-        return
-    bundle.project()
-    for name in ("flwr", "flower-superlink"):
-        script(name)
-
-
 def check_state_dir(config: RunConfig) -> None:
     """The folder of the clients' states can be written; nothing is left behind."""
     if not config.state_dir:
@@ -64,12 +57,6 @@ def check_state_dir(config: RunConfig) -> None:
             pass
     except OSError as error:
         raise UserError(f"state-dir: '{path}' cannot be written: {error.strerror}") from error
-
-
-def python_path(config: RunConfig) -> list[str]:
-    """Where a user's own modules are looked for besides what is installed."""
-    own = any(":" in name for name in (config.method, config.dataset, *config.models))
-    return [str(Path.cwd())] if own else []
 
 
 def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
@@ -131,3 +118,19 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     check_kind(config, dataset.inputs)
     check_models(config, len(dataset.classes), dataset.inputs)
     return dataset, partition
+
+
+def check_ray_address() -> None:
+    """UserError if RAY_ADDRESS names a place where nothing takes a connection."""
+    said = os.environ.get("RAY_ADDRESS", "")
+    if said in {"", "auto", "local"}:
+        return
+    try:
+        parts = urlsplit(said if "://" in said else f"//{said}")
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), ANSWER):
+            pass
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"RAY_ADDRESS: nothing answers at '{said}' ({error}): start that cluster, correct the "
+            "variable, or unset it"
+        ) from error

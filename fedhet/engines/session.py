@@ -20,10 +20,13 @@ from fedhet.config.load import (
     resumed_config,
 )
 from fedhet.config.schema import RunConfig
+from fedhet.deploy import bundle
 from fedhet.deploy.server_folder import ServerFolder, connect, tls_of
+from fedhet.deploy.submit import submit_remote
 from fedhet.engines import preflight
-from fedhet.engines.launch import Launch, OnRounds, simulate, submit_remote, take_over
-from fedhet.engines.signals import Interrupted, interruptible
+from fedhet.engines.grid import run as simulate
+from fedhet.engines.launch import Launch, take_over
+from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import UserError, VerifyError, nearest
 from fedhet.files import plain_path
 from fedhet.protocol.handshake import Roster
@@ -92,7 +95,10 @@ def start(
     Raises UserError for what the user can mend, RunFailedError for a run that did not complete.
     """
     config = preflight.absolute_paths(config)
-    python_path = check(config, console, connection)
+    if os.environ.get("RAY_ADDRESS") and "engine" not in config.model_fields_set:
+        config = config.model_copy(update={"engine": "ray"})
+        notes = [*notes, "engine=ray, since RAY_ADDRESS is set"]
+    check(config, console, connection)
     warnings: list[str] = []
     if connection is None:
         config = preflight.resolve_clients(config)
@@ -106,7 +112,7 @@ def start(
         for line in warnings:
             console.say(f"warning: {line}")
         try:
-            _run(Launch(config, folder, python_path=python_path), console, connection)
+            _run(Launch(config, folder), console, connection)
         except UserError:
             folder.discard()
             raise
@@ -149,14 +155,14 @@ def _resume(  # noqa: PLR0913, PLR0917
     else:
         folder.states(config)
     _check_resumable(folder, config)
-    python_path = check(config, console, connection)
+    check(config, console, connection)
     if connection is None:
         config = preflight.resolve_clients(config)
         preflight.check_simulation(config)
     for line in checks.check_idle(config, changes, deployed=connection is not None):
         console.say(f"note: {line}")
     with interruptible():
-        launch = Launch(config, folder, resume=True, python_path=python_path)
+        launch = Launch(config, folder, resume=True)
         _run(launch, console, connection, accept_lost=accept_lost)
     return folder
 
@@ -190,30 +196,21 @@ def _existing(path: Path) -> RunFolder:
     return folder
 
 
-def engine(config: RunConfig) -> Callable[[Launch, OnRounds], None]:
-    """What runs a simulation: Flower's on Ray, or this process."""
+def check(config: RunConfig, console: Console, connection: str | None) -> None:
+    """Make the quick checks: of the server, or of what a simulation asks this machine for."""
+    if connection is None:
+        if config.engine == "ray":
+            preflight.check_ray_address()
+        announce(config, console)
+        return
     if config.engine == "inline":
-        from fedhet.engines import inline  # noqa: PLC0415  (both apps and every method)
-
-        return inline.run
-    return simulate
-
-
-def check(config: RunConfig, console: Console, connection: str | None) -> tuple[str, ...]:
-    """The quick checks; returns where a user's own modules are looked for."""
-    inline = config.engine == "inline"
-    if inline and connection is not None:
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
-    preflight.check_installation(inline=inline)
-    if connection is not None:  # the nodes bring their own data, models and devices
-        check_no_weights(config)
-        preflight.check_declared(config)
-        if tls := tls_of(connection):
-            ServerFolder(Path(tls)).check_running()
-        connect(connection)
-        return ()
-    announce(config, console)
-    return tuple(preflight.python_path(config))
+    bundle.project()
+    check_no_weights(config)  # the nodes bring their own data, models and devices
+    preflight.check_declared(config)
+    if tls := tls_of(connection):
+        ServerFolder(Path(tls)).check_running()
+    connect(connection)
 
 
 def announce(config: RunConfig, console: Console) -> None:
@@ -252,11 +249,6 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
             f"({first}): when that is mended, rounds=N with N > {finished} goes on from here, and "
             f"`fedhet run {folder.config} name=NEW` starts anew"
         )
-    if config.state_backend == "context":
-        raise UserError(
-            f"run '{folder.path}' cannot be resumed: with state-backend=context the clients' "
-            "states ended with its processes"
-        )
 
 
 def _run(
@@ -279,7 +271,7 @@ def _run(
             progress.note(_beginning(launch, connection))
             if connection is None:
                 launch.write_config()
-                engine(config)(launch, progress.update)
+                simulate(launch, progress.update)
             else:
                 submit_remote(launch, connection, progress.update, progress.note)
     except (UserError, VerifyError):  # the same command would end here again
@@ -309,5 +301,6 @@ def _beginning(launch: Launch, connection: str | None) -> str:
         return f"sending the run to '{connection}' ..."
     if config.engine == "inline":
         return f"starting {config.clients} clients in this process ..."
+    ray = "Ray: " if config.engine == "ray" else ""
     processes = config.processes(config.clients)
-    return f"starting Ray: {config.clients} clients, {processes} training process(es) ..."
+    return f"starting {ray}{config.clients} clients, {processes} training process(es) ..."

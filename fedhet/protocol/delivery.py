@@ -67,7 +67,8 @@ class Mail:
         self.simulated = is_simulated(grid)
         if not self.simulated:
             take_damaged_replies()
-        self.interval = SIMULATION_POLL if self.simulated else NETWORK_POLL  # seconds
+        polls = getattr(grid, "poll_interval", SIMULATION_POLL)  # 0: its pulls wait themselves
+        self.interval = polls if self.simulated else NETWORK_POLL  # seconds
         self.window = window if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
         self.pending: dict[str, Message] = {}  # a message that was repeated has several ids
@@ -173,7 +174,12 @@ class Mail:
         return [reply for pull in ended for reply in pull.result()]
 
     def close(self, timeout: float) -> list[tuple[Message, Message]]:
-        """Give up: every message that is left, with an error reply."""
+        """Give up: every message that is left, with an error reply.
+
+        A grid that can (``cancel``) ends what still works at them.
+        """
+        if cancel := getattr(self.grid, "cancel", None):
+            cancel(list(self.pending))
         late = [
             (message, _error(message, NO_REPLY, f"no reply within {timeout:g} s"))
             for message in {id(message): message for message in self.pending.values()}.values()

@@ -10,6 +10,8 @@ client's process seconds at import, and is the server's business, is imported wh
 # ruff: noqa: PLC0415
 
 import contextlib
+import hashlib
+import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -23,6 +25,8 @@ from flwr.common import Scalar  # why: the type of that `fit`'s numbers; compat
 from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which the Grid only types
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to know its process
+
+from fedhet.errors import one_line
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -65,9 +69,10 @@ def check_app(folder: Path, project: Mapping[str, Any]) -> tuple[list[str], int]
 def is_simulated(grid: Grid | None = None) -> bool:
     """Whether clients are simulated (on Ray, or inline) rather than deployed nodes' own.
 
-    A server asks of its ``grid``: that of a simulation lies in memory and has a pull interval. A
-    client, which has none, asks of its process. It is not told by the server: that would choose
-    for it whose images and which folder it uses.
+    A server asks of its ``grid``: ours, and that of Flower's simulation, have a pull interval. A
+    client, which has none, asks of its process: ours are told so by :func:`simulating`, those of
+    Flower's simulation are Ray's. The server does not tell: that would choose for a client whose
+    images and which folder it uses.
     """
     if grid is not None:
         return hasattr(grid, "pull_interval")
@@ -154,24 +159,6 @@ def posted(message: Message, identity: str = "") -> str:
     return identity
 
 
-def run_simulation(actor: Mapping[str, Any], start_ray: Callable[[], None]) -> None:
-    """Flower's program ``flwr-simulation``, with options of Ray's for its training processes.
-
-    ``start_ray`` is called where Flower would start Ray, and raises what its start raises.
-    """
-    from flwr.server.superlink.fleet.vce.backend.raybackend import (
-        RayBackend,  # why: Flower would start Ray itself, after all imports
-    )
-    from flwr.simulation.app import flwr_simulation  # why: its console script, under our options
-    from flwr.simulation.ray_transport.ray_actor import (
-        ClientAppActor,  # why: Flower offers no option for restarts of an actor
-    )
-
-    ClientAppActor._default_options.update(actor)  # type: ignore[attr-defined]
-    RayBackend.init_ray = lambda *_: start_ray()  # type: ignore[method-assign]
-    flwr_simulation()
-
-
 class ControlCalls:
     """Calls of the Control API at ``address`` (``host:port``), whose certificate ``ca`` signed.
 
@@ -210,6 +197,110 @@ class ControlCalls:
         from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
 
         return list(self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values())
+
+
+class CallError(Exception):
+    """A call of the Control API failed; the text is one line."""
+
+
+class UnsentError(CallError):
+    """It cannot have had an effect: nobody was reached, or it was refused."""
+
+
+class NamedControl:
+    """Calls of the Control API at a connection of Flower's own configuration (``config.toml``).
+
+    CallError, with Flower's words, if the connection cannot be read, or a call fails.
+    """
+
+    def __init__(self, connection: str) -> None:
+        # why: `flwr run` and `flwr list` read the same configuration and credentials, and print
+        from flwr.cli.flower_config import read_superlink_connection
+
+        # why: as above
+        from flwr.cli.utils import init_http_client_from_connection
+
+        with _calling(), contextlib.redirect_stdout(io.StringIO()):
+            read = read_superlink_connection(connection)
+            self._client = init_http_client_from_connection(read)
+            self._federation = read.federation or ""
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def start(self, app: Path, envelope: str) -> int:
+        """Submit the app in a folder with this run configuration; returns the run's id."""
+        from flwr.common.serde import (
+            fab_to_proto,  # why: the app as the call takes it
+            user_config_to_proto,  # why: the run configuration as the call takes it
+        )
+        from flwr.proto.control_pb2 import StartRunRequest  # why: the call's message
+        from flwr.supercore.fab import Fab  # why: the app and its digest
+
+        content = packed_app(app)
+        asked = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto({"config": envelope}),
+            federation=self._federation,
+        )
+        with _calling():
+            answer = self._client.StartRun(asked)
+        if not answer.HasField("run_id"):
+            raise UnsentError(str(answer.note) or "it gave no run id")
+        return int(answer.run_id)
+
+    def find(self, envelope: str) -> int | None:
+        """The id of a run with this configuration that has not ended; None if there is none."""
+        from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
+
+        with _calling():
+            runs = self._client.ListRuns(ListRunsRequest(limit=20)).run_dict.values()
+        found = [
+            int(run.run_id)
+            for run in runs
+            if run.override_config["config"].string == envelope and run.status.status != "finished"
+        ]
+        return found[0] if found else None
+
+    def status(self, run_id: int) -> tuple[str, str]:
+        """Flower's status of a run, such as ``finished:failed``, and its details."""
+        from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
+
+        with _calling():
+            run = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id]
+        said = run.status
+        return ":".join(filter(None, (said.status, said.sub_status))), said.details or "N/A"
+
+    def stop(self, run_id: int) -> None:
+        """Stop a run."""
+        from flwr.proto.control_pb2 import StopRunRequest  # why: the call's message
+
+        with _calling():
+            self._client.StopRun(StopRunRequest(run_id=run_id))
+
+
+@contextlib.contextmanager
+def _calling() -> Iterator[None]:
+    """Raise CallError, or UnsentError, for all that Flower's command line raises."""
+    import click
+    import httpx
+    from flwr.cli.utils import flwr_cli_exc_handler  # why: its words for each error of the server
+
+    sent = False
+    try:
+        try:
+            with flwr_cli_exc_handler():
+                yield
+        except BaseException as error:
+            cause = error.__context__ if isinstance(error, click.ClickException) else error
+            sent = isinstance(cause, httpx.RequestError) and not isinstance(
+                cause, httpx.ConnectError | httpx.ConnectTimeout
+            )
+            raise
+    except (click.ClickException, click.exceptions.Exit, httpx.HTTPError, SystemExit) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise (CallError if sent else UnsentError)(one_line(text)) from error
 
 
 def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat: float) -> None:

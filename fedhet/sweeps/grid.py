@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedhet.config.checks import GONE
+from fedhet.config.checks import GONE, GONE_EVERYWHERE
 from fedhet.config.load import build_config, find_method, method_keys, read_overrides
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
@@ -65,7 +65,7 @@ def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
         if key in kept or key not in LATER:
             kept[key] = Path(str(kept.get(key, ""))).name
     # Cells are called as if they still had the keys that went.
-    return {**kept, **GONE.get(str(kept["method"]), {})}
+    return {**kept, **GONE_EVERYWHERE, **GONE.get(str(kept["method"]), {})}
 
 
 def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> list[Cell]:

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.config.load import RESUMABLE
 from fedhet.config.schema import RunConfig
-from fedhet.engines.process_groups import end_with_maker, look_away
+from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
 from fedhet.files import write_json, write_text
 from fedhet.reading.bounds import open_regular
@@ -218,7 +218,7 @@ class Local:
 
     def start(self, job: Job, order: Order) -> CellProcess:
         """Fork it. RunFailedError if the process that forks was killed."""
-        _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.inline"])
+        _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.grid"])
         process = _FORKS.Process(target=_in_fork, args=(order,))
         look_away()
         try:

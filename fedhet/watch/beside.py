@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedhet.engines.process_groups import guarded
+from fedhet.engines.system import guarded
 from fedhet.watch.finding import open_view
 from fedhet.watch.server import address, listen, new_token, serve
 

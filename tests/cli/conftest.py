@@ -16,7 +16,7 @@ SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 def here(tmp_path, monkeypatch):
     """An empty folder to work in, and no way to start a process by accident."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "engine", lambda _: _never)
+    monkeypatch.setattr(session, "simulate", _never)
     monkeypatch.setattr(session, "submit_remote", _never)
     return tmp_path
 
@@ -39,7 +39,7 @@ def pretend(monkeypatch):
             if ending:
                 raise ending
 
-        monkeypatch.setattr(session, "engine", lambda _: simulate)
+        monkeypatch.setattr(session, "simulate", simulate)
         return launches
 
     return install

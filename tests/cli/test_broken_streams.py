@@ -10,7 +10,7 @@ from cli.refusals import refused
 from fedhet.cli.app import main
 from fedhet.cli.display import RunProgress
 from fedhet.cli.saying import tell
-from fedhet.engines.signals import Interrupted, interruptible
+from fedhet.engines.system import Interrupted, interruptible
 
 ROUNDS = [{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}]
 

@@ -12,14 +12,9 @@ from cli.refusals import refused
 from PIL import Image
 
 from fedhet.cli.app import execute
-from fedhet.config.load import build_config
 from fedhet.engines import session
-from fedhet.engines.process_groups import script
-from fedhet.engines.ray_session import federation_config, init_arguments
-from fedhet.engines.signals import Interrupted
-from fedhet.engines.superlink import SuperLink, write_run_config
+from fedhet.engines.system import Interrupted, script
 from fedhet.errors import RunFailedError, UserError
-from fedhet.protocol.flower import read_run_config
 from fedhet.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -122,7 +117,7 @@ def test_a_class_folder_with_too_few_images(capsys, here):
 
 
 def test_a_missing_model_module_in_the_working_folder_is_found(capsys, here, pretend):
-    launches = pretend()
+    pretend()
     (here / "fedhet_own_model.py").write_text(
         "from torch import nn\n"
         "class Net(nn.Module):\n"
@@ -137,7 +132,6 @@ def test_a_missing_model_module_in_the_working_folder_is_found(capsys, here, pre
         encoding="utf-8",
     )
     assert execute(["run", "quickstart", "models=fedhet_own_model:make", "clients=2"]) == 0
-    assert launches[0].python_path == (str(here),)
 
 
 def test_the_run_folder_is_the_last_line(capsys, here, pretend):
@@ -149,8 +143,8 @@ def test_the_run_folder_is_the_last_line(capsys, here, pretend):
     (launch,) = launches
     assert (launch.config.clients, launch.config.out) == (10, str(here / "results"))
     assert RunFolder(folder).started_config()["clients"] == 10
-    assert launch.envelope(7).endswith(
-        f'"experiment":"{launch.folder.experiment}","owner":7,"resume":false}}}}'
+    assert launch.envelope().endswith(
+        f'"experiment":"{launch.folder.experiment}","resume":false}}}}'
     )
 
 
@@ -194,7 +188,7 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
         launch.folder.append_round({"round": 1})
         raise RunFailedError("killed")
 
-    monkeypatch.setattr(session, "engine", lambda _: killed)
+    monkeypatch.setattr(session, "simulate", killed)
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
 
@@ -247,51 +241,6 @@ def test_a_terminal_sees_a_line_before_the_imports_that_take_seconds(here, words
 
 def test_a_pipe_sees_no_such_line(here):
     assert first_line("run quickstart", stderr=subprocess.PIPE).stderr == ""
-
-
-def test_the_run_configuration_survives_flowers_parser(tmp_path):
-    text = json.dumps({"a": "quote \" slash \\ tab \t 'x' ü €", "b": [1, None]})
-    write_run_config(tmp_path / "flwr" / "run-config.toml", text)
-    assert read_run_config([str(tmp_path / "flwr" / "run-config.toml")]) == {"config": text}
-
-
-@pytest.mark.parametrize(
-    ("actors", "gpus", "share"),
-    [(1, 1, 1.0), (3, 1, 0.3333), (4, 2, 0.5), (3, 2, 0.5), (2, 4, 1.0)],
-)
-def test_actors_share_gpus_without_a_rest(monkeypatch, actors, gpus, share):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    config = build_config({"clients": 100, "fraction": 0.1, "actors": actors})
-    assert read_run_config([federation_config(config)]) == {
-        "num-supernodes": 100,
-        "client-resources-num-cpus": 1,
-        "client-resources-num-gpus": share,
-    }
-    sizes = {"num_cpus": actors, "num_gpus": gpus}
-    fixed = {"log_to_driver": True, "include_dashboard": False}
-    assert init_arguments(config) == fixed | sizes
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # which has sizes of its own
-    assert init_arguments(config) == fixed
-
-
-def test_no_more_actors_than_clients_in_a_round(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
-    assert build_config({"fraction": 0.1}).processes(100) == 10
-    assert build_config({}).processes(2) == 2
-    assert build_config({"actors": 1}).processes(2) == 1
-
-
-def test_the_reason_of_a_failure_is_its_root(tmp_path):
-    link = SuperLink(build_config({"clients": 2}), tmp_path, [])
-    link.log.write_text(
-        "httpx.HTTPStatusError: 401, of an earlier start\n"
-        "ERROR : Simulation raised an exception\nTraceback (most recent call last):\n  ...\n"
-        "ValueError: the root\n\nThe above exception was the direct cause of ...\n"
-        "RuntimeError: An error was encountered. Ending simulation.\n",
-        encoding="utf-8",
-    )
-    assert link._cause() == "ValueError: the root"
 
 
 def test_programs_are_found_where_a_system_python_keeps_them(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -14,7 +15,7 @@ from filelock import FileLock
 from fedhet.cli import deploy_commands
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
-from fedhet.deploy import node
+from fedhet.deploy import node, submit
 from fedhet.deploy.certs import make
 from fedhet.deploy.control_api import Node, Run
 from fedhet.deploy.network import CertificateError
@@ -23,10 +24,9 @@ from fedhet.deploy.node import Node as Keeper
 from fedhet.deploy.server_folder import CONNECTION, ServerFolder, connect
 from fedhet.deploy.status import collect
 from fedhet.engines import launch
-from fedhet.engines.process_groups import free_ports
-from fedhet.engines.signals import Interrupted
-from fedhet.errors import RunFailedError, UserError
-from fedhet.protocol.flower import read_run_config
+from fedhet.engines.system import Interrupted, free_ports
+from fedhet.errors import UserError
+from fedhet.protocol.flower import UnsentError, read_run_config
 from fedhet.reading.structured import read_toml
 from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
@@ -275,9 +275,15 @@ def test_a_superlink_that_is_neither_folder_nor_connection_is_a_mistake(tmp_path
         connect("nte")
 
 
+def taker(monkeypatch, start):
+    """A SuperLink of which only this is known: what it does with a run that it is sent."""
+    control = SimpleNamespace(start=start, close=lambda: None)
+    monkeypatch.setattr(submit, "NamedControl", lambda _: control)
+
+
 @pytest.mark.parametrize(
     ("ending", "seen"),
-    [(RunFailedError("connection refused"), UserError), (Interrupted(2), Interrupted)],
+    [(UnsentError("connection refused"), UserError), (Interrupted(2), Interrupted)],
 )
 def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypatch, ending, seen):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
@@ -287,16 +293,16 @@ def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypa
     kept = (folder.config, folder.identity, folder.summary)
     before = [(path.read_bytes(), path.stat().st_mode) for path in kept]
 
-    def refuse(_connection, _home, _envelope, _federation, _env):
+    def refuse(_app, _envelope):
         assert folder.read_summary() == {}  # while it runs, an old ending must not pass for its own
         assert folder.started_config()["rounds"] == 4
         raise ending
 
-    monkeypatch.setattr(launch, "submit", refuse)
+    taker(monkeypatch, refuse)
     more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
     entries = sorted(folder.path.rglob("*"))
     with pytest.raises(seen):
-        launch.submit_remote(more, "local", lambda _: None, lambda _: None)
+        submit.submit_remote(more, "local", lambda _: None, lambda _: None)
     assert [(path.read_bytes(), path.stat().st_mode) for path in kept] == before
     assert sorted(folder.path.rglob("*")) == entries
 
@@ -311,9 +317,9 @@ def test_a_resumption_that_finds_the_disk_full_changes_nothing(tmp_path, monkeyp
     def full(*_args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(launch, "submit", full)
+    taker(monkeypatch, full)
     more = launch.Launch(config.model_copy(update={"rounds": 4}), folder, resume=True)
     with pytest.raises(UserError, match=r"'.*ended' cannot be written: No space left"):
-        launch.submit_remote(more, "local", lambda _: None, lambda _: None)
+        submit.submit_remote(more, "local", lambda _: None, lambda _: None)
     after = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     assert after == before

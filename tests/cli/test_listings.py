@@ -151,7 +151,7 @@ def test_keys_and_methods_say_all_that_the_schema_knows(capsys):
     assert execute(["keys", "FedSSA", "--json"]) == 0
     keys = json.loads(capsys.readouterr().out)
     assert keys["rounds"]["default"] == 100 and keys["rounds"]["allowed"].startswith(">= 1")
-    assert keys["engine"]["allowed"] == "ray | inline" and keys["mu0"]["default"] == 0.5
+    assert keys["engine"]["allowed"] == "processes | ray | inline" and keys["mu0"]["default"] == 0.5
     assert execute(["keys"]) == 0
     assert "alpha=0.3  concentration" in capsys.readouterr().out
     assert execute(["methods", "LG-FedAvg"]) == 0

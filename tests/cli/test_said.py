@@ -2,7 +2,9 @@
 
 import importlib
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,9 +16,10 @@ from fedhet.config.checks import idle
 from fedhet.config.key_errors import KEYS
 from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
-from fedhet.deploy import server_folder
+from fedhet.deploy import server_folder, submit
 from fedhet.engines import launch, session
 from fedhet.errors import RunFailedError
+from fedhet.protocol.flower import CallError
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate, small
 
@@ -57,8 +60,6 @@ def notes(*words, deployed=False, path=None):
          "partition-seed=3", "who owns what"),
         (["models=cnn-5", "model-assignment=random"], "model-assignment", "one model"),
         (["evaluate-all=no"], "evaluate-all=no", "fraction=1"),
-        (["state-backend=context", "keep-state=no"], "keep-state", "state-backend=context"),
-        (["state-backend=context", "state-dir=s"], "state-dir=s", "state-backend=context"),
         (["client-keys=off"], "client-keys=off", "--superlink"),
         (["sum-threshold=9"], "sum-threshold=9", "secure-sum=off"),
         (["dataset=synthetic-table:60x4", "models=mlp-5", "grey=yes"], "grey", "has no images"),
@@ -250,40 +251,64 @@ def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here)
 # --- waiting --------------------------------------------------------------------------------------
 
 
-def test_a_superlink_that_is_away_is_waited_for_aloud(monkeypatch, here):
-    answers = [
-        RunFailedError("no"),
-        RunFailedError("no"),
-        ("running", ""),
-        ("finished:completed", ""),
-    ]
-    monkeypatch.setattr(launch, "REMOTE_POLL", 0.0)
-    monkeypatch.setattr(launch, "POLL", 0.0)
+@pytest.fixture
+def superlink(monkeypatch):
+    """A SuperLink that takes a run; ``answers`` are its words about it, in turn."""
+    answers: list[tuple[str, str] | Exception] = []
 
-    def status(*_):
+    def status(run_id):
         now = answers.pop(0)
         if isinstance(now, Exception):
             raise now
         return now
 
-    monkeypatch.setattr(launch, "run_status", status)
-    monkeypatch.setattr(launch, "_submit_remote", lambda *_: "1")
+    control = SimpleNamespace(start=lambda *_: 1, status=status, close=lambda: None)
+    monkeypatch.setattr(submit, "NamedControl", lambda _: control)
+    for name in ("ASK", "ASK_END", "POLL"):
+        monkeypatch.setattr(submit, name, 0.0)
+    return answers
+
+
+def test_a_superlink_that_is_away_is_waited_for_aloud(superlink, here):
+    superlink += [CallError("no"), CallError("no"), ("running", ""), ("finished:completed", "")]
     folder = RunFolder.create(small(here), "r")
     said = []
-    launch.submit_remote(launch.Launch(small(here), folder), "local", lambda _: None, said.append)
+    submit.submit_remote(launch.Launch(small(here), folder), "local", lambda _: None, said.append)
     (line,) = said
     assert line.startswith("waiting for 'local', which has not answered since ")
 
 
-def test_a_failed_run_of_a_servers_folder_names_its_own_folder(monkeypatch, here):
-    monkeypatch.setattr(launch, "REMOTE_POLL", 0.0)
-    monkeypatch.setattr(launch, "POLL", 0.0)
-    monkeypatch.setattr(launch, "connect", lambda _: server_folder.CONNECTION)
-    monkeypatch.setattr(launch, "_submit_remote", lambda *_: "1")
-    monkeypatch.setattr(launch, "run_status", lambda *_: ("finished:failed", "nobody is there"))
+def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkeypatch, here):
+    superlink.append(("finished:failed", "nobody is there"))
+    monkeypatch.setattr(submit, "connect", lambda _: server_folder.CONNECTION)
     folder = RunFolder.create(small(here), "r")
     with pytest.raises(RunFailedError, match=f"nobody is there .run folder: {folder.path}"):
-        launch.submit_remote(launch.Launch(small(here), folder), "tls", lambda _: None, print)
+        submit.submit_remote(launch.Launch(small(here), folder), "tls", lambda _: None, print)
+
+
+@pytest.mark.parametrize("found", [7, None])
+def test_a_run_whose_answer_was_lost_is_looked_for_before_it_is_given_up(monkeypatch, here, found):
+    asked = []
+
+    def lost(*_):
+        raise CallError("the connection was closed")
+
+    control = SimpleNamespace(
+        start=lost, find=lambda _: found, close=lambda: None,
+        status=lambda run_id: asked.append(run_id) or ("finished:completed", ""),
+    )  # fmt: skip
+    monkeypatch.setattr(submit, "NamedControl", lambda _: control)
+    monkeypatch.setattr(submit, "ASK", 0.0)
+    folder = RunFolder.create(small(here), "r")
+    work = partial(
+        submit.submit_remote, launch.Launch(small(here), folder), "local", lambda _: None, print
+    )
+    if found is None:
+        with pytest.raises(RunFailedError, match=r"nobody knows whether .* `fedhet status`"):
+            work()
+    else:
+        work()
+    assert asked == ([7] if found else [])
 
 
 def test_what_the_server_waits_for_is_shown_where_the_run_was_asked_for(here):

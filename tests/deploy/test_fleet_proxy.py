@@ -10,7 +10,7 @@ import pytest
 
 from fedhet.deploy.certs import make
 from fedhet.deploy.reverse_proxy import LARGEST, Fence, application
-from fedhet.engines.process_groups import free_ports
+from fedhet.engines.system import free_ports
 
 
 class Echo(http.server.BaseHTTPRequestHandler):

@@ -14,12 +14,17 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from fedhet import server_app
 from fedhet.cli.app import execute
 from fedhet.clients.fedssa import FedSSAClient
-from fedhet.engines import inline
+from fedhet.engines import grid
 from fedhet.engines.launch import Launch, conclude
-from fedhet.engines.signals import Interrupted
+from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailedError
 from fedhet.records.run_folder import RunFolder
-from fedhet.testing import LocalGrid, simulate, small
+from fedhet.testing import LocalGrid, simulate
+from fedhet.testing import small as federation
+
+
+def small(tmp_path, **changes):
+    return federation(tmp_path, **{"engine": "inline", **changes})
 
 
 def summary(folder: RunFolder) -> dict:
@@ -28,12 +33,12 @@ def summary(folder: RunFolder) -> dict:
 
 def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
     folder = RunFolder.create(config, name)
-    inline.run(Launch(config, folder), on_rounds)
+    grid.run(Launch(config, folder), on_rounds)
     return folder
 
 
 def test_same_bytes_as_the_round_loop_alone_and_every_round_is_reported(tmp_path):
-    config, seen = small(tmp_path, engine="inline", threads=2), []
+    config, seen = small(tmp_path, threads=2), []
     folder = launched(config, "inline", seen.append)
     twin, _ = simulate(small(tmp_path, threads=2))
     assert summary(folder)["status"] == "completed"
@@ -92,7 +97,7 @@ def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for
     with monkeypatch.context() as patch:
         patch.setattr(FedSSAClient, "receive", receive)
         with pytest.raises(RunFailedError, match="no client ever replied"):
-            launched(small(tmp_path, engine="inline", rounds=1, name="broken"), "")
+            launched(small(tmp_path, rounds=1, name="broken"), "")
     run = str(tmp_path / "runs" / "broken")
     capsys.readouterr()
     assert execute(["resume", run]) == 2
@@ -129,7 +134,7 @@ def test_interrupted_it_is_stopped_and_resumes_to_the_same_bytes(tmp_path, inter
     assert raised.value is interrupt
     folder = RunFolder(tmp_path / "runs" / "cut")
     assert (summary(folder)["status"], summary(folder)["reason"]) == ("stopped", "SIGINT")
-    inline.run(Launch(config, folder, resume=True), lambda _: None)
+    grid.run(Launch(config, folder, resume=True), lambda _: None)
     whole, _ = simulate(small(tmp_path))
     assert summary(folder)["run_sha256"] == summary(whole)["run_sha256"]
     FileLock(folder.path / ".lock", blocking=False).acquire()
@@ -170,7 +175,7 @@ class EndedGrid(LocalGrid):
 def test_a_server_app_that_flower_ends_was_stopped_unless_the_command_knows_better(tmp_path):
     config = small(tmp_path)
     launch = Launch(config, RunFolder.create(config, "ended"))
-    text = launch.envelope(owner=0)
+    text = launch.envelope()
     context = Context(0, 0, {}, RecordDict(), {"config": text})
     with pytest.raises(SystemExit):
         server_app.app(EndedGrid(text, config.clients), context)

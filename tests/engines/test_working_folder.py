@@ -18,7 +18,7 @@ from fedhet.sweeps.sweep import Local, Order
 NAMES = ("json", "multiprocessing", "signal", "yaml", "fedhet")
 HELPER = """
 import multiprocessing
-from fedhet.engines.process_groups import look_away
+from fedhet.engines.system import look_away
 if __name__ == "__main__":
     look_away()
     helper = multiprocessing.get_context("spawn").Process(target=print)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from network.pace import patience
 
-from fedhet.engines.process_groups import script
+from fedhet.engines.system import script
 
 ROUNDS = 8
 WORK = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from network.programs import Process, wait_for
 
-from fedhet.engines.process_groups import environment, free_ports, script
+from fedhet.engines.system import environment, free_ports, script
 
 
 class Cluster:

@@ -12,7 +12,7 @@ from network.federation import TRAINS, Federation, simulated_hash
 from network.programs import wait_for
 
 from fedhet.deploy.server_folder import CONNECTION
-from fedhet.engines.process_groups import script
+from fedhet.engines.system import script
 
 pytestmark = pytest.mark.network
 CLOSED = (

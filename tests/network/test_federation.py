@@ -11,7 +11,7 @@ from network.federation import EXAMPLES, Federation, simulated_hash
 from network.programs import Process, wait_for
 
 from fedhet.deploy.certs import make
-from fedhet.engines.process_groups import free_ports, script
+from fedhet.engines.system import free_ports, script
 
 pytestmark = pytest.mark.network
 

@@ -15,7 +15,7 @@ from network.ray_nodes import Cluster
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
-from fedhet.engines.process_groups import script
+from fedhet.engines.system import script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network

@@ -12,8 +12,8 @@ from network.federation import EXAMPLES
 from network.pace import patience
 
 from fedhet.config.load import load_config
-from fedhet.engines.process_groups import script
 from fedhet.engines.session import find_preset
+from fedhet.engines.system import script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network

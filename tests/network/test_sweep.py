@@ -14,7 +14,7 @@ from network.pace import patience
 from network.programs import wait_for
 
 from fedhet.cli.app import execute
-from fedhet.engines.process_groups import script
+from fedhet.engines.system import script
 
 pytestmark = pytest.mark.network
 PRESET = {

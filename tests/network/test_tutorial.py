@@ -7,7 +7,7 @@ from docs.test_tutorials import blocks, check
 from network.federation import Commands
 from network.programs import wait_for
 
-from fedhet.engines.process_groups import free_ports
+from fedhet.engines.system import free_ports
 
 pytestmark = pytest.mark.network
 PORT = "8443"  # of the text; here it may be taken

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedhet.config.load import build_config, envelope
 from fedhet.deploy.certs import make
-from fedhet.engines.inline import InlineGrid
+from fedhet.engines.grid import InlineGrid
 from fedhet.errors import UserError
 from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake, Names, Roster

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedhet.config.load import envelope
 from fedhet.data.inputs import Inputs
-from fedhet.engines.inline import InlineGrid
+from fedhet.engines.grid import InlineGrid
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.testing import LocalGrid, simulate, small

@@ -3,7 +3,7 @@
 import pytest
 
 from fedhet.config.load import envelope
-from fedhet.engines.inline import InlineGrid
+from fedhet.engines.grid import InlineGrid
 from fedhet.errors import RunFailedError
 from fedhet.protocol import handshake
 from fedhet.protocol.handshake import Handshake, Roster, Terms

@@ -5,12 +5,10 @@ import threading
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
 
-from fedhet.engines.inline import InlineGrid
+from fedhet.engines.grid import InlineGrid
 from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.site.budget import Budget, BudgetError
-from fedhet.site.context_state import ContextStore
 from fedhet.site.privacy import epsilon_spent, sigma
 from fedhet.site.state import FileStore, StateError
 from fedhet.testing import simulate, small
@@ -19,11 +17,9 @@ DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
 ZEROS = [np.array([1, 2]), np.zeros(50_000, np.float32)]
 
 
-@pytest.fixture(params=["file", "context"])
-def store(request, tmp_path):
-    if request.param == "file":
-        return FileStore(tmp_path / "state", sync=False)
-    return ContextStore(RecordDict(), "0")
+@pytest.fixture
+def store(tmp_path):
+    return FileStore(tmp_path / "state", sync=False)
 
 
 def upload(budget, round_, values=ZEROS, *, source=None, simulated=False):

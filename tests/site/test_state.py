@@ -4,10 +4,8 @@ import os
 
 import pytest
 import torch
-from flwr.app import RecordDict
 
 from fedhet.files import client_order
-from fedhet.site.context_state import ContextStore
 from fedhet.site.state import FileStore, StateError
 
 
@@ -19,11 +17,9 @@ def bundle(value: float) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.fixture(params=["file", "context"])
-def store(request, tmp_path):
-    if request.param == "file":
-        return FileStore(tmp_path / "x" / "0", sync=False)
-    return ContextStore(RecordDict(), "0")
+@pytest.fixture
+def store(tmp_path):
+    return FileStore(tmp_path / "x" / "0", sync=False)
 
 
 def same(a, b):

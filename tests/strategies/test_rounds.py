@@ -32,13 +32,6 @@ def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path):
     assert sha(first) == sha(second) != sha(other)
 
 
-def test_the_context_backend_gives_the_same_bytes(tmp_path):
-    files, _ = simulate(small(tmp_path))
-    context, _ = simulate(small(tmp_path, state_backend="context"))
-    assert sha(files) == sha(context)
-    assert not (context.path / "state").exists()
-
-
 def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
     whole, _ = simulate(small(tmp_path, rounds=4))
 

@@ -315,9 +315,6 @@ def asked_of_a_node(tmp_path, **changes) -> Request:
 def test_a_node_keeps_its_notes_in_files_alone(tmp_path) -> None:
     """Flower stores a context after the reply, so that what was promised could be forgotten."""
     assert asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").client == "a"
-    asked = asked_of_a_node(tmp_path, secure_sum="masked", state_backend="context")
-    with pytest.raises(UserError, match="state-backend: 'context' is not allowed"):
-        asked.sum_notes("a")
 
 
 @pytest.mark.parametrize("mode", ["off", "unmasked"])

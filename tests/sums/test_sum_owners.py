@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from summed_runs import N, asked, config, sha
 
-from fedhet.engines.inline import FIRST_NODE
+from fedhet.engines.grid import FIRST_NODE
 from fedhet.engines.preflight import few_owners
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK
 from fedhet.records.checkpoint import load_checkpoint, save_checkpoint

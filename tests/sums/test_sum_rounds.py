@@ -33,7 +33,7 @@ def failures(folder, round_: int) -> list[dict]:
         ("fedssa", {"sum_owners": 2}),
         ("fedssa", {"sum_owners": 2, "fraction": 0.6}),
         ("fedproto", {"sum_owners": 1, "sum_metrics": False, "evaluate_every": 2}),
-        ("lg_fedavg", {"sum_metrics": False, "fraction": 0.6, "state_backend": "context"}),
+        ("lg_fedavg", {"sum_metrics": False, "fraction": 0.6}),
     ],
 )
 def test_masked_and_unmasked_runs_have_the_same_bytes(tmp_path, method, changes):

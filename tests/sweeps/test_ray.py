@@ -12,7 +12,7 @@ from network.programs import Process, wait_for
 from network.ray_nodes import Cluster
 
 from fedhet.cli.app import execute
-from fedhet.engines.process_groups import environment, script
+from fedhet.engines.system import environment, script
 
 PRESET = {
     "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],

@@ -1,0 +1,147 @@
+"""Submit a run to a deployed SuperLink, and follow it to its end."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fedhet.deploy import bundle
+from fedhet.deploy.server_folder import CONNECTION, connect
+from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
+from fedhet.engines.system import Interrupted, undisturbed
+from fedhet.errors import RunFailedError, UserError
+from fedhet.files import private_files
+from fedhet.protocol.flower import CallError, NamedControl, UnsentError
+
+POLL = 0.2  # seconds between looks at rounds.jsonl
+ASK = 15.0  # seconds between questions to the SuperLink
+ASK_END = 1.0  # the same once the run folder says that the run is over
+SILENCES = 8  # questions in a row without an answer before we give up
+
+
+def submit_remote(
+    launch: Launch, connection: str, on_rounds: OnRounds, tell: Callable[[str], None]
+) -> None:
+    """Run it on somebody else's SuperLink and wait for it; RunFailedError if it did not complete.
+
+    ``tell`` is called with what is waited for, and since when.
+    Rounds are reported where the run folder is on this machine, too. An interruption stops the
+    run. UserError if the run could not even be submitted.
+    """
+    connection = connect(connection)
+    try:
+        control = NamedControl(connection)
+    except CallError as error:
+        raise UserError(f"superlink: '{connection}': {error}") from error
+    with contextlib.closing(control):
+        run_id = _submit(launch, connection, control)
+        try:
+            reader = Reader(launch.folder, on_rounds, tell)
+            status, details = _follow(launch, connection, control, run_id, reader)
+        except Interrupted as interrupt:
+            with undisturbed():
+                with contextlib.suppress(CallError):
+                    control.stop(run_id)
+                conclude(launch, ("stopped", str(interrupt)))
+            raise
+    # Only with a server's own FLWR_HOME does `flwr log` know the connection of its folder.
+    where = f"log: flwr log {run_id} {connection}"
+    if connection == CONNECTION:
+        where = f"run folder: {launch.folder.path}"
+    if status != "finished:completed":
+        conclude(launch, ("stopped" if status == "finished:stopped" else "failed", details))
+        raise RunFailedError(f"run {status}: {details} ({where})")
+    if launch.status()[0]:
+        raise_unless_completed(launch, where)
+
+
+def _submit(launch: Launch, connection: str, control: NamedControl) -> int:
+    """The run's id; if nobody takes it, the folder says what it said before."""
+    folder = launch.folder
+    try:
+        with _restored_on_error(folder.identity, folder.config, folder.summary):
+            folder.summary.unlink(missing_ok=True)  # the old one must not pass for this run's
+            launch.write_config()
+            try:
+                return _start(control, launch.envelope())
+            except UnsentError as error:
+                raise UserError(
+                    f"superlink: '{connection}' does not take the run: {error}"
+                ) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
+
+
+def _start(control: NamedControl, envelope: str) -> int:
+    """Send the app and the run configuration; a request whose answer was lost is looked for."""
+    with TemporaryDirectory() as home:
+        app = bundle.write(Path(home) / "app")
+        try:
+            return control.start(app, envelope)
+        except UnsentError:
+            raise
+        except CallError as error:
+            try:
+                found = control.find(envelope)
+            except CallError:
+                found = None
+            if found is None:
+                raise RunFailedError(
+                    f"nobody knows whether the SuperLink has taken the run: {error}; look with "
+                    "`fedhet status` before you submit it again"
+                ) from error
+            return found
+
+
+@contextlib.contextmanager
+def _restored_on_error(*paths: Path) -> Iterator[None]:
+    """Files as they were, their modes too, if the body fails; absent ones are let be.
+
+    They are copied first: putting a copy back takes no space, which may be what is missing.
+    """
+    copies = {path: path.with_name(f".{path.name}.before") for path in paths if path.exists()}
+    try:
+        with private_files():  # nobody reads them meanwhile
+            for path, copy in copies.items():
+                shutil.copy2(path, copy)
+        try:
+            yield
+        except BaseException:
+            with undisturbed():
+                for path, copy in copies.items():
+                    copy.replace(path)
+            raise
+    finally:
+        for copy in copies.values():
+            with contextlib.suppress(OSError):
+                copy.unlink(missing_ok=True)
+
+
+def _follow(
+    launch: Launch, connection: str, control: NamedControl, run_id: int, reader: Reader
+) -> tuple[str, str]:
+    """Follow a submitted run; a SuperLink that is away for a while is asked again."""
+    asked, silent, away = time.monotonic(), 0, ""
+    while True:
+        reader.read()
+        pause = ASK_END if launch.status()[0] and not silent else ASK
+        if time.monotonic() - asked > pause:
+            try:
+                status, details = control.status(run_id)
+                silent = 0
+            except CallError as error:
+                status, details = "", ""
+                silent += 1
+                away = away if silent > 1 else f"{datetime.now():%H:%M:%S}"
+                reader.say(f"waiting for '{connection}', which has not answered since {away}")
+                if silent > SILENCES:
+                    raise RunFailedError(f"'{connection}' does not answer: {error}") from error
+            asked = time.monotonic()
+            if status.startswith("finished"):
+                reader.read()
+                return status, details
+        time.sleep(POLL)

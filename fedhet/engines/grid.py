@@ -1,0 +1,623 @@
+"""A simulation: Flower's Grid without Flower's processes, and who answers its messages.
+
+The ServerApp runs in this process and sends through the grid; the same ClientApp as everywhere
+answers: in this process (``engine: inline``, for debuggers), in worker processes
+(``processes``), or as Ray tasks (``ray``). The same configuration ends with the same
+``run_sha256`` in each.
+"""
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any, Protocol, TextIO
+
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedhet import client_app, server_app
+from fedhet.config.schema import RunConfig
+from fedhet.engines.fork_server import ForkServer, Worker, take_early
+from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
+from fedhet.engines.system import QUIET, Interrupted, direct, undisturbed
+from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.plugins import look_here
+from fedhet.protocol.flower import be_one_process, posted, simulating
+from fedhet.rng import one_blas_thread
+
+FIRST_NODE = 100  # Flower's node ids are large and random; nothing may take them for client ids
+LOOK = 0.2  # seconds that a pull waits for a reply
+DIED = 1003  # code of an error reply, beside those of fedhet.protocol.delivery
+STARTS = 5  # workers in a row that may end before they are ready
+GPU_SHARE = 2 << 30  # bytes of a GPU for a worker, where `actors` does not say how many there are
+START = 120.0  # seconds within which a machine of a cluster starts a process
+DIES = (
+    "the process that trained it ended twice without an answer (killed, or out of memory?): fewer "
+    "`actors` leave each more memory; log.txt has what it printed"
+)
+
+
+class InlineGrid(Grid):
+    """Flower's Grid, answered by the ClientApp in this process when replies are pulled.
+
+    All that is pushed is answered in one pull: nobody else could work meanwhile, so that
+    ``round-timeout`` does not apply.
+    """
+
+    pull_interval = 0.0  # what marks a simulation's grid
+
+    def __init__(self, text: str, nodes: int, between: Callable[[], None] = lambda: None) -> None:
+        """``text`` is the run's envelope; ``between`` is called whenever messages are pushed."""
+        self.contexts = contexts_of(text, nodes)
+        self.between = between
+        self.simulated = True
+        self.waiting: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All of them, always."""
+        return sorted(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Keep the messages until they are pulled; returns their ids."""
+        self.between()
+        given = list(messages)
+        identities = [posted(message) for message in given]
+        self.waiting.update(zip(identities, given, strict=True))
+        return identities
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Have those messages answered, in their order, and return the replies."""
+        chosen = [self.waiting.pop(i) for i in list(message_ids) if i in self.waiting]
+        replies = [self.answer(message) for message in chosen]
+        return [reply for reply in replies if reply is not None]
+
+    def answer(self, message: Message) -> Message | None:
+        """Return the ClientApp's reply to one message; None if there is to be none."""
+        with simulating(self.simulated):
+            return client_app.app(message, self.contexts[message.metadata.dst_node_id])
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Both in one; ``timeout`` has no meaning here."""
+        del timeout
+        return self.pull_messages(self.push_messages(messages))
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """As ``Message(...)``, which replaces this."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def set_run(self, run: Any) -> None:
+        """Nothing: Flower knows of no run here."""
+
+    @property
+    def run(self) -> Any:
+        """There is none."""
+        raise NotImplementedError("a simulation of fedhet's runs without a Flower run")
+
+
+class Executor(Protocol):
+    """Answers messages in other processes, in the order in which they were submitted."""
+
+    def submit(self, message: Message) -> None:
+        """Take a message, which has an id."""
+
+    def replies(self, patience: float) -> list[Message]:
+        """Return the replies that have come; wait up to ``patience`` seconds for the first."""
+
+    def cancel(self, identities: Collection[str]) -> None:
+        """Give up the messages with these ids, and end what works at them."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class ExecutorGrid(InlineGrid):
+    """Flower's Grid, answered by an executor."""
+
+    poll_interval = 0.0  # a pull waits by itself
+
+    def __init__(
+        self, text: str, nodes: int, executor: Executor, between: Callable[[], None]
+    ) -> None:
+        """As of :class:`InlineGrid`."""
+        super().__init__(text, nodes, between)
+        self.executor = executor
+        self.replies: dict[str, Message] = {}  # that nobody has pulled yet
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Hand the messages to the executor; returns their ids."""
+        self.between()
+        given = list(messages)
+        identities = [posted(message) for message in given]
+        for message in given:
+            self.executor.submit(message)
+        return identities
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there; wait a little while there is none."""
+        asked = list(message_ids)
+        patience = 0.0 if any(i in self.replies for i in asked) else LOOK
+        for reply in self.executor.replies(patience):
+            self.replies[reply.metadata.reply_to_message_id] = reply
+        return [self.replies.pop(i) for i in asked if i in self.replies]
+
+    def cancel(self, message_ids: Collection[str]) -> None:
+        """Give up messages that nobody waits for any more; ends clients that hang."""
+        self.executor.cancel(message_ids)
+        for identity in message_ids:
+            self.replies.pop(identity, None)
+
+
+def run(launch: Launch, on_rounds: OnRounds) -> None:
+    """Run a simulation to its end; RunFailedError if it did not complete.
+
+    The caller holds :func:`~fedhet.engines.launch.take_over`'s lock. ``summary.json`` is written
+    in every case; KeyboardInterrupt and :class:`Interrupted` end the run as ``stopped``. UserError
+    for what keeps it from starting.
+    """
+    launch.folder.summary.unlink(missing_ok=True)
+    reader = Reader(launch.folder, on_rounds)
+    ending = ("failed", "the run ended early")
+    cause: Exception | None = None
+    begun = False
+    client_app.shown.clear()  # another run of this process may have had the same
+    try:
+        with (
+            _console_to_log(launch), one_blas_thread(), _torch_as_it_was(),
+            contextlib.ExitStack() as stack,
+        ):  # fmt: skip
+            text = launch.envelope()
+            grid = _grid(launch, text, reader.read, stack)
+            begun = True
+            server_app.app(grid, _context({"config": text}, 0, {}))
+        reader.read()
+    except (Interrupted, KeyboardInterrupt) as interrupt:
+        ending = ("stopped", str(interrupt) or "SIGINT")
+        raise
+    except Exception as error:
+        ending = ("failed", brief(error))
+        cause = error
+        if isinstance(error, UserError) and not begun:
+            raise
+    finally:
+        with undisturbed():
+            conclude(launch, ending)
+    raise_unless_completed(launch, f"log: {launch.folder.log}", cause)
+
+
+def _grid(
+    launch: Launch, text: str, between: Callable[[], None], stack: contextlib.ExitStack
+) -> Grid:
+    """The grid that the configuration asks for; leaving ``stack`` ends its processes."""
+    config = launch.config
+    kinds: dict[str, type[WorkerPool | RayTasks]] = {"processes": WorkerPool, "ray": RayTasks}
+    if config.engine not in kinds:
+        return InlineGrid(text, config.clients, between)
+    executor = kinds[config.engine](launch, text)
+    stack.callback(executor.close)
+    return ExecutorGrid(text, config.clients, executor, between)
+
+
+def contexts_of(text: str, nodes: int) -> dict[int, Context]:
+    """Flower's context of each node, by its id."""
+    be_one_process()
+    return {
+        FIRST_NODE + k: _context(
+            {"config": text}, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes}
+        )
+        for k in range(nodes)
+    }
+
+
+def _context(run_config: dict[str, str], node: int, node_config: dict[str, int]) -> Context:
+    return Context(
+        run_id=1,
+        node_id=node,
+        node_config=dict(node_config),
+        state=RecordDict(),
+        run_config=dict(run_config),
+        series_id=0,
+    )
+
+
+# --- worker processes ---------------------------------------------------------------------------
+
+
+def gpu_memory(config: RunConfig) -> list[int]:
+    """Return the bytes of each GPU that training processes share; none on the CPU or one GPU."""
+    if config.device not in {"auto", "cuda"} or not torch.cuda.is_available():
+        return []
+    devices = range(torch.cuda.device_count())
+    return [torch.cuda.get_device_properties(device).total_memory for device in devices]
+
+
+def processes(config: RunConfig, memory: Sequence[int]) -> int:
+    """Number of training processes; ``memory`` as of :func:`gpu_memory`."""
+    wanted = config.processes(config.clients)
+    if not memory or config.actors:
+        return wanted
+    return min(wanted, len(memory) * max(1, min(memory) // GPU_SHARE))
+
+
+def device_of(worker: int, gpus: int) -> dict[str, str]:
+    """Environment in which worker number ``worker`` sees its own GPU alone."""
+    if not gpus:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name for name in visible.split(",") if name] or [str(gpu) for gpu in range(gpus)]
+    return {"CUDA_VISIBLE_DEVICES": names[worker % gpus]}
+
+
+class WorkerPool:
+    """Worker processes on this machine, one message each at a time.
+
+    The message of a worker that dies is given to another one, once.
+    """
+
+    def __init__(self, launch: Launch, text: str) -> None:
+        """Start them; they are ready some seconds later."""
+        memory = gpu_memory(launch.config)
+        self._order = {
+            "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
+            "cwd": os.getcwd(),
+        }  # fmt: skip
+        self._server = take_early() or ForkServer()
+        self._waiting: deque[Message] = deque()
+        self._running: dict[Worker, Message] = {}
+        self._deaths: Counter[str] = Counter()  # of workers, by message
+        self._failed_starts = 0
+        self._gpus = len(memory)
+        self._workers: dict[Worker, int] = {}
+        for number in range(processes(launch.config, memory)):
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        order = {**self._order, "environment": device_of(number, self._gpus)}
+        try:
+            worker = self._server.fork(order)
+        except OSError:  # it was killed, and its workers with it
+            self._server.close()
+            self._server = ForkServer()
+            worker = self._server.fork(order)
+        self._workers[worker] = number
+
+    def submit(self, message: Message) -> None:
+        """See :class:`Executor`."""
+        self._waiting.append(message)
+
+    def replies(self, patience: float) -> list[Message]:
+        """See :class:`Executor`; RunFailedError if no worker starts."""
+        self._dispatch()
+        ready = set(wait([worker.connection for worker in self._workers], patience))
+        given = [worker for worker in self._workers if worker.connection in ready]
+        found = [reply for worker in given if (reply := self._read(worker)) is not None]
+        self._dispatch()
+        return found
+
+    def _dispatch(self) -> None:
+        """Give each worker that is ready and has nothing to do the next message."""
+        for worker in list(self._workers):
+            if self._waiting and worker.pid and worker not in self._running:
+                self._running[worker] = message = self._waiting.popleft()
+                with contextlib.suppress(OSError):  # it has just died: reading tells
+                    worker.connection.send(message)
+
+    def _read(self, worker: Worker) -> Message | None:
+        """What a worker has to say: that it is ready, or a reply."""
+        try:
+            received = worker.connection.recv()
+        except (EOFError, OSError):
+            return self._replace(worker)
+        if isinstance(received, int):
+            worker.pid, self._failed_starts = received, 0
+            return None
+        del self._running[worker]
+        assert isinstance(received, Message)
+        return received
+
+    def _replace(self, worker: Worker) -> Message | None:
+        """Start another worker for one that has died; an error reply if that is its second."""
+        if not worker.pid:
+            self._failed_starts += 1
+        if self._failed_starts > STARTS:
+            raise RunFailedError("no worker process starts; log.txt, or the line above, says why")
+        number = self._workers.pop(worker)
+        worker.end()
+        self._start(number)
+        message = self._running.pop(worker, None)
+        if message is None:
+            return None
+        self._deaths[message.metadata.message_id] += 1
+        if self._deaths[message.metadata.message_id] > 1:
+            return Message(Error(code=DIED, reason=DIES), reply_to=message)
+        self._waiting.appendleft(message)
+        return None
+
+    def cancel(self, identities: Collection[str]) -> None:
+        """See :class:`Executor`."""
+        self._waiting = deque(m for m in self._waiting if m.metadata.message_id not in identities)
+        for worker, message in list(self._running.items()):
+            if message.metadata.message_id in identities:
+                del self._running[worker]
+                number = self._workers.pop(worker)
+                worker.end()
+                self._start(number)
+
+    def close(self) -> None:
+        """See :class:`Executor`."""
+        for worker in self._workers:
+            worker.end()
+        self._server.close()
+
+
+def answer_all(connection: Connection, order: Mapping[str, Any]) -> None:
+    """Answer messages in a worker until the connection is closed."""
+    look_here()
+    contexts = contexts_of(order["text"], order["nodes"])
+    while True:
+        message = connection.recv()
+        with simulating():
+            reply = client_app.app(message, contexts[message.metadata.dst_node_id])
+        connection.send(reply)
+
+
+# --- Ray ----------------------------------------------------------------------------------------
+
+
+@cache
+def _token() -> str:
+    """Ray takes one for a process."""
+    return secrets.token_hex(32)
+
+
+def _own_ray() -> dict[str, str]:
+    """Environment of a Ray that nobody else can use: on 127.0.0.1, with a token of its own.
+
+    Ray binds every port of a node to the node's address, and takes 127.0.0.1 for that only where
+    it expects no cluster. Every call carries the token; a process without it is turned away. A
+    cluster of the user's (``RAY_ADDRESS``) is the user's to protect: docs/scale.md.
+    """
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": _token(),
+        "RAY_worker_niceness": "0",  # Ray would put training behind everything else (15)
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
+    }
+
+
+def session_folder(folder: Path) -> Path:
+    """Make an empty folder for Ray's session of the run in ``folder``; a killed one's is reused.
+
+    A Unix socket's path is limited to 107 bytes, and Ray adds about 70 of its own: it cannot lie
+    in the run folder.
+    """
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:10]
+    path = Path("/tmp", f"fh{os.getuid()}-{name}")
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_symlink() or path.lstat().st_uid != os.getuid():
+            return Path(tempfile.mkdtemp(prefix="fh", dir="/tmp"))
+        shutil.rmtree(path)
+    path.mkdir(mode=0o700)
+    return path
+
+
+class RayTasks:
+    """Messages as tasks of Ray: of one of its own, or of the cluster at RAY_ADDRESS."""
+
+    def __init__(self, launch: Launch, text: str) -> None:
+        """Start or join Ray; UserError if a machine of it does not see the run folder."""
+        config, memory = launch.config, gpu_memory(launch.config)
+        count = processes(config, memory)
+        joined = bool(os.environ.get("RAY_ADDRESS"))
+        words: dict[str, Any] = {}
+        self._running: dict[Any, Message] = {}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_environment({} if joined else _own_ray()))
+            self._ray = ray = import_module("ray")  # takes a second, and reads its environment
+            if not joined:
+                session = session_folder(launch.folder.path)
+                stack.callback(shutil.rmtree, session, ignore_errors=True)
+                words = {"address": "local", "num_cpus": count * config.threads,
+                         "num_gpus": len(memory), "_temp_dir": str(session),
+                         "include_dashboard": False}  # fmt: skip
+            stack.callback(ray.shutdown)
+            try:
+                ray.init(log_to_driver=False, logging_level="ERROR", **words)
+            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+                where = f" at RAY_ADDRESS={os.environ['RAY_ADDRESS']}" if joined else ""
+                raise UserError(f"engine: Ray does not start{where}: {brief(error)}") from error
+            if joined:
+                _check_shared_folder(ray, launch.folder.path)
+            gpus = int(ray.cluster_resources().get("GPU", 0)) if memory or joined else 0
+            gpus = gpus if config.device in {"auto", "cuda"} else 0
+            # Ray never splits one task over devices: share what the fullest device must hold,
+            # rounded down so that the shares of a device do not add up to more than 1.
+            share = math.floor(1e4 / math.ceil(count / gpus)) / 1e4 if gpus else 0
+            # A task whose process dies is repeated once: a client starts from the generation that
+            # the server names, so that changes nothing.
+            remote = ray.remote(num_cpus=config.threads, num_gpus=share, max_retries=1)
+            self._task = remote(_answer)
+            self._order = ray.put({
+                "text": text, "nodes": config.clients, "log": str(launch.folder.log),
+                "cwd": os.getcwd(),
+            })  # fmt: skip
+            self._stack = stack.pop_all()
+
+    def submit(self, message: Message) -> None:
+        """See :class:`Executor`."""
+        self._running[self._task.remote(self._order, message)] = message
+
+    def replies(self, patience: float) -> list[Message]:
+        """See :class:`Executor`."""
+        given = list(self._running)
+        ready = self._ray.wait(given, timeout=patience)[0] if given else []
+        if ready:  # and all others that are
+            ready = self._ray.wait(given, num_returns=len(given), timeout=0)[0] or ready
+        return [self._reply(task, self._running.pop(task)) for task in ready]
+
+    def _reply(self, task: Any, message: Message) -> Message:
+        try:
+            reply = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            return Message(Error(code=DIED, reason=f"{DIES} ({brief(error)})"), reply_to=message)
+        assert isinstance(reply, Message)
+        return reply
+
+    def cancel(self, identities: Collection[str]) -> None:
+        """See :class:`Executor`."""
+        for task, message in list(self._running.items()):
+            if message.metadata.message_id in identities:
+                del self._running[task]
+                self._ray.cancel(task, force=True)
+
+    def close(self) -> None:
+        """See :class:`Executor`."""
+        self._stack.close()
+
+
+def _answer(order: Mapping[str, Any], message: Message) -> Message:
+    """Answer one message in a process of Ray's."""
+    contexts = _prepared(*order.values())
+    with simulating():
+        return client_app.app(message, contexts[message.metadata.dst_node_id])
+
+
+@cache
+def _prepared(text: str, nodes: int, log: str, cwd: str) -> dict[int, Context]:
+    """Set up a process of Ray's, once: its log, and where modules of the user's lie."""
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for number in (1, 2):
+        os.dup2(handle, number)
+    os.chdir(cwd)
+    look_here()
+    return contexts_of(text, nodes)
+
+
+def _check_shared_folder(ray: Any, folder: Path) -> None:
+    """UserError if a machine of the cluster does not write to the same run folder."""
+    affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    write = ray.remote(num_cpus=0, max_retries=0)(_write_proof)
+    for node in ray.nodes():
+        if not node["Alive"] or not node["Resources"].get("CPU"):
+            continue
+        machine, proof = node["NodeManagerHostname"], folder / f".{node['NodeID']}"
+        place = affinity(node["NodeID"], soft=False)
+        try:
+            ray.get(write.options(scheduling_strategy=place).remote(str(proof)), timeout=START)
+            seen = proof.exists()
+        except (ray.exceptions.RayError, OSError) as error:
+            raise UserError(
+                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} cannot write to "
+                f"'{folder}': {brief(error)}; `out` must lie on a disk that all machines see"
+            ) from error
+        finally:
+            proof.unlink(missing_ok=True)
+        if not seen:
+            raise UserError(
+                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} has another "
+                f"'{folder}' than this one: `out` must lie on a disk that all machines see"
+            )
+
+
+def _write_proof(path: str) -> None:
+    Path(path).touch()
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Change this process's environment meanwhile, for what Ray starts out of it."""
+    before = dict(os.environ)
+    os.environ.update({**QUIET, **direct(), **changes})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# --- this process while a run goes on -----------------------------------------------------------
+
+
+class _Tee:
+    """Writes to the console and to ``log.txt``."""
+
+    def __init__(self, console: TextIO, log: IO[str]) -> None:
+        self.console, self.log = console, log
+
+    def write(self, text: str) -> int:
+        self.log.write(text)
+        return self.console.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.console, name)
+
+
+@contextlib.contextmanager
+def _console_to_log(launch: Launch) -> Iterator[None]:
+    """Keep in ``log.txt`` what the server logs and what is printed on stderr, tracebacks included.
+
+    Unexpected errors of the server are printed here, while a debugger can still be in them.
+    """
+    log = logging.getLogger("fedhet")
+    before = log.handlers[:], log.level, log.propagate
+    with launch.folder.log.open("a", encoding="utf-8", buffering=1) as file:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter(server_app.LOG_FORMAT))
+        log.handlers[:] = [handler]
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        try:
+            with contextlib.redirect_stderr(_Tee(sys.stderr, file)):
+                try:
+                    yield
+                except (RunFailedError, UserError):
+                    raise
+                except Exception:
+                    traceback.print_exc()
+                    raise
+        finally:
+            log.handlers[:], log.level, log.propagate = before
+
+
+@contextlib.contextmanager
+def _torch_as_it_was() -> Iterator[None]:
+    """Put back what a training process sets for itself: this one has other things to do."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
+    before = _strictness()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = cudnn
+        if _strictness() != before:  # setting it imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _strictness() -> tuple[bool, bool]:
+    lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), lenient

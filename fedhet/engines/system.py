@@ -1,0 +1,156 @@
+"""What the operating system is asked for: signals, programs, their environment, ports."""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from fedhet.errors import UserError
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# prctl(PR_SET_PDEATHSIG, SIGTERM), then become the program: unlike a ``preexec_fn``, safe
+# beside threads.
+_GUARD = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, or a signal that asks to end; not an Exception, so that nothing swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and SIGHUP into :class:`Interrupted`.
+
+    Ctrl-C also if it was ignored, as a shell does for what it puts in the background; not SIGHUP,
+    which ``nohup`` ignores so that the command outlives its terminal.
+    """
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    with _handling(interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore further signals while cleaning up, which takes a few seconds at most."""
+    with _handling(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Python hands signals to the main thread only; in another one there is nothing to do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = [number for number in _SIGNALS if hangup or number != signal.SIGHUP]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def guarded(command: list[str]) -> list[str]:
+    """Return the command such that it gets SIGTERM when we are gone, even by kill -9 (Linux)."""
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
+
+
+def look_away() -> None:
+    """Keep every Python that this process starts from importing out of the working folder.
+
+    It may be a stranger's. :mod:`multiprocessing` starts its helpers as ``python -c``, which looks
+    there first, for every module.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def end_with_maker(patience: float) -> None:
+    """Get SIGTERM when the process that made this one is gone, even by kill -9, then SIGKILL.
+
+    It is the one that called ``multiprocessing``, whose fork server is the parent and lives on.
+    """
+    maker = multiprocessing.parent_process()
+    assert maker is not None
+
+    def watch() -> None:
+        maker.join()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.kill(os.getpid(), number)
+            time.sleep(patience)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def script(name: str) -> str:
+    """Return a console script of this Python: beside the interpreter, or where pip puts them."""
+    found = shutil.which(name, path=os.pathsep.join(_script_folders()))
+    if found is None:
+        raise UserError(
+            f"'{name}' is missing in {' and '.join(_script_folders())}: install fedhet with its "
+            "dependencies (flwr, ray)"
+        )
+    return found
+
+
+def _script_folders() -> list[str]:
+    """In a virtual environment these are the same; a system's Python may keep them apart."""
+    return list(dict.fromkeys([str(Path(sys.executable).parent), sysconfig.get_path("scripts")]))
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of what we start: this Python's scripts first, nothing phones home.
+
+    Traffic to this machine takes no proxy.
+    """
+    path = os.pathsep.join([*_script_folders(), os.environ.get("PATH", "")])
+    return {**os.environ, **QUIET, **direct(), "PATH": path, **(extra or {})}
+
+
+def direct() -> dict[str, str]:
+    """Return ``no_proxy`` as it is, with this machine's own addresses; both spellings are read."""
+    said = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    hosts = [host.strip() for host in said.split(",") if host.strip()]
+    if "*" not in hosts:
+        hosts += [host for host in LOOPBACK if host not in hosts]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts))
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

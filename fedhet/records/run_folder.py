@@ -21,7 +21,6 @@ from filelock import FileLock, Timeout
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
-from fedhet.data.named_sources import TORCHVISION
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.files import (
     csv_text,
@@ -143,6 +142,8 @@ class RunFolder:
                 f"tracker: '{config.tracker}' would get what this run computes under your account, "
                 "and the run was not made here: say tracker=none, or --trust"
             )
+        from fedhet.data.named_sources import TORCHVISION  # noqa: PLC0415  (torch)
+
         for key, name, place in (
             ("data-path", config.dataset, config.data_path),
             ("public-path", config.public_dataset, config.public_path),

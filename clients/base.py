@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,14 @@ from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.budget import Budget
+from fedhet.site.limits import check_steps
 from fedhet.site.on_device import examples_of
 from fedhet.site.public_set import PublicSet, open_public
 from fedhet.site.state import BEST, PREDICTIONS, VALIDATION
 from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.flop_cost import phase_flops
-from fedhet.training.loop import Examples, Phase, set_trainable, train
+from fedhet.training.loop import Examples, Phase, Steps, set_trainable, train
 from fedhet.training.metrics import evaluate
 
 __all__ = ["Adding", "MethodClient", "Needs", "Setup", "round_config"]
@@ -113,15 +114,14 @@ class MethodClient(KeptClient[P]):
     def phases(self) -> list[Phase]:
         """The stretches of local training; by default the local model on :meth:`loss`."""
         groups = [(self.model, self.config.lr)]
-        epochs = self.config.local_epochs
-        return [Phase(self.loss, groups, epochs, generators=self._generators)]
+        return [Phase(self.loss, groups, self.local_work, generators=self._generators)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Scalar to minimise for inputs (B, ...) and labels (B,) int64; cross-entropy by default.
 
         Inputs are as ``self.inputs`` says: (B, 3, s, s) float32 for images.
         """
-        return F.cross_entropy(self.model(inputs), labels)
+        return self.cross_entropy(self.model(inputs), labels)
 
     def upload(self) -> Payload:
         """What goes to the server after training."""
@@ -163,6 +163,35 @@ class MethodClient(KeptClient[P]):
         """The client's own heterogeneous model."""
         model: SplitModel = self.modules["model"]  # type: ignore[assignment]
         return model
+
+    @property
+    def local_work(self) -> int | Steps:
+        """How long a phase of local training is: ``local-epochs``, or ``local-steps`` if set."""
+        return Steps(self.config.local_steps) or self.config.local_epochs
+
+    def cross_entropy(
+        self, logits: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> Tensor:
+        """Cross-entropy of logits (B, C), a scalar; every loss of a method uses this one.
+
+        ``labels`` (B,) int64 are the targets, unless ``targets`` (B, C) are probabilities. With
+        ``class-weights: balanced`` it is the mean weighted by the labels' classes.
+        """
+        wanted = labels if targets is None else targets
+        if self.config.class_weights == "none":
+            return F.cross_entropy(logits, wanted)
+        each = F.cross_entropy(logits, wanted, reduction="none")
+        weights = self._class_weights[labels]
+        return (weights * each).sum() / weights.sum()
+
+    @cached_property
+    def _class_weights(self) -> Tensor:
+        """Weights (C,) float32: n / (classes x examples) on the train split, 1 if it has none."""
+        counts, weights = self.setup.data.class_counts(), torch.ones(self.classes)
+        for name, count in counts.items():
+            share = sum(counts.values()) / (len(counts) * count)
+            weights[list(self.setup.classes).index(name)] = share
+        return weights.to(self.device)
 
     def local_model(self) -> nn.Module:
         """A new instance of this client's architecture."""
@@ -216,6 +245,7 @@ class MethodClient(KeptClient[P]):
         if self.config.evaluate_before:
             self.score_received()
         data = self.examples("train")
+        check_steps(self.setup.limits, self.config, len(data))
         drawn = self._augmented(data)
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):

@@ -103,5 +103,5 @@ class FDClient(ClassVectorClient[FDParams]):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """CE(y, p) + gamma CE(F^_k,y, p); a class without target has a zero row, so no term."""
         logits = self.model(inputs)
-        soft = F.cross_entropy(logits, self.vectors[labels])
-        return F.cross_entropy(logits, labels) + self.params.gamma * soft
+        soft = self.cross_entropy(logits, labels, self.vectors[labels])
+        return self.cross_entropy(logits, labels) + self.params.gamma * soft

@@ -10,7 +10,6 @@ Inference is the ensemble; logits are mixed, not probabilities.
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
@@ -21,6 +20,7 @@ from fedhet.rng import generator
 from fedhet.strategies.fedapen import FedAPENParams
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl
+from fedhet.training.optimisers import schedule
 
 
 class Ensemble(nn.Module):
@@ -96,11 +96,11 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         groups = [(self.model, lr), (self.shared(), lr)]
         if not held.size:
             self.score_received()
-            return [Phase(self.loss, groups, self.config.local_epochs)]
+            return [Phase(self.loss, groups, self.local_work)]
         rest = np.setdiff1d(np.arange(len(labels)), held)
         learning = Phase(
             self.ensemble_loss,
-            [(self.ensemble, self.params.lr_ensemble)],
+            [(self.ensemble, self.params.lr_ensemble * schedule(self.config, self.round))],
             self.params.ensemble_epochs,
             images=torch.from_numpy(held).to(self.device),
             after_step=self.ensemble.clip,
@@ -109,21 +109,23 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
             plain=True,
         )
         images = torch.from_numpy(rest).to(self.device)
-        return [learning, Phase(self.loss, groups, self.config.local_epochs, images=images)]
+        return [learning, Phase(self.loss, groups, self.local_work, images=images)]
 
     def ensemble_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of the ensemble, for lambda alone."""
         with torch.no_grad():
             private, shared = self.model(inputs), self.shared()(inputs)
-        return F.cross_entropy(self.ensemble(private, shared), labels)
+        return self.cross_entropy(self.ensemble(private, shared), labels)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """L_priv + L_sh: every term reaches one model only."""
         private, shared = self.model(inputs), self.shared()(inputs)
-        of_private = F.cross_entropy(private, labels) + kl(private, shared)
-        of_private = of_private + F.cross_entropy(self.ensemble(private, shared.detach()), labels)
-        of_shared = F.cross_entropy(shared, labels) + kl(shared, private)
-        of_shared = of_shared + F.cross_entropy(self.ensemble(private.detach(), shared), labels)
+        of_private = self.cross_entropy(private, labels) + kl(private, shared)
+        of_private = of_private + self.cross_entropy(
+            self.ensemble(private, shared.detach()), labels
+        )
+        of_shared = self.cross_entropy(shared, labels) + kl(shared, private)
+        of_shared = of_shared + self.cross_entropy(self.ensemble(private.detach(), shared), labels)
         return of_private + of_shared
 
     def infer(self, inputs: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
             contrast = scale * contrastive(features, twice, LEGACY_TAU)
         else:
             contrast = contrastive(F.normalize(features.float()), twice, self.params.tau)
-        return F.cross_entropy(first, labels) + contrast + self.params.rho / 2 * self.distance()
+        return self.cross_entropy(first, labels) + contrast + self.params.rho / 2 * self.distance()
 
     def distance(self) -> Tensor:
         """||theta_k - theta||^2 over weight and bias; legacy: the sum of their mean squares."""

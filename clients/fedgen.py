@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
@@ -60,7 +59,7 @@ class FedGenClient(AveragingClient[FedGenParams]):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy of the images, and of as many made representations."""
         made, meant = self.generator.sample(self.shares, len(labels), self.draws)
-        return F.cross_entropy(self.model(inputs), labels) + F.cross_entropy(
+        return self.cross_entropy(self.model(inputs), labels) + self.cross_entropy(
             self.model.head(made), meant
         )
 

@@ -70,13 +70,13 @@ class FedKDClient(MethodClient[FedKDParams]):
         """Mentor, student and projector together."""
         trained = [self.model, self.student, self.modules["projector"]]
         lr = self.config.lr
-        return [Phase(self.loss, [(m, lr) for m in trained], self.config.local_epochs)]
+        return [Phase(self.loss, [(m, lr) for m in trained], self.local_work)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """L_t + L_s with L_h once: each network gets the gradient of its own loss."""
         hidden_t, hidden_s = self.model.features(inputs), self.student.features(inputs)
         logits_t, logits_s = self.model.head(hidden_t), self.student.head(hidden_s)
-        certain = F.cross_entropy(logits_t, labels) + F.cross_entropy(logits_s, labels)
+        certain = self.cross_entropy(logits_t, labels) + self.cross_entropy(logits_s, labels)
         align = F.mse_loss(self.modules["projector"](hidden_s), hidden_t)
         taught = kl(logits_t, logits_s) + kl(logits_s, logits_t) + align
         return certain + taught / certain.detach().clamp(min=SMALLEST)

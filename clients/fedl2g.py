@@ -21,6 +21,7 @@ from fedhet.protocol.payload import ClassVectors, Payload
 from fedhet.rng import generator
 from fedhet.strategies.fedl2g import LARGEST, FedL2GParams, width_of
 from fedhet.training.loop import Phase, batches
+from fedhet.training.optimisers import schedule
 
 Batch = tuple[Tensor, Tensor]
 Answer = Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]]
@@ -77,6 +78,7 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     sets: tuple[Batch, Batch],
     lr: float,
     led: Tensor | None = None,
+    cross_entropy: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
     """Loss of the quiz after a guided step, a scalar, and its gradient (C, w) to the guides (C, w).
 
@@ -88,13 +90,13 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     names = list(weights)
     at = {name: weights[name].detach().requires_grad_() for name in names}
     output, logits = answer(at, study)
-    loss = F.cross_entropy(logits, labels) + distance(output.float(), guides, labels, led)
+    loss = cross_entropy(logits, labels) + distance(output.float(), guides, labels, led)
     slopes = torch.autograd.grad(loss, list(at.values()), retain_graph=True, allow_unused=True)
     moved = {
         name: (w.detach() if slope is None else w.detach() - lr * slope).requires_grad_()
         for (name, w), slope in zip(at.items(), slopes, strict=True)
     }
-    quizzed = F.cross_entropy(answer(moved, quiz)[1], answers)
+    quizzed = cross_entropy(answer(moved, quiz)[1], answers)
     towards = torch.autograd.grad(quizzed, list(moved.values()), allow_unused=True)
     # J v without forward mode: J^T u is linear in u, and its derivative by u along v is J v.
     u = torch.zeros_like(output, requires_grad=True)
@@ -150,9 +152,11 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     def phases(self) -> list[Phase]:
         """Training on the study set, but for the warm-up; then the quiz, which moves nothing.
 
-        Who has fewer than eight training examples has no quiz set, since BatchNorm wants two in
-        it, and sends no gradient.
+        A client with fewer than eight training examples has no quiz set, since BatchNorm needs two
+        examples. It sends rows of zeros, marked as not studied, which count as traffic.
         """
+        # BatchNorm uses the batch's statistics in both steps of the quiz, and moves no running one.
+        # Study batches are cut from the picked examples as training batches are.
         count, size = len(self.examples("train")), self.config.batch_size
         client = self.setup.data.client
         order = generator(self.config.seed, "quiz", client).permutation(count)
@@ -162,7 +166,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         found = []
         if self.round > self.params.warm_up:
             groups = [(self.model, self.config.lr)]
-            found.append(Phase(self.loss, groups, self.config.local_epochs, images=study))
+            found.append(Phase(self.loss, groups, self.local_work, images=study))
         if not held:
             return found
         self.quiz = torch.from_numpy(np.sort(order[:held])).to(self.device)
@@ -182,7 +186,8 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         logits = self.model.head(features)
         guided = logits if self.params.guide == "logits" else features
         guides = self.guides.detach()
-        return F.cross_entropy(logits, labels) + distance(guided.float(), guides, labels, self.led)
+        pull = distance(guided.float(), guides, labels, self.led)
+        return self.cross_entropy(logits, labels) + pull
 
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The quiz's CE after a guided step; its gradient is put in by hand, the value stays."""
@@ -200,8 +205,8 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         quiz = self.examples("train").batch(self.quiz)
         with twice_differentiable():
             value, gradient = guiding_gradient(
-                answer, weights, self.guides.detach(), ((inputs, labels), quiz), self.config.lr,
-                self.led,
+                answer, weights, self.guides.detach(), ((inputs, labels), quiz),
+                self.config.lr * schedule(self.config, self.round), self.led, self.cross_entropy,
             )  # fmt: skip
         both.eval()
         self.latest = gradient, labels

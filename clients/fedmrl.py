@@ -9,7 +9,6 @@ every round; the trained one is kept as part of the client's inference model.
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
@@ -59,14 +58,14 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
             (self.small, self.params.lr_global or lr),
             (self.modules["projector"], self.params.lr_projector or lr),
         ]
-        return [Phase(self.loss, groups, self.config.local_epochs)]
+        return [Phase(self.loss, groups, self.local_work)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Eq. 9: m^G l^G + m^F l^F."""
         fused = self.fuse(self.small.features(inputs), self.model.features(inputs))
-        loss = self.params.m_local * F.cross_entropy(self.model.head(fused), labels)
+        loss = self.params.m_local * self.cross_entropy(self.model.head(fused), labels)
         if self.params.matryoshka:
-            loss = loss + self.params.m_global * F.cross_entropy(self.coarse(fused), labels)
+            loss = loss + self.params.m_global * self.cross_entropy(self.coarse(fused), labels)
         return loss
 
     def fuse(self, general: Tensor, personal: Tensor) -> Tensor:

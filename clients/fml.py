@@ -5,7 +5,6 @@ KL(p_l || p_m), both teachers detached: the sum of the two has the gradients of 
 the local model.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
@@ -33,12 +32,12 @@ class FMLClient(AveragingClient[FMLParams]):
         """Both models on the same batches."""
         lr = self.config.lr
         groups = [(self.model, lr), (self.shared(), lr)]
-        return [Phase(self.loss, groups, self.config.local_epochs)]
+        return [Phase(self.loss, groups, self.local_work)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """L_local + L_meme."""
         local, meme = self.model(inputs), self.shared()(inputs)
         alpha, beta = self.params.alpha_local, self.params.beta_meme
-        of_local = alpha * F.cross_entropy(local, labels) + (1 - alpha) * kl(local, meme)
-        of_meme = beta * F.cross_entropy(meme, labels) + (1 - beta) * kl(meme, local)
+        of_local = alpha * self.cross_entropy(local, labels) + (1 - alpha) * kl(local, meme)
+        of_meme = beta * self.cross_entropy(meme, labels) + (1 - beta) * kl(meme, local)
         return of_local + of_meme

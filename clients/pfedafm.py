@@ -7,7 +7,6 @@ is by the mixture, with the trained g.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
@@ -62,7 +61,7 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
 
     def phases(self) -> list[Phase]:
         """Step 1, then step 2; the base freezes what a phase does not train."""
-        lr, epochs = self.config.lr, self.config.local_epochs
+        lr, epochs = self.config.lr, self.local_work
         own = [(self.model, lr), (self.mixture, self.params.lr_alpha)]
         return [
             Phase(self.loss, own, epochs, after_step=self.mixture.clamp),
@@ -74,11 +73,11 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
         with torch.no_grad():
             general = self.shared().features(inputs)
         mixed = self.mixture(self.model.features(inputs), general)
-        return F.cross_entropy(self.model.head(mixed), labels)
+        return self.cross_entropy(self.model.head(mixed), labels)
 
     def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Step 2, for g."""
-        return F.cross_entropy(self.model.head(self.shared().features(inputs)), labels)
+        return self.cross_entropy(self.model.head(self.shared().features(inputs)), labels)
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Logits of the mixture."""

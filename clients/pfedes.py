@@ -7,7 +7,6 @@ for E_fe epochs. Inference is F_k alone on raw images.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
@@ -33,7 +32,7 @@ class PFedESClient(AveragingClient[PFedESParams]):
         rate = self.params.lr_extractor or self.config.lr
         epochs = self.params.extractor_epochs
         return [
-            Phase(self.loss, [(self.model, self.config.lr)], self.config.local_epochs),
+            Phase(self.loss, [(self.model, self.config.lr)], self.local_work),
             Phase(self.extractor_loss, [(self.shared(), rate)], epochs, name="extractor"),
         ]
 
@@ -43,13 +42,13 @@ class PFedESClient(AveragingClient[PFedESParams]):
             enhanced = self.shared()(inputs)
         mu = self.params.mu
         with still_statistics(self.model):  # inference is on raw images: so are its statistics
-            on_enhanced = F.cross_entropy(self.model(enhanced), labels)
-        return mu * on_enhanced + (1 - mu) * F.cross_entropy(self.model(inputs), labels)
+            on_enhanced = self.cross_entropy(self.model(enhanced), labels)
+        return mu * on_enhanced + (1 - mu) * self.cross_entropy(self.model(inputs), labels)
 
     def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Eq. 8, for G."""
         if self.inputs.kind == IMAGE:
-            return F.cross_entropy(self.model(self.shared()(inputs)), labels)
+            return self.cross_entropy(self.model(self.shared()(inputs)), labels)
         # cuDNN's recurrent layers have no backward in evaluation mode, which F_k is in here.
         with torch.backends.cudnn.flags(enabled=False):
-            return F.cross_entropy(self.model(self.shared()(inputs)), labels)
+            return self.cross_entropy(self.model(self.shared()(inputs)), labels)

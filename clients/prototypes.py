@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.clients.class_vectors import ClassVectorClient
@@ -57,7 +56,7 @@ class PrototypeClient(ClassVectorClient[P]):
         features = self.model.features(inputs)
         distance = (features.float() - self.vectors[labels]).square().mean(dim=1)
         pulled = (distance * self.known[labels]).mean()
-        return F.cross_entropy(self.model.head(features), labels) + self.lam * pulled
+        return self.cross_entropy(self.model.head(features), labels) + self.lam * pulled
 
     def upload(self) -> Payload:
         """Own prototypes, which also stand in for global ones that do not exist yet."""

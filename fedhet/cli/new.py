@@ -12,7 +12,6 @@ Each way: which arrays, of which shapes, how many floats. What differs from the 
 As it stands: the header is averaged, weighted by images, and kept small by a penalty.
 """
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -46,7 +45,7 @@ class {spelling}Client(AveragingClient[{spelling}Params]):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy + penalty ||header||^2, for inputs (B, 3, s, s) and labels (B,)."""
         squares = self.model.head.weight.square().sum()
-        return F.cross_entropy(self.model(inputs), labels) + self.params.penalty * squares
+        return self.cross_entropy(self.model(inputs), labels) + self.params.penalty * squares
 
 
 METHOD = Method(

@@ -45,6 +45,7 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
             f"aggregation={config.aggregation} has no weights",
         ),
         "actors": (inline, one_process),
+        "local-epochs": (config.local_steps > 0, f"local-steps={config.local_steps} says it"),
         "round-timeout": (inline, one_process),
         "start-timeout": (inline, one_process),
         **_of_sums(config),

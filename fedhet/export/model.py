@@ -135,7 +135,7 @@ def _inputs(description: Mapping[str, Any], config: RunConfig) -> Inputs:
 
 def write_weights(model: Personalised, folder: Path) -> str:
     """Write ``model.safetensors``; returns its SHA-256."""
-    data = save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+    data = save({name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()})
     (folder / WEIGHTS).write_bytes(data)
     return hashlib.sha256(data).hexdigest()
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.nn.functional import relu
+from torch.nn.parameter import is_lazy
 
 from fedhet import plugins
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
@@ -129,6 +130,7 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: got a {type(model).__name__}, must be a torch.nn.Module")
+    _check_trainable(model, name)
     if not callable(getattr(model, "features", None)):
         shape = ", ".join(str(side) for side in inputs.shape)
         raise UserError(f"model {name!r}: has no features(x); required: (B, {shape}) -> (B, {d})")
@@ -145,6 +147,23 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
             f"must be Linear({d}, {classes}) with bias"
         )
     _check_forward(cast(SplitModel, model), name, d, inputs)
+
+
+def _check_trainable(model: nn.Module, name: str) -> None:
+    """UserError for a model that cannot be trained as it is."""
+    for path, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise UserError(
+                f"model {name!r}: '{path}' is of a lazy layer, which has no weights yet: give the "
+                "layer its input size"
+            )
+        if parameter.is_complex():
+            raise UserError(f"model {name!r}: '{path}' is complex, weights must be real numbers")
+    if not model.training:
+        raise UserError(
+            f"model {name!r} is in evaluation mode, in which nothing of it would be trained as "
+            "usual: leave out .eval(), and freeze single layers instead"
+        )
 
 
 def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None:

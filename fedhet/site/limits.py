@@ -121,6 +121,13 @@ def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
         raise _broken("min-sum", f"no fewer than {limits.min_sum}", f"a round has {size} clients")
 
 
+def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
+    """Raise LimitError if ``local-steps`` are more epochs of so many examples than allowed."""
+    epochs = config.local_steps * config.batch_size / max(1, examples)
+    if limits.max_epochs is not None and epochs > limits.max_epochs:
+        raise _broken("max-epochs", limits.max_epochs, f"local-steps are {epochs:.1f}")
+
+
 def check_upload(limits: Limits, size: int) -> None:
     """Raise LimitError for an upload of so many bytes, before it leaves."""
     if limits.max_upload_bytes is not None and size > limits.max_upload_bytes:

@@ -55,11 +55,15 @@ def to_bundle(
     accuracies: Iterable[tuple[str, float]],
 ) -> Bundle:
     """All that a client keeps, on the CPU: ``<module>/<name>``, ``tensors/`` and ``metrics/``."""
-    bundle = {
-        f"{name}/{key}": tensor.detach().cpu().contiguous()
-        for name, module in modules.items()
-        for key, tensor in module.state_dict().items()
-    }
+    bundle: Bundle = {}
+    stored: set[int] = set()
+    for name, module in modules.items():
+        for key, tensor in module.state_dict().items():
+            mine = tensor.detach().cpu().contiguous()
+            if mine.numel() and mine.data_ptr() in stored:  # tied weights: a copy for each name
+                mine = mine.clone()
+            stored.add(mine.data_ptr())
+            bundle[f"{name}/{key}"] = mine
     bundle |= {f"{_TENSORS}/{name}": tensor.detach().cpu() for name, tensor in tensors.items()}
     for name, value in accuracies:
         bundle[f"{_METRICS}/{name}"] = torch.tensor(value, dtype=torch.float64)

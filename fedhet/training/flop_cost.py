@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedhet.config.schema import RunConfig
 from fedhet.models import training_flops
 from fedhet.rng import torch_seeded
-from fedhet.training.loop import Examples, Phase, autocast, batches
+from fedhet.training.loop import Examples, Phase, autocast, batches, images_in
 
 _FLOPS: dict[tuple[object, ...], float] = {}  # per image, by what decides it
 
@@ -46,4 +46,4 @@ def phase_flops(
         for name, module in modules.items():
             module.load_state_dict(kept[name])
             module.zero_grad(set_to_none=True)
-    return _FLOPS[key] * len(chosen) * phase.epochs
+    return _FLOPS[key] * images_in(phase, len(chosen), config.batch_size)

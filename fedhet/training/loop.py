@@ -52,6 +52,10 @@ class Examples:
         return inputs, self.labels[index]
 
 
+class Steps(int):
+    """A number of steps, where epochs are expected: their batches go on from epoch to epoch."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """One stretch of local training: what is minimised, what moves, for how long.
@@ -61,15 +65,16 @@ class Phase:
     gradients, evaluation mode). ``images`` restricts training to those positions of the train
     split; with ``data``, which is trained on in place of the client's own examples and as it is,
     positions in that. ``plain`` is for fitting a number to frozen networks: SGD without momentum
-    and weight decay, whatever ``optimizer`` and ``lr-schedule`` say, on images as they are.
+    and weight decay, whatever ``optimizer`` says, at the rate given, on images as they are.
     ``after_step`` runs after every step, on tensors only; ``after`` once at the end. The mean loss
-    of the last epoch is recorded as ``train_loss`` or ``train_loss_<name>``. ``generators`` are
-    those that the loss draws from (a CUDA graph must know them).
+    of the last epoch (of all :class:`Steps`) is recorded as ``train_loss`` or
+    ``train_loss_<name>``. ``generators`` are those that the loss draws from (a CUDA graph must know
+    them).
     """
 
     loss: Loss
     groups: Sequence[tuple[nn.Module, float]]
-    epochs: int
+    epochs: int  # or Steps
     images: Tensor | None = None
     after_step: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
@@ -143,13 +148,31 @@ def train(
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
     step = _make_step(phase, config, round_, len(chosen), device)
     total = torch.zeros((), device=device)
+    steps = phase.epochs if isinstance(phase.epochs, Steps) else None
+    taken = images = 0
     for _ in range(phase.epochs):
+        if taken == steps:
+            break
         order = torch.from_numpy(generator.permutation(len(chosen))).to(device)
-        total.zero_()
+        if steps is None:
+            total.zero_()
+            images = 0
         for index in batches(chosen[order], config.batch_size):
+            if taken == steps:
+                break
             total += step(*data.batch(index)) * len(index)
+            images, taken = images + len(index), taken + 1
     step.clear()
-    return total / max(1, len(chosen))
+    return total / max(1, images)
+
+
+def images_in(phase: Phase, count: int, size: int) -> int:
+    """How many examples the steps of a phase on ``count`` examples see, in batches of ``size``."""
+    if not isinstance(phase.epochs, Steps):
+        return count * phase.epochs
+    sizes = [len(index) for index in batches(torch.arange(count), size)]
+    epochs, rest = divmod(phase.epochs, len(sizes))
+    return epochs * count + sum(sizes[:rest])
 
 
 def _make_step(
@@ -175,7 +198,8 @@ def _make_step(
             phase.after_step()
         return loss.detach()
 
-    steps = phase.epochs * (images // config.batch_size)
+    epochs = phase.epochs
+    steps = epochs if isinstance(epochs, Steps) else epochs * (images // config.batch_size)
     if device.type == "cuda" and steps >= WORTH_IT:
         return GraphStep(body, optimiser.clear, config.batch_size, list(phase.generators))
     return EagerStep(body, optimiser.clear)

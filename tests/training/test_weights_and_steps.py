@@ -1,0 +1,44 @@
+"""``class-weights`` and ``local-steps`` do what they say, in every method."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedhet.config.schema import RunConfig
+from fedhet.testing import simulate, small
+from fedhet.training.loop import Examples, Phase, Steps, images_in, train
+
+
+def steps_of(epochs, count=25, size=8):
+    """Sizes of the batches that a phase trains on."""
+    model, sizes = nn.Linear(2, 2), []
+
+    def loss(inputs, labels):
+        sizes.append(len(labels))
+        return model(inputs).sum()
+
+    data = Examples(torch.randn(count, 2), torch.zeros(count, dtype=torch.int64), lambda x: x)
+    phase = Phase(loss, [(model, 0.1)], epochs)
+    train(phase, data, RunConfig(batch_size=size), np.random.default_rng(0), 1)
+    assert images_in(phase, count, size) == sum(sizes)
+    return sizes
+
+
+def test_steps_are_a_part_of_an_epoch_or_several():
+    assert steps_of(1) == [8, 8, 9], "a last batch of one joins the batch before it"
+    assert steps_of(Steps(2)) == [8, 8]
+    assert steps_of(Steps(4)) == [8, 8, 9, 8]
+
+
+@pytest.mark.parametrize("method", ["fedssa", "fedmrl", "fedproto", "fedapen", "fedkd"])
+def test_balanced_weights_change_training_and_nothing_else(tmp_path, method):
+    values = {"method": method, "rounds": 1, "partition": "dirichlet", "alpha": 0.5}
+    values |= {"models": ["cnn-5"], "image_size": 16, "representation": 128, "local_steps": 2}
+    losses = []
+    for weights in ("none", "balanced"):
+        folder, _ = simulate(small(tmp_path, name=weights, class_weights=weights, **values))
+        (line,) = folder.read_rounds()
+        assert not line["failures"]
+        losses.append(line["train_loss"])
+    assert losses[0] != losses[1]

@@ -25,6 +25,7 @@ from fedhet.plugins import look_here
 from fedhet.reading.structured import read_jsonl
 from fedhet.records.formats import OTHER, read_evaluations
 from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import headline
 
 
 class Run:
@@ -75,10 +76,9 @@ class Run:
         done = self.summary
         if not done:
             return f"{self.config.get('method')}: {len(self.rounds)} rounds finished ({self.path})"
-        accuracy = done.get("test_accuracy_mean")
-        shown = "none yet" if accuracy is None else f"{accuracy:.2f} %"
+        shown = headline(done.get("metric", "accuracy"), done)
         return (
-            f"{done.get('method')}: {done['status']}, test accuracy {shown} "
+            f"{done.get('method')}: {done['status']}, test {shown} "
             f"after {done['rounds']} rounds ({self.path})"
         )
 

@@ -7,6 +7,7 @@ wait. It calls a method's hooks through Flower's (``configure_train``, ``aggrega
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -151,7 +152,10 @@ class Rounds:
             self.config.method, len(self.roster.ids), self.config.cohort(len(self.roster.ids)),
             self.finished + 1, self.config.rounds, len(self.roster.classes),
         )  # fmt: skip
-        if line := imbalance(self.config, self.roster.infos.values()):
+        counts: Counter[str] = Counter()
+        for info in self.roster.infos.values():
+            counts.update(dict(zip(info.seen_names, info.images, strict=True)))
+        if line := imbalance(self.config, counts):
             log.warning("%s", line)
 
     def _round(self, grid: Grid, round_: int) -> bool:

@@ -21,7 +21,7 @@ from fedhet.engines.system import interruptible
 from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import UNSUMMED, duration, percent
+from fedhet.records.summary import UNSUMMED, duration, headline, percent
 from fedhet.records.verification import SHOWN
 from fedhet.site.local_data import load_partition
 from fedhet.sweeps.grid import Cell
@@ -74,8 +74,10 @@ def _print_result(folder: RunFolder, *, as_json: bool) -> None:
         return
     if summary:
         method = one_line(summary["method"])
+        metric = summary.get("metric", "accuracy")
+        own = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
         print(
-            f"{method}: test accuracy {percent(summary['test_accuracy_mean'])} "
+            f"{method}: {own}test accuracy {percent(summary['test_accuracy_mean'])} "
             f"(10th percentile of clients {percent(summary['test_accuracy_p10'])}), "
             f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
             f"{len(summary['failures'])} failures"

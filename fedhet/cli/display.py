@@ -16,7 +16,7 @@ from rich.table import Table
 from fedhet.cli.saying import say, tell
 from fedhet.errors import one_line
 from fedhet.files import plain_path
-from fedhet.records.summary import duration, percent, seconds_left
+from fedhet.records.summary import duration, headline, seconds_left
 
 if TYPE_CHECKING:
     from fedhet.reports.sections import Report
@@ -25,7 +25,7 @@ PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
 
 
 class RunProgress:
-    """A bar with round, accuracy and time left; in a pipe a plain line every few seconds.
+    """A bar with round, metric and time left; in a pipe a plain line every few seconds.
 
     ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
     nothing at all. In a notebook the bar stands below the cell. Where nothing can be written any
@@ -33,8 +33,15 @@ class RunProgress:
     """
 
     def __init__(
-        self, title: str, rounds: int, *, quiet: bool = False, silent: bool = False
+        self,
+        title: str,
+        rounds: int,
+        metric: str = "accuracy",
+        *,
+        quiet: bool = False,
+        silent: bool = False,
     ) -> None:
+        self.metric = metric
         self.title = title = one_line(title, None)
         self.rounds = rounds
         self.quiet = quiet or silent
@@ -75,7 +82,7 @@ class RunProgress:
         if not records:
             return
         self.done = records[-1]["round"]
-        note = f"accuracy {percent(records[-1]['test_accuracy_mean'])}"
+        note = headline(self.metric, records[-1])
         left = seconds_left([record["seconds"] for record in records], self.rounds)
         if left is not None:
             note += f", {duration(left)} left"

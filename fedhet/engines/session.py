@@ -33,7 +33,7 @@ from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import DIVERGENCE, nobody_replied
+from fedhet.records.summary import DIVERGENCE, imbalance, nobody_replied
 from fedhet.records.verification import Verification
 from fedhet.site.local_data import check_no_weights
 
@@ -56,7 +56,7 @@ class Console:
     """
 
     say: Callable[[str], None]
-    progress: Callable[[str, int], AbstractContextManager[Progress]]
+    progress: Callable[[str, int, str], AbstractContextManager[Progress]]
     beside: Callable[[RunFolder], AbstractContextManager[object]] = contextlib.nullcontext
 
 
@@ -105,6 +105,9 @@ def start(
         dataset, partition = preflight.check_simulation(config)
         warnings = [*dataset.warnings, *partition.warnings]
         warnings += preflight.few_owners(config, dataset, partition)
+        counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
+        line = imbalance(config, dict(zip(dataset.classes, counts, strict=True)))
+        warnings += [line] if line else []
     with interruptible():
         folder = RunFolder.create(config, default_name)
         for line in (*notes, *checks.small_cohort(config)):
@@ -266,7 +269,7 @@ def _run(
             )
         with (
             console.beside(launch.folder),
-            console.progress(config.method, config.rounds) as progress,
+            console.progress(config.method, config.rounds, config.metric) as progress,
         ):
             progress.note(_beginning(launch, connection))
             if connection is None:

@@ -3,8 +3,7 @@
 import logging
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rich.filesize import decimal
 
 from fedhet.config.schema import BESIDE, LOWER, RunConfig
 from fedhet.files import client_order
-from fedhet.protocol.handshake import ClientInfo
 from fedhet.records.formats import read_partition
 
 ABSENT = ("test_accuracy_std", "test_accuracy_p10", "test_accuracy_min", "clients.csv")
@@ -107,19 +105,19 @@ def headline(metric: str, figures: Mapping[str, Any], part: str = "test") -> str
     return f"{name} {percent(value)}"
 
 
-def imbalance(config: RunConfig, infos: Iterable[ClientInfo]) -> str:
-    """A line if accuracy is the metric and one class has most of the training examples."""
-    counts: Counter[str] = Counter()
-    for info in infos:
-        counts.update(dict(zip(info.seen_names, info.images, strict=True)))
-    if config.metric != "accuracy" or not counts.total():
+def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:
+    """A line if accuracy is the metric and one class has most of the examples.
+
+    ``counts`` are the examples of all clients by class.
+    """
+    if config.metric != "accuracy" or not sum(counts.values()):
         return ""
-    (name, most), *_ = counts.most_common(1)
-    share = most / counts.total()
+    name = max(counts, key=counts.__getitem__)
+    share = counts[name] / sum(counts.values())
     if share <= COMMONEST:
         return ""
     return (
-        f"class '{name}' has {100 * share:.0f} % of the training examples: to answer it always "
+        f"class '{name}' has {100 * share:.0f} % of the examples: to answer it always "
         f"would get an accuracy of about {100 * share:.0f} %; metric=balanced_accuracy (or "
         "auroc) is not moved by that"
     )

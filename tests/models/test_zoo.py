@@ -7,12 +7,15 @@ import textwrap
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.models import MODEL_NAMES, build_model, check_model, model_table, validate_model_name
+from fedhet.models.base import exchanged
 from fedhet.rng import torch_seeded
+from fedhet.site.modules import fill, to_bundle
 
 CLASSES, D, SIZE = 7, 40, 32
 TORCHVISION = ["resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0"]
@@ -219,6 +222,25 @@ def fails(classes, d, image_size):
 def other_arguments(n):
     return None
 
+def evaluating(classes, d, image_size):
+    return Good(classes, d, image_size).eval()
+
+def lazy(classes, d, image_size):
+    model = Good(classes, d, image_size)
+    model.body[4] = nn.LazyLinear(d)
+    return model
+
+def complex_weights(classes, d, image_size):
+    model = Good(classes, d, image_size)
+    model.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    return model
+
+def tied(classes, d, image_size):
+    model = Good(classes, d, image_size)
+    model.twin = model.body[4]
+    model.again = model.body[0].weight
+    return model
+
 constant = 3
 """
 
@@ -266,6 +288,9 @@ def test_a_users_factory(mine: str, factory: str) -> None:
         ("nothing", r"got a NoneType, must be a torch.nn.Module"),
         ("fails", r"RuntimeError: out of ideas"),
         ("other_arguments", r"TypeError"),
+        ("evaluating", "is in evaluation mode"),
+        ("lazy", r"'body.4.weight' is of a lazy layer"),
+        ("complex_weights", "'phase' is complex"),
         ("constant", "is a int, must be a factory"),
         ("missing", r"'missing' does not exist"),
     ],
@@ -275,6 +300,17 @@ def test_a_users_mistakes(mine: str, factory: str, text: str) -> None:
         build_model(f"{mine}:{factory}", classes=4, d=6, image_size=20)
     assert f"{mine}:{factory}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_tied_weights_stay_tied_in_a_state(mine: str, tmp_path) -> None:
+    model = build_model(f"{mine}:tied", classes=4, d=6, image_size=20)
+    save_file(to_bundle({"model": model}, {}, ()), tmp_path / "state.safetensors")
+    other = build_model(f"{mine}:tied", classes=4, d=6, image_size=20)
+    fill({"model": other}, load_file(tmp_path / "state.safetensors"))
+    assert torch.equal(other.twin.weight, model.body[4].weight)
+    assert other.twin.weight is other.body[4].weight and other.again is other.body[0].weight
+    names = exchanged(other)
+    assert "body.4.weight" in names and "twin.weight" not in names, "sent once"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Everything that can be wrong with a run, found before any process is started."""
 
-import os
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -120,9 +119,8 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     return dataset, partition
 
 
-def check_ray_address() -> None:
-    """UserError if RAY_ADDRESS names a place where nothing takes a connection."""
-    said = os.environ.get("RAY_ADDRESS", "")
+def check_ray_address(said: str, key: str = "RAY_ADDRESS") -> None:
+    """Raise UserError if ``key`` names a place where nothing takes a connection."""
     if said in {"", "auto", "local"}:
         return
     try:
@@ -131,6 +129,6 @@ def check_ray_address() -> None:
             pass
     except (OSError, ValueError) as error:
         raise UserError(
-            f"RAY_ADDRESS: nothing answers at '{said}' ({error}): start that cluster, correct the "
-            "variable, or unset it"
+            f"{key}: nothing answers at '{said}' ({error}): start that cluster, or correct the "
+            "address (HOST:PORT)"
         ) from error

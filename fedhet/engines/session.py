@@ -203,7 +203,7 @@ def check(config: RunConfig, console: Console, connection: str | None) -> None:
     """Make the quick checks: of the server, or of what a simulation asks this machine for."""
     if connection is None:
         if config.engine == "ray":
-            preflight.check_ray_address()
+            preflight.check_ray_address(os.environ.get("RAY_ADDRESS", ""))
         announce(config, console)
         return
     if config.engine == "inline":

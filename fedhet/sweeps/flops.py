@@ -3,12 +3,12 @@
 No image is opened. A table, signals or texts are opened once, through the cache.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import find_method
@@ -27,6 +27,7 @@ from fedhet.site.local_data import DEFAULT_CLIENTS, LocalData, load_partition, r
 from fedhet.site.state import FileStore
 from fedhet.training.loop import set_trainable
 
+T = TypeVar("T")
 EXTENTS = {  # images, classes
     "digits": (1797, 10), "cifar10": (60_000, 10), "cifar100": (60_000, 100),
     "fashion-mnist": (70_000, 10),
@@ -40,17 +41,6 @@ ALIKE = {
 EXAMPLES = 20  # of a client whose FLOPs are counted, all blank
 BATCH = 2  # FLOPs grow with the examples of a batch; BatchNorm needs two
 Unknown = UserError | RunFailedError  # why a number cannot be known
-
-
-class _Blank(TorchFunctionMode):  # type: ignore[no-untyped-call]
-    """Make new weights zero: no value changes FLOPs, and drawing them takes half of the time."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        words = kwargs or {}
-        if getattr(func, "__name__", "").endswith(("uniform_", "normal_")):
-            with torch.no_grad():
-                return (args[0] if args else words["tensor"]).zero_()
-        return func(*args, **words)
 
 
 class Counter:
@@ -67,31 +57,26 @@ class Counter:
         method cannot be counted.
         """
         data = (config.dataset, config.data_path, config.classes, config.image_size, config.grey)
-        if data not in self._extents:
-            try:
-                self._extents[data] = extent(config)
-            except (UserError, RunFailedError) as error:
-                self._extents[data] = error
-        found = self._extents[data]
-        if isinstance(found, Exception):
-            raise found
-        images, classes, inputs = found
+        images, classes, inputs = _once(self._extents, data, lambda: extent(config))
         kind = config.model_copy(update=ALIKE), classes, inputs
-        if kind not in self._counts:
-            try:
-                with _Blank():
-                    self._counts[kind] = _per_example(config, classes, inputs)
-            except UserError as error:
-                self._counts[kind] = error
-            except Exception as error:  # noqa: BLE001  (somebody else's method or model)
-                self._counts[kind] = RunFailedError(f"FLOPs cannot be counted: {brief(error)}")
-        known = self._counts[kind]
-        if isinstance(known, Exception):
-            raise known
-        own, others = known
-        clients = clients_of(config)
-        share = config.split[0] / sum(config.split)
+        own, others = _once(self._counts, kind, lambda: _per_example(config, classes, inputs))
+        clients, share = clients_of(config), config.split[0] / sum(config.split)
         return config.rounds * config.cohort(clients) * (own * images * share / clients + others)
+
+
+def _once(known: dict[object, T | Unknown], key: object, make: Callable[[], T]) -> T:
+    """Return what ``make`` returned the first time for this key, or raise what it raised."""
+    if key not in known:
+        try:
+            known[key] = make()
+        except (UserError, RunFailedError) as error:
+            known[key] = error
+        except Exception as error:  # noqa: BLE001  (somebody else's method or model)
+            known[key] = RunFailedError(f"FLOPs cannot be counted: {brief(error)}")
+    found = known[key]
+    if isinstance(found, UserError | RunFailedError):
+        raise found
+    return found
 
 
 def clients_of(config: RunConfig) -> int:

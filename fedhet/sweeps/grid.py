@@ -31,31 +31,31 @@ PROFILES = {"full": (1.0, 1.0), "quick": (0.1, 0.2)}  # shares of the rounds and
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: what distinguishes it, and its whole configuration."""
+    """One run of a sweep: its values of the grid, and its whole configuration."""
 
     values: Mapping[str, Any]
     config: RunConfig
 
     @property
     def name(self) -> str:
-        """Folder of its run: the method, and 16 digits of the configuration's SHA-256."""
+        """Return the name of its folder: the method, 16 digits of the configuration's SHA-256."""
         method = self.config.method.rpartition(":")[2] or self.config.method
         return f"{method}-{digest(self.config)[:16]}"
 
     @property
     def label(self) -> str:
-        """What distinguishes it, for people."""
+        """Return its values, for people."""
         return " ".join(f"{key}={_short(value)}" for key, value in self.values.items())
 
 
 def digest(config: RunConfig) -> str:
-    """SHA-256 of everything in a configuration that decides its result."""
+    """Return the SHA-256 of everything in a configuration that decides its result."""
     text = json.dumps(deciding(config.flat()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a flat configuration what decides the result; of paths the last name."""
+    """Return the keys of a configuration that decide its result; of paths the last name."""
     kept = {
         key: value
         for key, value in flat.items()
@@ -69,10 +69,10 @@ def deciding(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> list[Cell]:
-    """The cells of a preset, each once, in the grid's order.
+    """Return the cells of a preset, each once, in the grid's order.
 
     ``profile`` "quick" takes a tenth of the rounds and a fifth of the epochs, at least two rounds
-    and one epoch. Raises UserError, in one line, for the first mistake in any cell.
+    and one epoch. Raise UserError for the first mistake in any cell.
     """
     preset = read_yaml(path)
     if "grid" not in preset:
@@ -81,23 +81,19 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
             "grid: {method: [fedssa, standalone], seed: [0, 1, 2]}"
         )
     grids, paired = grids_of(preset)
-    # One process per cell unless the preset asks for Ray, which a cell beyond one core needs.
     changes: dict[str, Any] = dict(read_overrides(overrides))
     for key in sorted(changes.keys() & (SWEEP_KEYS | {"out", "name"})):
         what = f"stands in the preset '{path}'" if key in SWEEP_KEYS else "is the cells' own"
         where = "edit it there" if key in SWEEP_KEYS else "--out names the folder of all"
         raise UserError(f"{key}: it {what} in a sweep and is not given with key=value; {where}")
     common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
-    cells = []
-    for grid in grids:
-        for values in combinations(grid, paired):
-            chosen = values | {key: changes[key] for key in values if key in changes}
-            cells.append(Cell(chosen, _scaled(resolve(common | changes, chosen), profile)))
-    return once(cells)
+    every = [values for grid in grids for values in combinations(grid, paired)]
+    chosen = [values | {key: changes[key] for key in values.keys() & changes} for values in every]
+    return once(Cell(one, _scaled(resolve(common | changes, one), profile)) for one in chosen)
 
 
 def once(cells: Iterable[Cell]) -> list[Cell]:
-    """Every cell once; UserError for two of one name, as files are called by their last name."""
+    """Return every cell once. Raise UserError if cells of one name have different files."""
     found: dict[str, Cell] = {}
     for cell in cells:
         one, other = found.setdefault(cell.name, cell).config.flat(), cell.config.flat()
@@ -111,17 +107,15 @@ def once(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def grids_of(preset: Mapping[str, Any]) -> tuple[list[dict[str, list[Any]]], list[list[str]]]:
-    """The grids of a sweep's preset and its groups of paired keys. Raises UserError."""
+    """Return the grids of a sweep's preset and its groups of paired keys."""
     grids, paired = preset["grid"], _groups(preset.get("paired", []))
-    grids = grids if isinstance(grids, list) else [grids]
-    if not grids:
-        raise UserError("grid: '[]' is not allowed: give a map of keys to lists, or several")
+    grids = grids if isinstance(grids, list) and grids else [grids]
     _check_grids(grids, paired)
     return grids, paired
 
 
 def title_of(path: Path) -> str:
-    """What a preset calls its settings; empty if it does not say."""
+    """Return a preset's title; empty if it has none."""
     title = read_yaml(path).get("title", "")
     if not isinstance(title, str):
         raise UserError(f"title: '{title}' is not allowed: a text, such as \"Digits, 10 clients\"")
@@ -131,17 +125,12 @@ def title_of(path: Path) -> str:
 def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
     for grid in grids:
         if not isinstance(grid, dict) or not grid:
-            raise UserError(
-                f"grid: '{grid}' is not allowed: a map of keys to lists, or a list of maps"
-            )
+            raise UserError(f"grid: '{grid}' is not allowed: a map of keys to lists, or several")
         for key, values in grid.items():
             if not isinstance(key, str):
                 raise UserError(f"grid: '{key}' is no key: give names of keys")
             if key in INERT:
-                raise UserError(
-                    f"grid: '{key}' changes no result, so that its values are one cell: give one "
-                    "value, beside `grid`"
-                )
+                raise UserError(f"grid: '{key}' changes no result: give one value, beside `grid`")
             if not isinstance(values, list) or not values:
                 raise UserError(f"grid: '{key}: {values}' is not allowed: give a list of values")
     named: set[str] = set()
@@ -156,7 +145,7 @@ def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
 def combinations(
     grid: Mapping[str, list[Any]], paired: Sequence[Sequence[str]]
 ) -> Iterator[dict[str, Any]]:
-    """Every choice of one value per key; the lists of a group of ``paired`` are walked together."""
+    """Yield every choice of one value per key; the lists of a ``paired`` group move together."""
     groups = {key: [key] for key in grid}
     for group in paired:
         together = [key for key in group if key in grid]
@@ -175,7 +164,7 @@ def combinations(
 
 
 def resolve(common: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfig:
-    """One cell's configuration; keys of the preset that only other methods have are left out."""
+    """Return a cell's configuration, without the preset's keys of other methods."""
     merged = {**common, **values}
     own = method_keys(find_method(str(merged.get("method", "fedssa"))))
     foreign: set[str] = set()
@@ -198,7 +187,7 @@ def _scaled(config: RunConfig, profile: str) -> RunConfig:
 
 
 def _groups(value: Any) -> list[list[str]]:
-    """``[a, b]`` or ``[[a, b], [c, d]]`` as groups of keys."""
+    """Return ``[a, b]`` or ``[[a, b], [c, d]]`` as groups of keys."""
     groups = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     for group in groups:
         if not isinstance(group, list) or not all(isinstance(key, str) for key in group):

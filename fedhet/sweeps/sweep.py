@@ -7,6 +7,7 @@ off is continued to the same bytes. Beside the run folders lies ``sweeps/<preset
 """
 
 import contextlib
+import logging
 import math
 import multiprocessing
 import os
@@ -18,17 +19,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
 from fedhet.config.load import RESUMABLE
 from fedhet.config.schema import RunConfig
+from fedhet.engines.preflight import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
-from fedhet.files import write_json, write_text
+from fedhet.files import cpus, write_json, write_text
 from fedhet.reading.bounds import open_regular
 from fedhet.reading.structured import read_json, read_jsonl, read_yaml
 from fedhet.records.environment import source_digest, versions
@@ -44,30 +47,9 @@ ENDED = {FINISHED, DIVERGED, FAILED}
 POLL = 0.2  # seconds between looks at the cells
 FAREWELL = 30.0  # seconds that an interrupted cell has to write its summary
 LAST = 65_536  # bytes at the end of a log that its last line is looked for in
-REACH = 5.0  # seconds to connect to a Ray cluster
 RETRIES = 3  # times that Ray starts a cell again whose machine or process has died
 Work = Callable[[list[str]], int]  # runs a command line of fedhet, returns its exit code
 _FORKS = multiprocessing.get_context("forkserver")
-
-
-class CellProcess(Protocol):
-    """The process of a cell, as one of :mod:`multiprocessing`."""
-
-    @property
-    def exitcode(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
-
-    def is_alive(self) -> bool:
-        """Return whether it runs, or waits for its turn."""
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
-
-    def kill(self) -> None:
-        """End it at once."""
 
 
 @dataclass
@@ -82,7 +64,7 @@ class Job:
     ended: float = 0.0
     begun_at: int = 0  # rounds that were finished when it was started
     logged: int = 0  # bytes of its log when it was started
-    process: CellProcess | None = None
+    process: "BaseProcess | RayTask | None" = None
     rounds: int = 0
     accuracy: float | None = None
     anew: bool = False  # nothing in its folder can be continued
@@ -197,16 +179,6 @@ class Order:
         return self.work(self.words())
 
 
-class Place(Protocol):
-    """Where cells run."""
-
-    def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
-        """Return whether one more may run beside those that run; ``workers`` 0: as many as fit."""
-
-    def start(self, job: Job, order: Order) -> CellProcess:
-        """Run or continue a cell for which there is room."""
-
-
 class Local:
     """This machine: cells are forked from one process that has imported everything."""
 
@@ -216,7 +188,8 @@ class Local:
             return not running
         return len(running) < (workers or default_workers(job.cell.config.threads))
 
-    def start(self, job: Job, order: Order) -> CellProcess:
+    @staticmethod
+    def start(job: Job, order: Order) -> BaseProcess:
         """Fork it. RunFailedError if the process that forks was killed."""
         _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.grid"])
         process = _FORKS.Process(target=_in_fork, args=(order,))
@@ -241,12 +214,10 @@ def _in_fork(order: Order) -> None:
 class OnRay:
     """A Ray cluster whose machines all see the sweep's folder; Ray chooses a cell's machine."""
 
-    def __init__(self) -> None:
-        import ray  # noqa: PLC0415  (a second)
-
-        self.nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+    def __init__(self, ray: Any) -> None:
+        self.ray = ray
         # One process a cell, as here; a machine that dies costs its cells their running round.
-        self.remote: Any = ray.remote(max_calls=1, max_retries=RETRIES)(_in_task)
+        self.task = ray.remote(max_calls=1, max_retries=RETRIES)(_in_task)
 
     def fits(self, job: Job, running: Sequence[Job], workers: int) -> bool:
         """Return whether the cluster has CPUs for one more of this sweep's cells."""
@@ -259,53 +230,45 @@ class OnRay:
             )
         return len(running) < min(sum(rooms), workers or sum(rooms))
 
-    def start(self, job: Job, order: Order) -> CellProcess:
-        """Submit it; Ray chooses its machine."""
+    def start(self, job: Job, order: Order) -> "RayTask":
+        """Submit it."""
         config = job.cell.config
         share = gpu_share(config, self._resources())
-        task = self.remote.options(num_cpus=config.threads, num_gpus=share, name=job.cell.name)
-        return RayTask(task.remote(order, made_with()))
+        task = self.task.options(num_cpus=config.threads, num_gpus=share, name=job.cell.name)
+        return RayTask(self.ray, task.remote(order, made_with()))
 
     def _resources(self) -> list[dict[str, float]]:
-        return [one["Resources"] for one in self.nodes() if one["Alive"]]
+        return [one["Resources"] for one in self.ray.nodes() if one["Alive"]]
 
 
 class RayTask:
-    """A cell as one task of Ray."""
+    """A cell as one task of Ray, with the methods of a process that a sweep uses."""
 
-    def __init__(self, reference: Any) -> None:
-        self.reference = reference
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self.ray, self.reference = ray, reference
         self.exitcode: int | None = None
         self.why = ""  # it never ran, or ended without an exit code
 
     def is_alive(self) -> bool:
         """Return whether it runs, or waits for its turn."""
-        import ray  # noqa: PLC0415
-
-        if self.exitcode is None and ray.wait([self.reference], timeout=0)[0]:
+        if self.exitcode is None and self.ray.wait([self.reference], timeout=0)[0]:
             try:
-                self.exitcode, self.why = ray.get(self.reference)
+                self.exitcode, self.why = self.ray.get(self.reference)
             except Exception as error:  # noqa: BLE001  (Ray's, and what a task raised)
                 self.exitcode, self.why = 1, one_line(error, 300)
         return self.exitcode is None
 
     def terminate(self) -> None:
         """Interrupt it as Ctrl-C does."""
-        import ray  # noqa: PLC0415
-
-        ray.cancel(self.reference)
+        self.ray.cancel(self.reference)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
-        import ray  # noqa: PLC0415
-
-        ray.wait([self.reference], timeout=timeout)
+        self.ray.wait([self.reference], timeout=timeout)
 
     def kill(self) -> None:
         """End its process."""
-        import ray  # noqa: PLC0415
-
-        ray.cancel(self.reference, force=True)
+        self.ray.cancel(self.reference, force=True)
 
 
 def _in_task(order: Order, ours: dict[str, str]) -> tuple[int, str]:
@@ -327,7 +290,7 @@ def joined(address: str) -> Iterator[OnRay]:
 
     Raise UserError if nobody answers there, or this machine is no part of the cluster.
     """
-    _reach(address)
+    check_ray_address(address, "--ray")
     # `uv run` would have Ray pack the current folder and send it to every machine.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -337,7 +300,7 @@ def joined(address: str) -> Iterator[OnRay]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="CRITICAL")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except Exception as error:
         raise UserError(
             f"--ray: '{address}' cannot be joined from here: {one_line(error, 300)} (this machine "
@@ -347,28 +310,9 @@ def joined(address: str) -> Iterator[OnRay]:
         for number, handler in handlers.items():  # Ray sets its own
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     try:
-        yield OnRay()
+        yield OnRay(ray)
     finally:
         ray.shutdown()
-
-
-def _reach(address: str) -> None:
-    """Connect once: Ray itself would try for half a minute."""
-    if address == "auto":
-        return
-    name, _, port = address.rpartition(":")
-    if not name or not port.isascii() or not port.isdigit():
-        raise UserError(
-            f"--ray: '{address}' is not allowed: HOST:PORT of the cluster's head, such as "
-            "10.0.0.1:6379, or auto"
-        )
-    try:
-        socket.create_connection((name.strip("[]"), int(port)), REACH).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"--ray: nobody answers at '{address}' ({one_line(error)}): start the cluster with "
-            "`ray start --head`, see docs/scale.md"
-        ) from error
 
 
 def gpu_share(config: RunConfig, machines: Sequence[dict[str, float]]) -> float:
@@ -409,7 +353,7 @@ class Sweep:
     work: Work  # what a cell's process does with its command line
     note: str = ""
     title: str = ""  # what reports call its settings
-    place: Place = field(default_factory=Local)
+    place: Local | OnRay = field(default_factory=Local)
     _lock: FileLock | None = field(default=None, repr=False)
 
     @classmethod
@@ -604,7 +548,7 @@ class Sweep:
 
 def default_workers(threads: int) -> int:
     """Return how many cells of so many threads fit the CPUs that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) // threads)
+    return max(1, cpus() // threads)
 
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:

@@ -1,10 +1,10 @@
-"""Searches keys of one or several methods, judged on validation images alone.
+"""Search keys of one or several methods, judged by validation accuracy alone.
 
-Every method gets the same number of trials, drawn (seeded) from its grid or its ranges where there
-are more: a method with more keys must not win by being tried more often. Seeds repeat a trial. Test
-accuracies are in the run folders, as of any run; nothing here reads them.
+Every method gets the same number of trials, so that none wins by more tries. They are drawn with a
+seed from its grid or its ranges. Seeds repeat a trial. Nothing here reads a test accuracy.
 """
 
+import contextlib
 import math
 import re
 from collections import Counter
@@ -39,18 +39,17 @@ RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})")
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``: of equal logarithmic chance if both are above 0."""
+    """Numbers from ``low`` to ``high``, uniform in the logarithm if both are above 0."""
 
     low: float
     high: float
     whole: bool = False
 
     def draw(self, rng: np.random.Generator) -> float:
-        """A number of three digits, or a whole one."""
-        if self.low > 0:
-            number = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
-        else:
-            number = rng.uniform(self.low, self.high)
+        """Return a number of three digits, or a whole one."""
+        logarithmic, ends = self.low > 0, (self.low, self.high)
+        number = rng.uniform(*map(math.log, ends) if logarithmic else ends)
+        number = math.exp(number) if logarithmic else number
         if self.whole:
             return round(number)
         return min(self.high, max(self.low, float(f"{number:.3g}")))
@@ -58,7 +57,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Trial:
-    """Values that are tried with a method, and the runs of it: one for every seed."""
+    """Values that are tried with a method, and its runs: one for every seed."""
 
     method: str
     values: Mapping[str, Any]
@@ -66,13 +65,13 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """The values, for people."""
+        """Return the values, for people."""
         return " ".join(f"{key}={value}" for key, value in self.values.items())
 
 
 @dataclass(frozen=True)
 class Search:
-    """What was asked for: the preset's keys with those that are fixed, and what is searched."""
+    """The preset's keys with those that are fixed, and the keys that are searched."""
 
     base: Mapping[str, Any]
     methods: Sequence[str]
@@ -82,9 +81,9 @@ class Search:
 
     @classmethod
     def read(cls, path: Path, words: Sequence[str]) -> "Search":
-        """``KEY=VALUE`` fixes a key, ``KEY=V1,V2`` and ``KEY=LOW..HIGH`` search it.
+        """Read ``KEY=VALUE``, which fixes a key, and ``KEY=V1,V2`` or ``KEY=LOW..HIGH``.
 
-        A preset of a sweep says which methods are searched, unless ``words`` do.
+        The methods are those of ``words``, else those of a sweep's preset.
         """
         preset = read_yaml(path)
         base = {key: v for key, v in preset.items() if key not in SWEEP_KEYS}
@@ -129,7 +128,7 @@ class Search:
         return cls(base, methods, repeats, typed, title_of(path))
 
     def trials(self, count: int, seed: int) -> list[Trial]:
-        """``count`` trials for each method (0: as many as the smallest grid has)."""
+        """Return ``count`` trials for each method (0: as many as the smallest grid has)."""
         spaces = {method: self._space(method) for method in self.methods}
         ranged = any(isinstance(v, Range) for v in self.axes.values())
         sizes = {method: _size(space) for method, space in spaces.items()}
@@ -148,7 +147,7 @@ class Search:
         return found
 
     def preset(self, trial: Trial) -> dict[str, Any]:
-        """The keys of a run with these values, as a preset holds them."""
+        """Return the keys of a run with these values, as a preset holds them."""
         own = _keys(trial.method) | _COMMON
         kept = {key: value for key, value in self.base.items() if key in own}
         for key in ("method", "out", "name"):
@@ -156,12 +155,9 @@ class Search:
         return {"method": trial.method, **kept, **trial.values}
 
     def sweep(self, chosen: Sequence[Trial]) -> dict[str, Any]:
-        """A sweep's preset that compares the methods with these values.
-
-        In paired blocks whose seeds, of partitions and of everything else, no trial had.
-        """
-        used = {cell.config.seed for trial in chosen for cell in trial.cells}
-        used |= {cell.config.data_seed for trial in chosen for cell in trial.cells}
+        """Return a sweep's preset that compares the methods in blocks whose seeds no trial had."""
+        configs = [cell.config for trial in chosen for cell in trial.cells]
+        used = {seed for config in configs for seed in (config.seed, config.data_seed)}
         fresh = [seed for seed in range(BLOCKS + len(used)) if seed not in used][:BLOCKS]
         grid = []
         for trial in chosen:
@@ -191,7 +187,7 @@ class Search:
 
 
 def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
-    """The methods of a sweep's preset, in its order; its seeds are of the blocks to come."""
+    """Return the methods of a sweep's preset; its seeds are left for the comparison."""
     grids, _ = grids_of(preset)
     others = sorted({key for grid in grids for key in grid} - {"method", *SEEDS})
     if others:
@@ -204,7 +200,7 @@ def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
 
 
 def validation(folders: Sequence[Path]) -> float | None:
-    """Mean over runs of the last round's mean validation accuracy, percent; None: one has none."""
+    """Return the runs' mean validation accuracy in the last round, percent; None: one has none."""
     found = []
     for folder in folders:
         records = list(read_jsonl(folder / "rounds.jsonl"))
@@ -216,22 +212,18 @@ def validation(folders: Sequence[Path]) -> float | None:
 
 
 def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> dict[str, int]:
-    """The position of every method's best trial; of equal ones the first. None is the worst."""
-    chosen: dict[str, int] = {}
+    """Return the position of every method's best trial; of equal ones the first."""
+    chosen: dict[str, tuple[float, int]] = {}
     for i, (trial, score) in enumerate(zip(trials, scores, strict=True)):
-        if score is None:
-            continue
-        before = chosen.get(trial.method)
-        if before is None or score > (scores[before] or 0.0):
-            chosen[trial.method] = i
-    return chosen
+        if score is not None and score > chosen.get(trial.method, (-1.0, 0))[0]:
+            chosen[trial.method] = score, i
+    return {method: i for method, (_, i) in chosen.items()}
 
 
 def preset_text(keys: Mapping[str, Any], use: str, command: str, lines: Sequence[str]) -> str:
-    """A preset with the command that uses it, the one that made it and the trials in its head."""
-    head = [f"# fedhet {use}", f"# {command}", *(f"# {line}" for line in lines), ""]
-    body = yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
-    return "\n".join(head) + "\n" + body
+    """Return a preset headed by the command that uses it, the one that made it, and ``lines``."""
+    head = "".join(f"# {line}\n" for line in (f"fedhet {use}", command, *lines))
+    return head + "\n" + yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
 
 
 def _keys(method: str) -> set[str]:
@@ -239,16 +231,15 @@ def _keys(method: str) -> set[str]:
 
 
 def _values(key: str, text: str) -> Sequence[Any] | Range:
-    """The values that a word gives to a key."""
+    """Return the values that a word gives to a key."""
     if ".." in text and key not in LISTS | TEXTS:
-        if not (range_ := RANGE.fullmatch(text)):
+        if not (found := RANGE.fullmatch(text)):
             raise UserError(f"{key}: '{text}' is no range of numbers, such as 0.001..0.1")
-        ends = float(range_[1]), float(range_[2])
-        if not all(map(math.isfinite, ends)):
-            raise UserError(f"{key}: '{text}' is no range: both numbers must be finite")
-        if not ends[0] < ends[1]:
-            raise UserError(f"{key}: '{text}' is no range: the second number must be larger")
-        return Range(*ends)
+        low, high = float(found[1]), float(found[2])
+        if not low < high or math.isinf(low) or math.isinf(high):
+            why = "both numbers must be finite, and the second one larger"
+            raise UserError(f"{key}: '{text}' is no range: {why}")
+        return Range(low, high)
     parts = [text] if key in LISTS else text.split(",")
     values = [_plain(part.strip()) for part in parts]
     for value, count in Counter(values).items():
@@ -258,21 +249,17 @@ def _values(key: str, text: str) -> Sequence[Any] | Range:
 
 
 def _plain(text: str) -> Any:
-    """A number or truth value if the text is one; the configuration's checks do the rest."""
-    if text in {"true", "false"}:
-        return text == "true"
+    """Return a number or truth value if the text is one; the configuration checks the rest."""
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
-    return text
+    return {"true": True, "false": False}.get(text, text)
 
 
 def _typed(
     key: str, values: Sequence[Any] | Range, methods: Sequence[str]
 ) -> Sequence[Any] | Range:
-    """A range of whole numbers where the key takes no others."""
+    """Return a range as one of whole numbers where the key takes no others."""
     known = [RunConfig.model_fields, *(find_method(m).params.model_fields for m in methods)]
     kinds = [f.annotation for fields in known for name, f in fields.items() if kebab(name) == key]
     if not isinstance(values, Range) or int not in kinds:
@@ -290,7 +277,7 @@ def _size(space: Mapping[str, Sequence[Any] | Range]) -> float:
 def _drawn(
     space: Mapping[str, Sequence[Any] | Range], count: int, rng: np.random.Generator
 ) -> Iterator[dict[str, Any]]:
-    """``count`` different choices; a grid that is no larger is walked in its own order."""
+    """Yield ``count`` different choices; those of a grid in its own order."""
     size = _size(space)
     if math.isfinite(size):
         grid = list(product(*(v for v in space.values() if not isinstance(v, Range))))

@@ -153,23 +153,6 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     assert out.read_text().startswith(f"# fedhet sweep best.yaml --out DIR\n{by}")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "nothing is searched: give a key several values"),
-        (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "nothing is searched"),
-        (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
-        (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
-        (["lr=0.1,0.2", "method=fd,fd"], "method: fd is given twice"),
-        (["lr=0.1..1e999"], "lr: '0.1..1e999' is no range: both numbers must be finite"),
-        (["lrr=0.1,0.2"], "lrr: none of fedssa has this key; did you mean 'lr'"),
-    ],
-)
-def test_a_search_of_nothing_or_of_one_thing_twice_is_refused(preset, words, says):
-    with pytest.raises(UserError, match=f"^{re.escape(says)}"):
-        Search.read(preset, words)
-
-
 def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):
     options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
     command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=False, work=pretend)
@@ -222,17 +205,24 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "says"),
     [
-        (["lr"], "^'lr': write key=value"),
-        (["lr=0.1..0.01"], "^lr: '0.1..0.01' is no range"),
-        (["lr=a..b"], "^lr: 'a..b' is no range of numbers"),
-        (["method=fd,fml", "lam=1,2"], "^lam: none of fd, fml has this key"),
-        (["seed=0..3"], "^seed: a list"),
-        (["split=8:0:2", "lr=0.1,0.2"], "^split: without validation images"),
-        (["lr=0.1,-1"], "^lr: '-1' is not allowed"),
+        ([], "nothing is searched: give a key several values"),
+        (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "nothing is searched"),
+        (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
+        (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
+        (["lr=0.1,0.2", "method=fd,fd"], "method: fd is given twice"),
+        (["lr=0.1..1e999"], "lr: '0.1..1e999' is no range: both numbers must be finite"),
+        (["lr=0.1..0.01"], "lr: '0.1..0.01' is no range"),
+        (["lr=a..b"], "lr: 'a..b' is no range of numbers"),
+        (["lrr=0.1,0.2"], "lrr: none of fedssa has this key; did you mean 'lr'"),
+        (["method=fd,fml", "lam=1,2"], "lam: none of fd, fml has this key"),
+        (["lr"], "'lr': write key=value"),
+        (["seed=0..3"], "seed: a list"),
+        (["split=8:0:2", "lr=0.1,0.2"], "split: without validation images"),
+        (["lr=0.1,-1"], "lr: '-1' is not allowed"),
     ],
 )
-def test_mistakes_are_one_line(preset, words, reason):
-    with pytest.raises(UserError, match=reason):
+def test_mistakes_are_one_line(preset, words, says):
+    with pytest.raises(UserError, match=f"^{re.escape(says)}"):
         Search.read(preset, words).trials(0, 0)

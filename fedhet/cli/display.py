@@ -19,7 +19,7 @@ from fedhet.files import plain_path
 from fedhet.records.summary import duration, headline, seconds_left
 
 if TYPE_CHECKING:
-    from fedhet.reports.sections import Report
+    from fedhet.reports.report import Report
 
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
 
@@ -119,27 +119,22 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
 
 
 def show_report(made: "Report", out: Path, *, as_json: bool) -> None:
-    """What a report holds; the page is the last line, or a key of the JSON."""
-    page = str(plain_path(out if out.suffix == ".md" else out / "report.html"))
-    missing = {figure.name: figure.absent for figure in made.figures() if figure.absent}
+    """Print what a report says; the page is the last line, or a key of the JSON."""
+    page = str(plain_path(out / "report.html"))
+    left_out = {one.name: one.reason for one in made.runs.left_out}
     if as_json:
-        drawn = [figure.name for figure in made.figures() if figure.panels]
-        names = [table.name for table in made.tables()]
-        content = {"page": page, "runs": len(made.runs), "tables": names, "figures": drawn}
-        left_out = {one.name: one.reason for one in made.left_out}
-        content |= {"absent": missing, "left_out": left_out, "not_imported": list(made.refused)}
+        content = {
+            "page": page, "runs": len(made.runs.placed),
+            "tables": [table.name for table in made.tables],
+            "figures": [figure.name for figure in made.figures if figure.panels],
+            "absent": made.absent, "left_out": left_out,
+        }  # fmt: skip
         print(json.dumps(content, indent=2))
         return
-    for name in made.refused:
-        print(
-            f"fedhet: {name} is not imported: it is code that would run as you, of a run that was "
-            "not made here; --trust imports it, if you trust who made it",
-            file=sys.stderr,
-        )
-    for one in made.left_out:
-        print(one_line(f"fedhet: left out: {one.name}: {one.reason}", None), file=sys.stderr)
-    for name, reason in missing.items():
-        print(one_line(f"fedhet: figure {name} is absent: {reason}", None), file=sys.stderr)
-    for line in made.verdict:
+    for name, reason in left_out.items():
+        print(one_line(f"fedhet: left out: {name}: {reason}", None), file=sys.stderr)
+    for title, reason in made.absent.items():
+        print(one_line(f"fedhet: figure {title} is absent: {reason}", None), file=sys.stderr)
+    for line in made.runs.verdict:
         print(one_line(line, None))
     print(page)

@@ -91,9 +91,7 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
         list[Path],
         typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="folder of the report; files in it are replaced")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
     formats: Annotated[
         str,
         typer.Option("--format", help="beside the page, of md, csv, latex, svg, parquet"),
@@ -104,12 +102,6 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
     records: Annotated[
         Path | None, typer.Option(help="write the runs there as packed records, to be committed")
-    ] = None,
-    into: Annotated[
-        Path | None, typer.Option(help="Markdown file whose marked part becomes the tables")
-    ] = None,
-    docs: Annotated[
-        Path | None, typer.Option(help="folder whose results.md and results/ are written anew")
     ] = None,
     models: Annotated[
         bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
@@ -122,13 +114,11 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     from fedhet.cli.display import show_report
     from fedhet.reports.report import report as write
 
-    page = write(
+    made = write(
         places, out, formats=[one.strip() for one in formats.split(",") if one.strip()],
-        baseline=baseline, title=title, records=records, into=into, docs=docs, models=models,
-        trust=trust,
+        baseline=baseline, title=title, records=records, models=models, trust=trust,
     )  # fmt: skip
-    made = docs / "results.md" if out is None and docs is not None else out
-    show_report(page, made or Path(), as_json=as_json)
+    show_report(made, out, as_json=as_json)
 
 
 def add_commands(command: Register) -> None:

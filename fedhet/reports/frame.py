@@ -1,221 +1,196 @@
-"""The run table: a line a run, a column a key and a figure; for anybody's own analysis.
+"""Runs as pandas DataFrames: a line a run, a line a round, a line a client.
 
-``fedhet.load_sweep(DIR)`` reads runs as ``fedhet report`` does; ``.frame()`` is the table as a
-pandas DataFrame, and the report's pictures are methods beside it. The columns are described in
-:data:`FIGURES` and docs/report.md; every key of a configuration is a column in snake case.
+``fedhet.load_sweep(DIR)`` reads runs as ``fedhet report`` does. The columns are described in
+docs/report.md; everything else in a report is computed from these frames.
 """
 
 import json
 import os
-from collections.abc import Sequence
-from io import BytesIO
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedhet import plugins
+import numpy as np
+import pandas as pd
+
+from fedhet.config.load import method_name as known_as
+from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
-from fedhet.files import csv_text
-from fedhet.records.summary import spread
-from fedhet.reports import curves, figures, overview, panels
-from fedhet.reports.comparison import (
-    Comparison,
-    block_differences,
-    final,
-    never_sampled,
-    per_reply,
-    trained,
-)
-from fedhet.reports.drawing import Picture
-from fedhet.reports.reading import own_names
-from fedhet.reports.sections import compared
-from fedhet.reports.settings import Arm
-from fedhet.reports.validity import means_alone
-from fedhet.reports.verdict import sentences
+from fedhet.reports import figures
+from fedhet.reports.comparison import Comparison, adjust, compare, sentences
+from fedhet.reports.reading import LeftOut, Run, read_runs
+from fedhet.reports.settings import Placed, arrange
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-FIGURES = {
-    "run": "name of the run folder or record",
-    "setting": "short name of the setting",
-    "setting_id": "its anchor in a report, which stays when runs are added",
-    "arm": "method with those of its own keys that are not the default",
-    "accuracy": "mean test accuracy over all clients after the last round, percent",
-    "accuracy_best_validation": "the same in the round with the best validation accuracy, percent",
-    "accuracy_sampled": "mean over the clients that were ever sampled, percent",
-    "accuracy_std": "standard deviation over these, points",
-    "accuracy_p10": "10th percentile of these, percent",
-    "accuracy_worst": "lowest of these, percent",
-    "difference": "points above the baseline on the same block and clients; empty without one",
-    "never_sampled": "clients that never took part",
-    "federation": "clients",
-    "floats_up": "floats that a client sends in a round, mean over replies",
-    "floats_down": "floats that it gets",
-    "gflops": "training GFLOPs of a client in a round, mean over replies",
-    "wall_seconds": "wall time of the rounds, on whatever machine it was",
-    "failures": "replies that were left out",
-    "run_sha256": "last link of the hash chain",
-    "fedhet_version": "fedhet that made the run",
-    "torch_version": "torch that made the run",
-    "git_commit": "commit, where it was a checkout",
-    "processor": "processor of the machine",
-}
+COLUMNS = (  # of the frame of runs, before the keys of the configuration
+    "run", "setting", "setting_id", "arm", "block", "compared", "accuracy", "balanced_accuracy",
+    "macro_f1", "auroc", "log_loss", "ece", "majority_accuracy",
+    "accuracy_best_validation", "best_validation",
+    "accuracy_sampled", "accuracy_std", "accuracy_p10", "accuracy_worst", "difference",
+    "never_sampled", "federation", "floats_up", "floats_down", "gflops", "epsilon", "noise_of",
+    "wall_seconds", "failures", "run_sha256", "fedhet_version", "torch_version", "git_commit",
+    "processor",
+)  # fmt: skip
+_PLACE = ["number", "run", "setting_id", "arm", "method", "block", "compared"]
 
 
-def run_table(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """A dict a run with the keys of :data:`FIGURES`, then those of its configuration."""
-    made = []
-    for one in comparisons:
-        taken = {id(arm.runs) for arm in one.arms}  # also from variants, and told of here
-        others = [
-            arm for setting in one.setting.variants for arm in setting.arms
-            if arm.runs and id(arm.runs) not in taken
-        ]  # fmt: skip
-        for arms, base in ((one.arms, one.baseline), (others, None)):
-            made += [_row(one, arm, block, base) for arm in arms for block in arm.blocks]
-    keys = dict.fromkeys(key for row in made for key in row)
-    made.sort(key=lambda row: str(row["run"]))
-    return [{key: row.get(key) for key in keys} for row in made]
+class Runs:
+    """Finished runs beside each other, as ``fedhet report`` compares them."""
+
+    def __init__(self, runs: Sequence[Run], left_out: Iterable[LeftOut] = (), baseline: str = ""):
+        """``baseline``: the method that others are compared with; raises UserError without it."""
+        self.left_out = list(left_out)
+        self.placed, failed = arrange(runs, self.left_out)
+        if not self.placed:
+            first = "; ".join(f"{one.name}: {one.reason}" for one in self.left_out[:3])
+            raise UserError(f"there is no finished run to report: {first}")
+        self._runs, self._rounds, self._clients = _frames(self.placed)
+        settings = {one.setting.slug: one.setting for one in self.placed}
+        self.comparisons: list[Comparison] = compare(
+            settings, self._runs, self._rounds, self._clients, failed,
+            known_as(baseline) if baseline else "",
+        )  # fmt: skip
+        for one in self.comparisons:
+            held = (each.run for each in self.placed if each.setting is one.setting)
+            one.counts = next((_counts(run) for run in held if run.counts), None)
+        adjust(self.comparisons)
+        blocks = [one.differences("accuracy") for one in self.comparisons]
+        self._runs["difference"] = pd.concat(blocks).reindex(self._runs["number"]).to_numpy()
+
+    @cached_property
+    def verdict(self) -> list[str]:
+        """The sentences that a report opens with."""
+        return sentences(self.comparisons)
+
+    @property
+    def settings(self) -> list[str]:
+        """Short names of the settings."""
+        return [one.setting.title for one in self.comparisons]
+
+    def frame(self, what: str = "runs") -> pd.DataFrame:
+        """Return a frame with a line a run (``runs``), a round (``rounds``) or a client.
+
+        That of runs has a column a figure and, in snake case, a column a key of the configuration.
+        """
+        frames = {"runs": self._runs, "rounds": self._rounds, "clients": self._clients}
+        if what not in frames:
+            raise UserError(f"frame: '{what}' is not allowed: runs, rounds, clients")
+        return frames[what].drop(columns="number").reset_index(drop=True)
+
+    def differences(self) -> "figures.Picture":
+        """Draw paired differences to the baseline, a panel per setting."""
+        return figures.differences(self.comparisons)
+
+    def traffic(self) -> "figures.Picture":
+        """Draw accuracy against traffic, a panel per setting."""
+        return figures.traffic(self.comparisons)
+
+    def figures(self, setting: str = "") -> "list[figures.Picture]":
+        """Draw every figure of a setting's details, of the first if none is named."""
+        for one in self.comparisons:
+            if setting in {"", one.setting.title, one.setting.slug}:
+                return figures.of_setting(one)
+        raise UserError(f"setting: '{setting}' is none of: {'; '.join(self.settings)}")
+
+    def __repr__(self) -> str:
+        return f"<{len(self._runs)} runs in {len(self.settings)} settings>"
 
 
-def _row(one: Comparison, arm: Arm, block: tuple[int, int], base: Arm | None) -> dict[str, Any]:
-    run = arm.runs[block]
-    told = not means_alone(run.summary)
-    over = spread(trained(run)) if told else {}
-    beside: list[float] = []
-    if base is not None and arm is not base:
-        beside = block_differences(Arm(arm.method, arm.keys, {block: run}), base)
-    known = [s.test for s in run.clients if s.generation > 0 and s.test is not None]
-    versions = run.environment.get("versions") or {}
-    row: dict[str, Any] = {
-        "run": run.name, "setting": one.setting.title, "setting_id": one.setting.slug,
-        "arm": arm.name, "accuracy": final(run),
+def load_sweep(*places: str | os.PathLike[str], baseline: str = "") -> Runs:
+    """Read and compare finished runs of sweeps, run folders or packed records.
+
+    ``places`` are their folders or files, ``baseline`` the method that others are compared with,
+    Standalone where it was run. Raises UserError if nothing finished is there.
+    """
+    return Runs(*read_runs(map(Path, places)), baseline)
+
+
+def _frames(placed: Sequence[Placed]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    rows = pd.DataFrame([_row(number, one) for number, one in enumerate(placed)])
+    keys = pd.DataFrame([_config(one) for one in placed])
+    rounds, clients = (
+        rows[_PLACE].merge(_stacked([getattr(one.run, name) for one in placed]), on="number")
+        for name in ("rounds", "clients")
+    )
+    sampled = clients[clients["generation"] > 0].groupby("number")["test_accuracy"]
+    every = clients.groupby("number")["test_accuracy"]
+    over = spread(sampled).combine_first(spread(every)).reindex(rows["number"])
+    rows["accuracy_sampled"] = sampled.mean().reindex(rows["number"])
+    for name in ("std", "p10", "worst"):
+        rows[f"accuracy_{name}"] = over[name]
+    rows["difference"] = np.nan
+    order = [name for name in COLUMNS if name in rows]
+    return pd.concat([rows[["number", "method", *order]], keys], axis=1), rounds, clients
+
+
+def _stacked(tables: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """One table below the other; ``number`` says which one a line is of."""
+    lengths = [len(next(iter(table.values()))) for table in tables]
+    columns = dict.fromkeys(name for table in tables for name in table)
+    parts = {
+        name: np.concatenate(
+            [t.get(name, np.full(n, np.nan)) for t, n in zip(tables, lengths, strict=True)]
+        )
+        for name in columns
+    }
+    return pd.DataFrame({"number": np.repeat(np.arange(len(tables)), lengths)} | parts)
+
+
+def _counts(run: Run) -> pd.DataFrame:
+    """Training examples by client (rows) and class."""
+    numbers = range(len(run.classes))
+    rows = [[own.get(k, 0) for k in numbers] for own in run.counts.values()]
+    return pd.DataFrame(rows, index=list(run.counts), columns=list(run.classes))
+
+
+def spread(groups: Any) -> pd.DataFrame:
+    """Standard deviation (of the population), 10th percentile and lowest of grouped values."""
+    return pd.DataFrame(
+        {"std": groups.std(ddof=0), "p10": groups.quantile(0.1), "worst": groups.min()}
+    )
+
+
+def _row(number: int, one: Placed) -> dict[str, Any]:
+    run, rounds = one.run, one.run.rounds
+    last = int(np.flatnonzero(~np.isnan(rounds["test_accuracy_mean"]))[-1])
+    ends = {
+        name: rounds[f"test_{name}_mean"][last] for name in METRICS if f"test_{name}_mean" in rounds
+    }
+    replies = max(1.0, rounds["replied"].sum())
+    versions, privacy = run.environment.get("versions") or {}, run.summary.get("privacy") or {}
+    listed, metric = len(run.clients["client"]), run.config.get("metric", "accuracy")
+    known = int(run.summary.get("clients") or listed)
+    never = int((run.clients["generation"] == 0).sum())
+    if not run.config.get("evaluate-all", True):
+        never += known - listed
+    return {
+        "number": number, "run": run.name, "setting": one.setting.title,
+        "setting_id": one.setting.slug, "arm": one.arm, "method": one.method,
+        "block": f"{one.block[0]}/{one.block[1]}", "compared": one.main,
+        **{name: ends.get(name, np.nan) for name in (*METRICS, MAJORITY)},
         "accuracy_best_validation": run.summary.get("best_validation_test_accuracy_mean"),
-        "accuracy_sampled": sum(known) / len(known) if known else None,
-        "accuracy_std": over.get("std"), "accuracy_p10": over.get("p10"),
-        "accuracy_worst": over.get("min"), "difference": beside[0] if beside else None,
-        "never_sampled": never_sampled(run) if told else None,
-        "federation": run.federation, "floats_up": per_reply(run, "uplink_floats"),
-        "floats_down": per_reply(run, "downlink_floats"),
-        "gflops": per_reply(run, "train_flops") / 1e9,
+        "best_validation": run.summary.get(f"best_validation_test_{metric}_mean"),
+        "never_sampled": np.nan if run.means_alone else never, "federation": known,
+        "floats_up": rounds["uplink_floats"].sum() / replies,
+        "floats_down": rounds["downlink_floats"].sum() / replies,
+        "gflops": rounds["train_flops"].sum() / replies / 1e9,
+        "epsilon": privacy.get("epsilon_spent_max") or np.nan, "noise_of": privacy.get("noise_of"),
         "wall_seconds": run.summary.get("wall_seconds"),
         "failures": len(run.summary.get("failures") or []),
         "run_sha256": run.summary.get("run_sha256"), "fedhet_version": versions.get("fedhet"),
         "torch_version": versions.get("torch"), "git_commit": run.environment.get("git_commit"),
         "processor": run.environment.get("processor"),
     }  # fmt: skip
-    return row | {key.replace("-", "_"): _flat(value) for key, value in run.config.items()}
+
+
+def _config(one: Placed) -> dict[str, Any]:
+    """Keys of the configuration: lists with commas, maps as JSON; no key takes a figure's name."""
+    taken = {*COLUMNS, "method", "number"}
+    cells = {key.replace("-", "_"): _flat(value) for key, value in one.run.config.items()}
+    return {key: value for key, value in cells.items() if key not in taken}
 
 
 def _flat(value: Any) -> Any:
-    """A cell: lists with commas, maps as JSON."""
     if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
         return ",".join(map(str, value))
     return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
-
-
-def to_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """The run table as CSV; what is missing is empty."""
-    lines: list[list[object]] = [list(rows[0])]
-    lines += [["" if value is None else value for value in row.values()] for row in rows]
-    return csv_text(lines)
-
-
-def to_frame(rows: Sequence[dict[str, Any]]) -> "pd.DataFrame":
-    """The run table as a DataFrame; UserError if pandas is not installed."""
-    try:
-        import pandas as pd  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError(
-            "the run table as a frame needs pandas: pip install 'fedhet[pandas]'"
-        ) from error
-    return pd.DataFrame(list(rows))
-
-
-def to_parquet(rows: Sequence[dict[str, Any]]) -> bytes:
-    """The run table as Parquet; UserError if pandas or pyarrow is not installed."""
-    frame = to_frame(rows)
-    for name in frame.columns:  # Parquet has one kind of value a column
-        if frame[name].dtype == object and len({type(v) for v in frame[name].dropna()}) > 1:
-            frame[name] = frame[name].map(lambda value: None if value is None else str(value))
-    file = BytesIO()
-    try:
-        frame.to_parquet(file, index=False)
-    except ImportError as error:
-        raise UserError("--format parquet needs pyarrow: pip install 'fedhet[pandas]'") from error
-    return file.getvalue()
-
-
-class Runs:
-    """Finished runs beside each other, as ``fedhet report`` compares them."""
-
-    def __init__(self, places: Sequence[Path], baseline: str = "", *, trust: bool = False) -> None:
-        """UserError for a place without runs; ``trust`` imports code that the runs name."""
-        self._allowed = lambda name: trust or name in own_names(places)
-        with plugins.guarded(self._allowed):  # names of methods are found by importing them
-            self._comparisons, self._used, left_out = compared(places, baseline)
-        self.left_out = {one.name: one.reason for one in left_out}
-
-    @property
-    def verdict(self) -> list[str]:
-        """The sentences that a report opens with."""
-        with plugins.guarded(self._allowed):
-            return sentences(self._comparisons, len(self._used))
-
-    @property
-    def settings(self) -> list[str]:
-        """Short names of the settings."""
-        return [one.setting.title for one in self._comparisons]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The run table without pandas: a dict a run."""
-        with plugins.guarded(self._allowed):
-            return run_table(self._comparisons)
-
-    def frame(self) -> "pd.DataFrame":
-        """The run table: a line a run, a column a figure (:data:`FIGURES`) and a key."""
-        return to_frame(self.rows())
-
-    def differences(self) -> Picture:
-        """Paired differences to the baseline, a panel per setting; ``.svg`` is its text."""
-        with plugins.guarded(self._allowed):
-            return panels.differences(self._comparisons)
-
-    def traffic(self) -> Picture:
-        """Accuracy against traffic, a panel per setting."""
-        with plugins.guarded(self._allowed):
-            return panels.traffic(self._comparisons)
-
-    def rounds(self, setting: str = "") -> Picture:
-        """Accuracy over rounds of a setting, the first if none is named."""
-        with plugins.guarded(self._allowed):
-            return figures.rounds(self._one(setting), self._colours())
-
-    def figures(self, setting: str = "") -> list[Picture]:
-        """Every figure of a setting's details."""
-        with plugins.guarded(self._allowed):
-            one, colours = self._one(setting), self._colours()
-            return [*figures.of_setting(one, colours), *curves.over_own_keys(one, colours)]
-
-    def _colours(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(overview.arm_names(self._comparisons))}
-
-    def _one(self, setting: str) -> Comparison:
-        for one in self._comparisons:
-            if setting in {"", one.setting.title, one.setting.slug}:
-                return one
-        raise UserError(f"setting: '{setting}' is none of: {'; '.join(self.settings)}")
-
-    def __repr__(self) -> str:
-        return f"<{len(self._used)} runs in {len(self.settings)} settings>"
-
-
-def load_sweep(*places: str | os.PathLike[str], baseline: str = "", trust: bool = False) -> Runs:
-    """Finished runs of sweeps, run folders or packed records, compared.
-
-    ``places`` are their folders or files, ``baseline`` the method that others are compared with,
-    Standalone where it was run; ``trust`` imports the code that they name, whoever made it.
-    UserError if nothing finished is there.
-    """
-    plugins.look_here()
-    return Runs([Path(place) for place in places], baseline, trust=trust)

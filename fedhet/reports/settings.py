@@ -1,98 +1,76 @@
-"""Runs sorted into settings, arms and blocks.
+"""Sort runs into settings, arms and blocks, and name them.
 
-A *setting* is everything in a configuration except the method, its own keys and the seeds: what
-methods are compared under. An *arm* is a method with its own keys. A *block* is a pair of
-partition seed and seed, which all arms of a setting share. What was run in several precisions is
-one setting, in the precision that has most runs; the others are its variants.
+A *setting* is everything in a configuration except the method, its own keys and the seeds: the
+conditions under which methods are compared. An *arm* is a method with those of its own keys that
+are not at their defaults. A *block* is a pair of partition seed and seed, which all arms of a
+setting share. Runs in several precisions belong to one setting.
+
+No code that a record names is imported: a method ``module:NAME`` is known by that name alone.
 """
 
 import hashlib
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from fedhet.config.checks import GONE
+from fedhet.config.load import find_method
 from fedhet.config.load import method_name as known_as
-from fedhet.config.registry import Method
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.data.inputs import DATASETS
-from fedhet.reports import papers
-from fedhet.reports.names import exact, known_method, method_name, model_range, plain
-from fedhet.reports.runs import LeftOut, Run
+from fedhet.errors import UserError, one_line
+from fedhet.reports.reading import LeftOut, Run
 
 Block = tuple[int, int]  # partition seed, seed
 
 SEARCHED = "tuned"  # value of a key that was searched for each method
-_SEEDS = {"seed", "partition-seed"}
-# What says where and how a run was carried out, not what it computed.
-_CARRIED_OUT = {
-    "out", "name", "state-dir", "state-backend", "keep-state", "tensorboard", "tracker", "device",
-    "actors", "threads", "engine", "round-timeout", "start-timeout", "evaluate-every",
+SPELT = {  # as their authors write them, in the order of the papers' tables
+    "standalone": "Standalone", "lg_fedavg": "LG-FedAvg", "fedclassavg": "FedClassAvg", "fd": "FD",
+    "fedproto": "FedProto", "fml": "FML", "fedkd": "FedKD", "fedapen": "FedAPEN",
+    "fedssa": "FedSSA", "fedmrl": "FedMRL", "pfedes": "pFedES", "fedavg": "FedAvg",
+    "fedgen": "FedGen", "fedgh": "FedGH", "fedl2g": "FedL2G", "fedtgp": "FedTGP",
+    "pfedafm": "pFedAFM",
+}  # fmt: skip
+_DATA = {
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion-mnist": "Fashion-MNIST",
+    "office_caltech": "Office-Caltech", "ag_news": "AG News", "har": "HAR",
+}  # fmt: skip
+# Seeds, and keys that say where and how a run was carried out or told of, not what it computed.
+IN_NO_SETTING = {
+    "seed", "partition-seed",
+    "out", "name", "state-dir", "state-backend", "keep-state", "keep-best", "keep-predictions",
+    "metric", "tensorboard", "tracker", "device", "actors", "threads", "engine", "round-timeout",
+    "start-timeout", "evaluate-every",
 }  # fmt: skip
 _COMMON = {
     kebab(name): field.default for name, field in RunConfig.model_fields.items() if name != "params"
 }
-# Named in a setting's title in its own words; every other key only where it is not the default.
+_FILES = ("data-path", "partition-file", "public-path")
+# Named in a setting's conditions in their own words; other keys only where not at the default.
 _TITLED = {
     "dataset", "data-path", "clients", "fraction", "partition", "partition-file", "legacy-pfedhn",
     "classes-per-client", "alpha", "models", "model-assignment", "rounds", "local-epochs",
     "batch-size", "lr",
 }  # fmt: skip
-
-
-@dataclass
-class Arm:
-    """A method with those of its own keys that differ from their defaults, in one setting."""
-
-    method: str
-    keys: Mapping[str, Any]
-    runs: dict[Block, Run] = field(default_factory=dict)
-    failed: list[LeftOut] = field(default_factory=list)
-    precision: str = ""  # where it is not the setting's
-    searched: Mapping[str, Any] = field(default_factory=dict)  # keys that were, as they were chosen
-
-    @property
-    def name(self) -> str:
-        """As tables call it: no two arms have the same, of whatever methods."""
-        own = ", ".join(f"{key}={exact(value)}" for key, value in sorted(self.keys.items()))
-        return method_name(self.method) + (f" ({own})" if own else "")
-
-    @property
-    def order(self) -> tuple[int, str, int, str]:
-        """The papers' order of methods, then names; a method's defaults before its ablations."""
-        known = list(papers.method_names())
-        place = known.index(self.method) if self.method in known else len(known)
-        return (
-            place,
-            self.method,
-            len(self.keys),
-            json.dumps(self.keys, sort_keys=True, default=str),
-        )
-
-    @cached_property
-    def blocks(self) -> list[Block]:
-        """In order."""
-        return sorted(self.runs)
-
-    def ordered(self) -> list[Run]:
-        """The runs in the order of their blocks."""
-        return [self.runs[block] for block in self.blocks]
+_SHORT = {"rounds": "T", "local-epochs": "E", "batch-size": "B"}
+_BRACES = re.compile(r"\{([a-z0-9-]+)\}")
+_COUNTED = re.compile(r"\b(\d+) clients\b")
+LETTERS = 80  # of a title
 
 
 @dataclass
 class Setting:
-    """What methods are compared under, with the arms that were run."""
+    """The conditions of a comparison; ``keys`` are all shared keys with their values."""
 
     keys: Mapping[str, Any]
-    arms: list[Arm]
-    variants: list["Setting"] = field(default_factory=list)  # the same in other precisions
-    title: str = ""  # short, no other setting's of the report (:mod:`fedhet.reports.titles`)
-    commands: list[str] = field(default_factory=list)  # what makes runs of it
+    title: str = ""  # short; no other setting of the report has it
+    commands: Sequence[str] = field(default_factory=list)  # what makes runs of it
 
     @cached_property
     def data(self) -> str:
@@ -103,38 +81,15 @@ class Setting:
 
     @cached_property
     def slug(self) -> str:
-        """A name that no other setting of any report has: it never depends on its neighbours.
+        """Return a name that depends on the setting alone, for anchors and files.
 
-        Keys at their defaults are left out of it, so that a key which fedhet gains changes none,
-        and so is the precision.
+        Keys at their defaults are left out, so that a new key of fedhet changes no name.
         """
         off = {key: value for key, value in self.off_default().items() if key != "precision"}
-        text = json.dumps(off, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+        digest = hashlib.sha256(json.dumps(off, sort_keys=True, default=str).encode()).hexdigest()
         share = f"{100 * self.keys['fraction']:g}"
-        name = f"{self.data}-n{self.keys['clients']}-c{share}-{digest}"
+        name = f"{self.data[:60]}-n{self.keys['clients']}-c{share}-{digest[:6]}"
         return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)
-
-    @property
-    def federation(self) -> int:
-        """N, also where it is as many as there are."""
-        return max((run.federation for arm in self.arms for run in arm.runs.values()), default=0)
-
-    @cached_property
-    def classes_per_client(self) -> int | None:
-        """Classes that every client holds, where that is one number."""
-        if self.keys["partition"] == "classes-per-client":
-            return int(self.keys["classes-per-client"])
-        run = next((run for arm in self.arms for run in arm.runs.values() if run.counts), None)
-        if run is None or run.counts is None:
-            return None
-        held = {len(own) for own in run.counts.clients.values()}
-        return held.pop() if len(held) == 1 else None
-
-    @property
-    def exact(self) -> bool:
-        """In full precision."""
-        return bool(self.keys["precision"] == at_default("precision"))
 
     def off_default(self) -> dict[str, Any]:
         """The keys that are not at their defaults."""
@@ -142,149 +97,129 @@ class Setting:
 
     @cached_property
     def conditions(self) -> str:
-        """One line that says all that the setting fixes and a reader must know."""
+        """One line with all that the setting fixes and a reader must know."""
         keys = self.keys
-        models = " ".join(model_range(keys["models"]))
-        random = ", drawn at random" if keys["model-assignment"] == "random" else ""
+        names = list(keys["models"])
+        stems = [name.rpartition("-") for name in names]
+        if len(names) > 2 and stems == [(stems[0][0], "-", str(i + 1)) for i in range(len(names))]:
+            names = [names[0], "to", names[-1]]
+        kind = str(keys["partition"])
+        dealt = kind.replace("-", " ")
+        if kind == "classes-per-client":
+            dealt = f"{keys['classes-per-client']} classes per client"
+        elif kind == "file":
+            dealt = f"partition {keys['partition-file']}"
+        elif kind.startswith(("dirichlet", "quantity")):
+            dealt += f" {plain(keys['alpha'])}"
         parts = [
             f"{self.data}, N = {keys['clients']}, C = {100 * keys['fraction']:g} %",
-            self._dealt(),
-            models + random,
-            f"E = {keys['local-epochs']}, B = {keys['batch-size']}, lr = {plain(keys['lr'])}, "
-            f"T = {keys['rounds']}",
+            dealt,
+            " ".join(names) + (", drawn at random" * (keys["model-assignment"] == "random")),
+            f"E = {plain(keys['local-epochs'])}, B = {keys['batch-size']}, "
+            f"lr = {plain(keys['lr'])}, T = {keys['rounds']}",
+            ", ".join(
+                f"{key} = {plain(value)}"
+                for key, value in self.off_default().items()
+                if key not in _TITLED
+            ),
         ]
-        extra = [
-            f"{key} = {plain(value)}"
-            for key, value in self.off_default().items()
-            if key not in _TITLED
-        ]
-        return "; ".join([*parts, *([", ".join(extra)] if extra else [])])
+        return "; ".join(filter(None, parts))
 
-    def _dealt(self) -> str:
-        kind = self.keys["partition"]
-        if kind == "classes-per-client":
-            return f"{self.keys['classes-per-client']} classes per client"
-        if kind == "file":
-            return f"partition {self.keys['partition-file']}"
-        drawn = kind.startswith(("dirichlet", "quantity"))
-        alpha = f" {plain(self.keys['alpha'])}" if drawn else ""
-        return f"{kind.replace('-', ' ')}{alpha}"
+    @cached_property
+    def whole(self) -> str:
+        """A text that only settings share which differ at most in the number of rounds.
 
-    def blocks(self) -> list[Block]:
-        """All blocks of any arm, in order."""
-        return sorted({block for arm in self.arms for block in arm.runs})
-
-    def variability(self) -> str:
-        """Which variability an interval over the blocks covers, in words."""
-        blocks = self.blocks()
-        partitions, seeds = ({block[i] for block in blocks} for i in (0, 1))
-        if self.keys["partition"] == "file":
-            partitions = {0}
-        if len(blocks) < 2:
-            return "need two blocks: here is one, and nothing is known of other partitions or seeds"
-        if len(partitions) > 1 and len(seeds) > 1:
-            return f"over {len(blocks)} blocks, each with its own partition and its own seed"
-        if len(partitions) > 1:
-            return f"over {len(blocks)} partitions of the data, one seed"
-        return f"over {len(blocks)} seeds (initialisation, sampling, order), one partition"
+        The shorter of them is the beginning of the longer, unless a schedule of the learning rate
+        or the noise of a privacy budget is spread over all rounds.
+        """
+        keys = {k: v for k, v in self.keys.items() if k != "precision"}
+        if keys["lr-schedule"] == at_default("lr-schedule") and not keys["dp-epsilon"]:
+            del keys["rounds"]
+        return json.dumps(keys, sort_keys=True, default=str)
 
 
-def arrange(runs: Sequence[Run], left_out: list[LeftOut]) -> list[Setting]:
-    """Settings with their arms, by data, clients and conditions.
+@dataclass
+class Placed:
+    """A run with its place: setting, method, own keys off default, block, precision."""
 
-    A second run of the same cell is left out: adds it to ``left_out``. Runs that failed are
-    noted with the arm that they belong to, if there is one.
+    run: Run
+    setting: Setting
+    method: str
+    keys: dict[str, Any]
+    searched: dict[str, Any]  # keys that were searched for each method, with the chosen values
+    main: bool = True  # False: another precision than the one that the comparison is in
+
+    @property
+    def arm(self) -> str:
+        """The name in tables; no two arms of a setting share one."""
+        own = ", ".join(f"{key}={exact(value)}" for key, value in sorted(self.keys.items()))
+        return method_name(self.method) + (f" ({own})" if own else "")
+
+    @property
+    def block(self) -> Block:
+        """Partition seed and seed."""
+        seed = int(self.run.config.get("seed", 0))
+        partition = int(self.run.config.get("partition-seed", -1))
+        return (seed if partition < 0 else partition), seed
+
+    @property
+    def precision(self) -> str:
+        """The precision that the run was made in."""
+        return str(self.run.config.get("precision", at_default("precision")))
+
+    @property
+    def order(self) -> tuple[int, str, int, str]:
+        """The papers' order of methods, then names; a method's defaults before its ablations."""
+        place = list(SPELT).index(self.method) if self.method in SPELT else len(SPELT)
+        return place, self.method, len(self.keys), json.dumps(self.keys, sort_keys=True)
+
+
+def arrange(
+    runs: Sequence[Run], left_out: list[LeftOut]
+) -> tuple[list[Placed], Counter[tuple[str, str]]]:
+    """Place every run; count failed runs by slug of the setting and arm.
+
+    A second run of the same setting, arm and block is added to ``left_out``.
     """
-    settings: dict[str, Setting] = {}
-    for run in runs:
-        arm = _arm(settings, run.config, make=True)
-        assert arm is not None
-        block = _block(run.config)
-        if block in arm.runs:
-            same = arm.runs[block].summary.get("run_sha256") == run.summary.get("run_sha256")
+    found = [_place(run.config, run) for run in runs]
+    failed = [
+        _place(one.config, Run(one.name, one.config, {}, {}, {}, {}))
+        for one in left_out
+        if one.config is not None and one.reason.startswith("failed")
+    ]
+    _drop_constant([*found, *failed])
+    _tell_searches_apart(found)
+    first: dict[tuple[str, str, Block, str], Placed] = {}
+    for one in found:
+        cell = one.setting.slug, one.arm, one.block, one.precision
+        other = first.setdefault(cell, one)
+        if other is not one:
+            same = other.run.summary.get("run_sha256") == one.run.summary.get("run_sha256")
             what = "the same result as" if same else "ANOTHER result than"
-            reason = f"a second run of one cell, with {what} '{arm.runs[block].name}'"
-            left_out.append(LeftOut(run.name, reason, run.config))
-        else:
-            arm.runs[block] = run
-    for one in left_out:
-        failed = one.config is not None and one.reason.startswith("failed")
-        if failed and one.config is not None:
-            found = _arm(settings, one.config, make=False)
-            if found is not None:
-                found.failed.append(one)
-    for setting in settings.values():
-        _tell_searches_apart(setting.arms)
-        setting.arms.sort(key=lambda arm: arm.order)
-    return sorted(_one_of_all_precisions(list(settings.values())), key=_natural)
+            reason = f"a second run of one cell, with {what} '{other.run.name}'"
+            left_out.append(LeftOut(one.run.name, reason, one.run.config))
+    left_out.sort(key=lambda one: one.name)
+    placed = list(first.values())
+    _choose_precision(placed)
+    _name(placed)
+    placed.sort(key=lambda one: (*_natural(one.setting), one.order, one.block))
+    return placed, Counter((one.setting.slug, one.arm) for one in failed)
 
 
-def _tell_searches_apart(arms: Sequence[Arm]) -> None:
-    """Arms of one method whose search chose otherwise are called by what it chose."""
-    same = Counter((arm.method, json.dumps(arm.keys, default=str)) for arm in arms)
-    for arm in arms:
-        if same[arm.method, json.dumps(arm.keys, default=str)] > 1:
-            arm.keys = {**arm.keys, **arm.searched}
+def _place(config: Mapping[str, Any], run: Run) -> Placed:
+    """Part a flat configuration into the setting's keys and the method's own, off default.
 
-
-def _one_of_all_precisions(settings: Sequence[Setting]) -> list[Setting]:
-    """Of settings that differ in precision alone the one with most runs, fp32 at a tie.
-
-    The others become its variants; an arm that only a variant has is taken from there, marked.
+    What is missing in a record of another version has its default. What was searched for each
+    method belongs to neither; the setting says that it was searched.
     """
-    same: dict[str, list[Setting]] = {}
-    for setting in settings:
-        same.setdefault(setting.slug, []).append(setting)
-    made = []
-    for group in same.values():
-        group.sort(key=lambda one: (-sum(len(arm.runs) for arm in one.arms), not one.exact))
-        chosen, *others = group
-        for other in others:
-            for arm in other.arms:
-                wanted, precision = (arm.method, arm.keys), str(other.keys["precision"])
-                own = next((a for a in chosen.arms if (a.method, a.keys) == wanted), None)
-                if own is None:
-                    chosen.arms.append(replace(arm, precision=precision))
-                elif arm.runs and not own.runs:  # there it only failed
-                    own.runs, own.precision, own.searched = arm.runs, precision, arm.searched
-                    own.failed = [*own.failed, *arm.failed]
-        chosen.arms.sort(key=lambda arm: arm.order)
-        chosen.variants = others
-        made.append(chosen)
-    return made
-
-
-def _arm(settings: dict[str, Setting], config: Mapping[str, Any], *, make: bool) -> Arm | None:
-    shared, method, own = split_config(config)
-    name = json.dumps(shared, sort_keys=True, default=str)
-    if name not in settings:
-        if not make:
-            return None
-        settings[name] = Setting(shared, [])
-    arms = settings[name].arms
-    chosen = {key: config.get(key) for key in sorted(_searched(config))}
-    wanted = (method, own, chosen)
-    found = next((arm for arm in arms if (arm.method, arm.keys, arm.searched) == wanted), None)
-    if found is None:
-        found = Arm(method, own, searched=chosen)
-        arms.append(found)
-    return found
-
-
-def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    """A flat configuration as the setting's keys, the method, and its own keys off default.
-
-    Keys of other versions of fedhet are taken as they come: what is missing has its default. What
-    was searched for each method is no part of either; the setting says that it was.
-    """
-    searched = _searched(config)
+    told = config.get("tuned")
+    searched = {k for k in told if isinstance(k, str)} if isinstance(told, list) else set()
     shared = {
         key: config.get(key, at_default(key))
         for key in _COMMON
-        if key not in _CARRIED_OUT | _SEEDS | {"method"}
+        if key not in IN_NO_SETTING | {"method"}
     }
-    for key in ("data-path", "partition-file", "public-path"):
-        shared[key] = Path(str(shared[key])).name
+    shared |= {key: Path(str(shared[key])).name for key in _FILES}
     shared |= dict.fromkeys(TUNABLE & searched, SEARCHED)
     shared["tuned"] = sorted(TUNABLE & searched)
     method = known_as(str(config.get("method", "fedssa")))
@@ -293,49 +228,136 @@ def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[s
         key: value
         for key, value in config.items()
         if key not in _COMMON
-        and key not in _CARRIED_OUT | _SEEDS | searched
+        and key not in IN_NO_SETTING | searched
         and (key not in defaults or value != defaults[key])
     }
-    return shared, method, own
+    chosen = {key: config.get(key) for key in sorted(searched)}
+    return Placed(run, Setting(shared), method, own, chosen)
 
 
-def _searched(config: Mapping[str, Any]) -> set[str]:
-    """The keys in ``tuned``, of somebody's record."""
-    found = config.get("tuned")
-    return {key for key in found if isinstance(key, str)} if isinstance(found, list) else set()
+def _drop_constant(found: Sequence[Placed]) -> None:
+    """Of a method whose defaults are unknown, keep the keys in which its runs differ."""
+    unknown: dict[str, list[Placed]] = {}
+    for one in found:
+        if not own_defaults(one.method) and one.keys:
+            unknown.setdefault(one.method, []).append(one)
+    for group in unknown.values():
+        for key in {key for one in group for key in one.keys}:
+            if len({json.dumps(one.keys.get(key)) for one in group}) == 1:
+                for one in group:
+                    del one.keys[key]
+
+
+def _tell_searches_apart(found: Sequence[Placed]) -> None:
+    """Name the arms of a method by what its search chose, where searches chose differently."""
+    chosen: dict[tuple[str, str], set[str]] = {}
+    for one in found:
+        chosen.setdefault((one.setting.slug, one.arm), set()).add(json.dumps(one.searched))
+    several = {cell for cell, found_ in chosen.items() if len(found_) > 1}
+    for one in found:
+        if (one.setting.slug, one.arm) in several:
+            one.keys |= one.searched
+
+
+def _choose_precision(placed: Sequence[Placed]) -> None:
+    """Compare each setting in the precision that has most runs, fp32 at a tie.
+
+    An arm that was run only in other precisions is compared in one of those.
+    """
+    for slug in {one.setting.slug for one in placed}:
+        own = [one for one in placed if one.setting.slug == slug]
+        runs = Counter(one.precision for one in own)
+        ranked = sorted(runs, key=lambda p: (-runs[p], p != at_default("precision"), p))
+        main = next(one.setting for one in own if one.precision == ranked[0])
+        for one in own:
+            arms = {other.precision for other in own if other.arm == one.arm}
+            one.setting = main
+            one.main = one.precision == next(p for p in ranked if p in arms)
+
+
+def _name(placed: Sequence[Placed]) -> None:
+    """Give every setting a title that no other has, and the command that makes a run of it."""
+    settings: dict[str, Setting] = {}
+    for one in placed:
+        setting = settings.setdefault(one.setting.slug, one.setting)
+        one.setting = setting
+        count = _COUNTED.search(one.run.title)
+        fits = count is None or count[1] == str(setting.keys["clients"])
+        if not setting.title and one.run.title and fits:
+            setting.title = _filled(setting, one.run.title)
+    for setting in settings.values():
+        setting.title = setting.title or _filled(setting, "{data}, N = {clients}, C = {fraction}")
+        if (tuned := setting.keys["tuned"]) and SEARCHED not in setting.title:
+            setting.title += f", {SEARCHED}"
+        given = [
+            shlex.quote(one_line(f"{key}={plain(value)}", None))
+            for key, value in setting.off_default().items()
+        ]
+        searched = " ".join(f"{key}=V1,V2" for key in tuned)
+        setting.commands = (
+            [f"fedhet tune PRESET method=M1,M2 {searched} --out tuned.yaml",
+             "fedhet sweep tuned.yaml --out DIR"]
+            if tuned
+            else [" ".join(["fedhet run METHOD", *given, "partition-seed=P seed=S"])]
+        )  # fmt: skip
+    titles = Counter(one.title for one in settings.values())
+    for title, count_ in titles.items():
+        same = [one for one in settings.values() if one.title == title]
+        differing = [
+            key for key in same[0].keys
+            if key != "precision" and len({plain(one.keys[key]) for one in same}) > 1
+        ]  # fmt: skip
+        for number, one in enumerate(same if count_ > 1 else []):
+            said = [f"{_SHORT.get(k, k)} = {cut(plain(one.keys[k]))}" for k in differing[:3]]
+            one.title = ", ".join([title, *said]) if said else f"{title} ({number + 1})"
+
+
+def _filled(setting: Setting, pattern: str) -> str:
+    """Fill in keys in braces. No ``str.format``: a stranger's title could ask for any width."""
+    keys = {key: plain(value) for key, value in setting.keys.items()}
+    data = _DATA.get(setting.data, setting.data[:1].upper() + setting.data[1:])
+    keys |= {"data": data, "fraction": f"{100 * setting.keys['fraction']:g} %"}
+    shown = _BRACES.sub(lambda key: cut(keys.get(key[1], key[0])), pattern[:LETTERS])
+    return cut(one_line(shown, None))
+
+
+def _natural(setting: Setting) -> tuple[Any, ...]:
+    keys = setting.keys
+    return setting.data, keys["clients"], keys["fraction"], setting.conditions
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def method_name(method: str) -> str:
+    """Return a method's spelling: its authors', or the name that it is run by."""
+    if method in SPELT:
+        return SPELT[method]
+    module, _, name = method.partition(":")
+    shown = module if name == "METHOD" and module not in SPELT else method
+    return shown if re.fullmatch(r"[^\W_][\w.:-]*", shown) else repr(shown)
 
 
 def own_defaults(method: str) -> dict[str, Any]:
-    """A method's own keys with their defaults; none of a method that cannot be imported."""
-    known = known_method(method)
-    return {} if known is None else {**_defaults_of(known), **GONE.get(method, {})}
+    """Return a method's own keys with their defaults; none of ``module:NAME`` and unknown ones."""
+    return {} if ":" in method else _defaults(method)
 
 
 @lru_cache
-def _defaults_of(known: Method) -> dict[str, Any]:
-    fields = known.params.model_fields
-    return {kebab(name): _plain(field.default) for name, field in fields.items()}
-
-
-def _block(config: Mapping[str, Any]) -> Block:
-    seed = int(config.get("seed", 0))
-    partition = int(config.get("partition-seed", -1))
-    return (seed if partition < 0 else partition), seed
-
-
-def known_keys(key: str, method: str) -> bool:
-    """Whether to pass a key on: one that this version has dropped must have been harmless."""
-    known = known_method(method)
-    own = known.params.model_fields if known is not None else {}
-    return key in _COMMON or key in {kebab(name) for name in own} or key not in _CARRIED_OUT
+def _defaults(method: str) -> dict[str, Any]:
+    try:
+        fields = find_method(method).params.model_fields
+    except UserError:
+        return {}
+    return {kebab(name): _flat(one.default) for name, one in fields.items()} | GONE.get(method, {})
 
 
 def at_default(key: str) -> Any:
-    """The default of a key of every run, as a record has it."""
-    return _plain(_COMMON[key])
+    """Return the default of a key of every run, as a record has it."""
+    return _flat(_COMMON[key])
 
 
-def _plain(value: Any) -> Any:
+def _flat(value: Any) -> Any:
     """A default as YAML gives it: lists for tuples, ``8:1:1`` for the split."""
     if isinstance(value, tuple):
         numbers = value and all(isinstance(part, int) for part in value)
@@ -343,6 +365,36 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _natural(setting: Setting) -> tuple[Any, ...]:
-    keys = setting.keys
-    return setting.data, keys["clients"], keys["fraction"], setting.conditions
+def plain(value: Any) -> str:
+    """A value as it is written on the command line; a mapping as JSON, which YAML reads."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def exact(value: Any) -> str:
+    """A value so that no other looks the same."""
+    word = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.:+-]*", value)
+    if word and value.lower() not in {"true", "false", "null", "none", "nan"}:
+        return str(value)
+    if isinstance(value, float):
+        return plain(value)
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def file_name(text: str) -> str:
+    """Make the name of a file and an anchor of a text; no two texts share one.
+
+    The result has letters, digits, ``_`` and ``-`` only: a record's names never become a path.
+    """
+    if re.fullmatch(r"[a-zA-Z0-9_-]{1,150}", text):
+        return text
+    kept = re.sub(r"[^a-zA-Z0-9_-]+", "_", text)[:120]
+    return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def cut(text: str, letters: int = LETTERS) -> str:
+    """Shorten a text that is too long for its place."""
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"

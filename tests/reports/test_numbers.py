@@ -1,0 +1,206 @@
+"""Figures of a comparison, by hand: intervals, tests, costs, and which runs belong together."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from written_runs import CLIENTS, edit, make_run
+
+from fedhet import load_sweep
+from fedhet.errors import UserError
+from fedhet.reports.comparison import STATISTICS, holm, intervals, signed_rank
+from fedhet.reports.frame import COLUMNS
+
+
+def test_a_t_interval_and_one_block_without():
+    found = intervals(
+        pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [5.0, np.nan, np.nan]}).agg(STATISTICS).T
+    )
+    half = 4.302652729911275 / math.sqrt(3)  # t of 2 degrees of freedom at 97.5 %
+    assert found.loc["a"].tolist() == pytest.approx([3, 2, 2 - half, 2 + half])
+    assert found.loc["b", "mean"] == 5 and np.isnan(found.loc["b", "low"])
+
+
+def test_signed_ranks():
+    assert signed_rank([1, 2, 3, 4, 5]) == pytest.approx(2 / 32)
+    assert signed_rank([-1, 2, 3, 4, 5]) == pytest.approx(4 / 32)
+    assert signed_rank([0, 0, 0, 0, 0]) == 1
+    assert signed_rank([1, 1, -1, 1, 1]) == pytest.approx(12 / 32)  # of equal ranks
+    assert signed_rank([0, 1, 2, 3, 4, 5]) == pytest.approx(2 / 32)  # a zero is dropped
+    assert math.isnan(signed_rank([1, 2, 3, 4]))  # too few
+
+
+def test_holm():
+    found = holm(pd.Series([0.01, np.nan, 0.04, 0.03, 0.5], index=list("abcde")))
+    assert found.drop("b").tolist() == pytest.approx([0.04, 0.09, 0.09, 0.5])
+    assert np.isnan(found["b"])
+
+
+def test_paired_differences_over_blocks(sweep):
+    (one,) = load_sweep(sweep).comparisons
+    row = one.paired.loc["FedSSA"]
+    half = 2.7764451051977987 * math.sqrt(2.5 / 5)
+    assert row[["blocks", "mean", "low", "high"]].tolist() == pytest.approx(
+        [5, 3, 3 - half, 3 + half]
+    )
+    assert (row["better"], row["worse"], row["sign"]) == (100, 0, 1)
+    assert row["p"] == row["adjusted"] == pytest.approx(0.0625)
+    assert one.best == ("FedSSA", frozenset())
+
+
+def test_only_clients_and_blocks_of_both_are_paired(sweep):
+    edit(sweep / "fedssa-s0" / "clients.csv", "2,3,cnn-1,2,41.0", "2,3,cnn-1,2,")
+    edit(
+        sweep / "fedssa-s0" / "summary.json",
+        '"test_accuracy_mean": 26.0',
+        '"test_accuracy_mean": 21.0',
+    )
+    edit(sweep / "fedssa-s0" / "rounds.jsonl", '"round": 2, "test_accuracy_mean": 26.0',
+         '"round": 2, "test_accuracy_mean": 21.0')  # fmt: skip
+    make_run(sweep, "fedssa", 9, [[0.0] * CLIENTS, [99.0] * CLIENTS])
+    (one,) = load_sweep(sweep).comparisons
+    row = one.paired.loc["FedSSA"]
+    assert row["blocks"] == 5 and row["mean"] == pytest.approx(3)
+    assert one.levels["blocks"]["FedSSA"] == 6
+
+
+def test_levels_are_of_clients_that_were_sampled(sweep):
+    (one,) = load_sweep(sweep).comparisons
+    level = one.levels.loc["Standalone"]
+    assert level["mean"] == pytest.approx(25.5) and level["never_sampled"] == 1
+    assert level["sampled"] == pytest.approx(30 + 2 / 3)  # 20, 30, 40 + seed
+    assert level["worst"] == 20 and level["p10"] == pytest.approx(22)
+
+
+def test_costs_and_accuracy_at_equal_compute(sweep):
+    (one,) = load_sweep(sweep).comparisons
+    cost = one.costs.loc["FedSSA"]
+    # Two of four clients reply in each of two rounds; FedSSA's rounds cost twice the FLOPs.
+    assert cost[["floats_up", "floats_down", "gflops"]].tolist() == [50, 30, 1000]
+    assert cost["relative"] == 2 and cost["equal_round"] == 1
+    assert cost["equal_figure"] == pytest.approx(3)
+    hit = one.reached(27.0)
+    assert hit.loc["FedSSA", ["blocks", "round", "floats"]].tolist() == [4, 2, 320]
+    assert one.own_target == 25
+
+
+def test_settings_arms_and_blocks(tmp_path):
+    tests = [[1.0, 2.0, 3.0, 4.0]]
+    make_run(tmp_path, "fedssa", 0, tests, name="a", device="cpu", tracker="none")
+    make_run(tmp_path, "fedssa", 1, tests, name="b", actors=2)
+    make_run(tmp_path, "fedssa", 1, tests, name="c", partition_seed=0)
+    make_run(tmp_path, "fedssa", 0, tests, name="d", mu0=0.3)
+    make_run(tmp_path, "fedssa", 0, tests, name="e", lr=0.1)
+    runs = load_sweep(tmp_path)
+    frame = runs.frame().set_index("run")
+    assert frame["arm"].to_dict() == dict.fromkeys("abce", "FedSSA") | {"d": "FedSSA (mu0=0.3)"}
+    assert frame["block"].to_dict() == {"a": "0/0", "b": "1/1", "c": "0/1", "d": "0/0", "e": "0/0"}
+    assert frame["setting_id"]["a"] == frame["setting_id"]["d"] != frame["setting_id"]["e"]
+    assert runs.settings == [
+        "CIFAR-100, N = 4, C = 50 %, lr = 0.01",
+        "CIFAR-100, N = 4, C = 50 %, lr = 0.1",
+    ]
+
+
+def test_what_was_searched_for_each_method_is_one_setting(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path, "fedssa", seed, [[1.0]], lr=0.1, mu0=0.3, tuned=["lr", "mu0"])
+        make_run(tmp_path, "standalone", seed, [[1.0]], lr=0.03, tuned=["lr"])
+        make_run(tmp_path, "fd", seed, [[1.0]], lr=0.03, tuned=["lr"])
+        make_run(tmp_path, "fd", seed, [[1.0]], lr=0.05, tuned=["lr"], name=f"other-{seed}")
+    (one,) = load_sweep(tmp_path).comparisons
+    assert one.arms == ["Standalone", "FD (lr=0.03)", "FD (lr=0.05)", "FedSSA"]
+    assert one.setting.title.endswith(", tuned") and "lr = tuned" in one.setting.conditions
+
+
+def test_several_precisions_are_one_setting_in_that_of_most_runs(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path, "standalone", seed, [[1.0] * 4])
+        make_run(tmp_path, "fedssa", seed, [[2.0] * 4])
+    make_run(tmp_path, "fedssa", 0, [[9.0] * 4], name="low", precision="bf16")
+    make_run(tmp_path, "fd", 0, [[3.0] * 4], name="only", precision="bf16")
+    runs = load_sweep(tmp_path)
+    (one,) = runs.comparisons
+    assert one.precision == {"Standalone": "fp32", "FD": "bf16", "FedSSA": "fp32"}
+    assert one.paired["mean"].to_dict() == {"FD": 2.0, "FedSSA": 1.0}
+    assert runs.frame().set_index("run")["compared"].loc[["low", "only"]].tolist() == [False, True]
+
+
+def test_settings_of_one_title_are_told_apart_by_their_keys(tmp_path):
+    for rounds in (1, 2):
+        for clients in (4, 5):
+            make_run(
+                tmp_path, "fd", 0, [[1.0] * 4] * rounds, name=f"{rounds}-{clients}", clients=clients
+            )
+    titles = load_sweep(tmp_path).settings
+    assert len(set(titles)) == 4 and all("T = " in title for title in titles)
+
+
+def test_a_second_run_of_a_cell_is_left_out_and_said(sweep):
+    make_run(sweep, "fedssa", 0, [[0.0] * 4, [0.0] * 4], name="same")
+    make_run(sweep, "fedssa", 1, [[9.0] * 4, [9.0] * 4], name="zother")
+    edit(sweep / "zother" / "summary.json", "fedssa1", "elsewhere")
+    edit(sweep / "zother" / "rounds.jsonl", '"sha256": "fedssa1"', '"sha256": "x"')
+    text = (sweep / "zother" / "rounds.jsonl").read_text()
+    (sweep / "zother" / "rounds.jsonl").write_text(text.replace('"fedssa1"', '"elsewhere"'))
+    left_out = {one.name: one.reason for one in load_sweep(sweep).left_out}
+    assert left_out["same"] == "a second run of one cell, with the same result as 'fedssa-s0'"
+    assert "with ANOTHER result than 'fedssa-s1'" in left_out["zother"]
+
+
+def test_a_failed_run_is_counted_and_hides_no_other(sweep):
+    make_run(sweep, "fedssa", 7, [[0.0] * 4] * 2, status="failed")
+    make_run(sweep, "fml", 7, [[0.0] * 4] * 2, status="failed")
+    runs = load_sweep(sweep)
+    (one,) = runs.comparisons
+    assert one.failed == {"FedSSA": 1, "FML": 1} and "FML" not in one.arms
+    assert {each.reason for each in runs.left_out} == {"failed: not finite"}
+
+
+def test_the_metric_of_a_run_is_the_headline_and_another_stands_beside(tmp_path):
+    values = {"standalone": (0.5, 0.7), "fd": (0.4, 0.6)}
+    for method, losses in values.items():
+        for seed, loss in enumerate(losses):
+            path = make_run(tmp_path, method, seed, [[50.0] * 4], metric="log_loss")
+            rows = (path / "clients.csv").read_text().splitlines()
+            more = "test_balanced_accuracy,test_log_loss,other"
+            rows = [
+                rows[0].replace("other", more),
+                *(f"{row[:-1]},40.0,{loss}," for row in rows[1:]),
+            ]
+            (path / "clients.csv").write_text("\n".join(rows) + "\n")
+            means = f'"test_log_loss_mean": {loss}, "test_balanced_accuracy_mean": 40.0'
+            edit(path / "rounds.jsonl", '"seconds"', f'{means}, "seconds"')
+    (one,) = load_sweep(tmp_path).comparisons
+    assert (one.metric, one.second, one.sign) == ("log_loss", "balanced_accuracy", -1)
+    assert one.paired["mean"]["FD"] == pytest.approx(-0.1) and one.paired["better"]["FD"] == 100
+    assert one.paired["sign"]["FD"] == 1 and one.best[0] == "FD"
+    assert one.levels["balanced_accuracy"]["FD"] == 40
+
+
+def test_frames_have_documented_columns(sweep):
+    runs = load_sweep(sweep)
+    rounds, clients = runs.frame("rounds"), runs.frame("clients")
+    assert (len(runs.frame()), len(rounds), len(clients)) == (10, 20, 40)
+    assert rounds.groupby("run")["test_accuracy_mean"].last()["fedssa-s0"] == 26
+    own = clients[clients["run"] == "fedssa-s1"].set_index("client")["test_accuracy"]
+    assert own.to_dict() == {"0": 12, "1": 22, "2": 32, "3": 43}
+    assert runs.frame().groupby("arm")["difference"].mean()["FedSSA"] == pytest.approx(3)
+    assert {"lr", "mu0", "rounds", "classes_per_client"} <= set(runs.frame())
+    with pytest.raises(UserError, match="frame: 'client' is not allowed"):
+        runs.frame("client")
+
+
+def test_another_baseline(sweep):
+    (one,) = load_sweep(sweep, baseline="FedSSA").comparisons
+    assert one.paired["mean"].to_dict() == {"Standalone": pytest.approx(-3)}
+    with pytest.raises(UserError, match="baseline: no run has method 'fd'"):
+        load_sweep(sweep, baseline="fd")
+
+
+def test_every_column_of_the_frame_is_documented():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == list(COLUMNS)

@@ -1,0 +1,269 @@
+"""What a report says and writes: verdict, tables, page; all or nothing; names of strangers."""
+
+import csv
+import errno
+import json
+import re
+import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from written_runs import CLIENTS, edit, make_run, rows_of
+
+from fedhet import load_sweep
+from fedhet.cli.app import execute
+from fedhet.errors import UserError
+from fedhet.reports.report import PAGE_LIMIT, report
+from fedhet.reports.settings import file_name
+from fedhet.reports.tables import Table, escaped, to_csv, to_latex, to_markdown
+
+
+def test_a_verdict_of_at_most_five_sentences(sweep):
+    for seed in range(5):
+        make_run(sweep, "fml", seed, [[0.0] * CLIENTS, [0.0, 10.0, 20.0, 30.0 + seed]])
+        make_run(sweep, "lg_fedavg", seed, [[0.0] * CLIENTS, [10.0, 20.0, 30.0, 40.0 + seed]])
+    assert load_sweep(sweep).verdict == [
+        "20 runs of 4 methods in 1 setting, 5 blocks (partition and seed) a method.",
+        "Above Standalone (each client alone), with a 95 % interval that excludes zero: "
+        "FedSSA +3.0.",
+        "Below Standalone, likewise: FML −10.0; not told from it anywhere: LG-FedAvg.",
+        "Traffic a round of those above, LG-FedAvg's = 1: FedSSA 1.",
+    ]
+
+
+def test_the_verdict_counts_settings_and_says_its_limits(sweep):
+    for method, values in (("standalone", 1.0), ("fedssa", 0.5), ("fd", 1.0)):
+        for seed in range(3):
+            tests = [[values + seed / 100 * (method == "fd")] * CLIENTS]
+            make_run(sweep, method, seed, tests, lr=0.2, name=f"{method}-{seed}-two")
+        make_run(sweep, method, 0, [[values] * CLIENTS], lr=0.3, name=f"{method}-one")
+    said = load_sweep(sweep).verdict
+    assert "FedSSA in 1 of 2 settings (+3.0; below in 1)" in said[1]
+    assert "nobody in CIFAR-100, N = 4, C = 50 %, T = 1, lr = 0.2." in said[1]
+    assert "lr = 0.3 has one block and so no interval" in said[-1]
+    assert "2 of 3 settings have fewer than 5 blocks" in said[-1]
+
+
+def test_one_block_or_no_baseline_makes_no_winner(tmp_path):
+    make_run(tmp_path, "fd", 0, [[50.0] * CLIENTS])
+    said = load_sweep(tmp_path).verdict[1:]
+    assert said == ["Limits: who gains is not known, since the baseline was not run; CIFAR-100, "
+                    "N = 4, C = 50 % has one block and so no interval."]  # fmt: skip
+    make_run(tmp_path, "standalone", 0, [[1.0] * CLIENTS])
+    assert "Above" not in " ".join(load_sweep(tmp_path).verdict)
+
+
+def test_the_beginning_of_a_longer_setting_counts_for_nothing(tmp_path):
+    for number in (1, 3):
+        for seed in range(5):
+            for method, height in (("standalone", 10.0), ("fd", 10.0 + 30 / number + seed)):
+                tests = [[0.0] * CLIENTS] * (number - 1) + [[height] * CLIENTS]
+                make_run(tmp_path, method, seed, tests, name=f"{method}-{seed}-{number}")
+    said = " ".join(load_sweep(tmp_path).verdict)
+    assert "zero: FD +12.0." in said
+    assert "1 setting (T = 1) is the first rounds of a longer one and is not counted below" in said
+
+
+def test_tables_of_a_setting(sweep, tmp_path):
+    report([sweep], tmp_path / "out", models=False)
+    row = rows_of(tmp_path / "out", "paired")["FedSSA"]
+    assert float(row["difference [95 %]"]) == 3 and row["clients better, %"] == "100.0"
+    assert float(row["difference [95 %], low"]) == pytest.approx(1.036756838)
+    row = rows_of(tmp_path / "out", "accuracy")["Standalone"]
+    assert (row["accuracy [95 %]"], row["never sampled"]) == ("25.5", "1.0")
+    text = (tmp_path / "out" / "tables.md").read_text()
+    assert "| FedSSA | **28.50 ± 2.45** |" in text and "| Standalone | 25.50 ± 0.49 |" in text
+    assert "| FedSSA | 5 | +3.00 [+1.04, +4.96] | 100.0 | 0.0 | 0.062 | 0.062 |" in text
+    tex = next((tmp_path / "out" / "tables").glob("paired-*.tex")).read_text()
+    assert r"\toprule" in tex and r"clients better, \%" in tex and r"\label{tab:paired-" in tex
+    with (tmp_path / "out" / "runs.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 10
+
+
+def test_hostile_names_are_text_in_every_format():
+    name = "<img src=x onerror=alert(1)> | `a` $b$ & \\input{/etc/passwd} =1+1"
+    table = Table("a/../b", name, name, [name])
+    table.add(name + "2", "", [1.0])
+    markdown = to_markdown(table)
+    assert "<img" not in markdown and r"\| \`a\`" in markdown
+    tex = to_latex(table)
+    assert r"\input" not in tex and r"\$b\$ \& \textbackslash{}input\{" in tex
+    assert re.fullmatch(r"[a-zA-Z0-9_-]+", table.name)
+    assert to_csv(Table("t", "", "", ["=1+1"]).data).splitlines()[1] == "'=1+1"
+    assert escaped("a_b *c* [x](y) < 0.001") == r"a_b \*c\* [x]\(y) < 0.001"
+
+
+def test_a_strangers_record_is_text_on_the_page_and_names_no_file(tmp_path):
+    bad = "<script>alert(1)</script>"
+    for seed, key in ((0, 1), (0, 2)):
+        path = make_run(tmp_path / "runs", "fedssa", seed, [[1.0] * 4], name=f"r{key}")
+        edit(
+            path / "config.yaml",
+            "method: fedssa",
+            f"method: fedssa\n../a/b: {key}\nx: '{bad} $\\frac$'",
+        )
+        edit(path / "partition.csv", "client,a,b", f"client,{bad},../b")
+    report([tmp_path / "runs"], tmp_path / "out", models=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "out"}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert bad not in page and "&lt;script&gt;alert(1)" in page
+    names = [
+        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")
+    ]
+    assert all(re.fullmatch(r"((tables|figures)/)?[\w-]+\.[a-z]+", name) for name in names)
+
+
+def test_a_file_name_is_short_stays_and_is_no_others():
+    texts = ["curve-lr-x", "a/b", "a_b", "../a", "", "x" * 5000, "x" * 4999, "ä", "a\nb"]
+    names = [file_name(text) for text in texts]
+    assert names[0] == texts[0] and len(set(names)) == len(texts)
+    assert max(map(len, names)) <= 200 and names == [file_name(name) for name in names]
+
+
+def test_the_same_runs_give_the_same_bytes_from_folders_and_records(sweep, tmp_path):
+    report([sweep], tmp_path / "one", models=False, records=tmp_path / "records")
+    report([tmp_path / "records"], tmp_path / "two", models=False)
+    files = sorted(p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*"))
+    assert len(files) > 15
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), (
+            file
+        )
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert len(page.encode()) < PAGE_LIMIT and str(tmp_path) not in page
+    assert not re.search(r"(src|href)=\"(?!#|data:)", page)
+
+
+def test_figures_are_svg_that_follows_the_page(sweep, tmp_path):
+    make_run(sweep, "fedssa", 0, [[1.0] * CLIENTS] * 2, mu0=0.9, name="ablation")
+    made = report([sweep], tmp_path / "out", models=False)
+    files = {path.stem: path.read_text() for path in (tmp_path / "out" / "figures").iterdir()}
+    assert {name.split("-")[0] for name in files} >= {
+        "differences", "traffic", "rounds", "clients", "partition", "curve",
+    }  # fmt: skip
+    for text in files.values():
+        ElementTree.fromstring(text)
+        assert "currentColor" in text and "prefers-color-scheme:dark" in text
+    rounds = next(text for name, text in files.items() if name.startswith("rounds"))
+    assert ">FedSSA</text>" in rounds and ">Standalone</text>" in rounds
+    assert set(made.absent) == {"t-SNE of test representations"}
+    ids = re.findall(r'id="([^"]+)"', (tmp_path / "out" / "report.html").read_text())
+    assert len(ids) == len(set(ids))
+
+
+def test_figures_beyond_the_pages_size_are_linked(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedhet.reports.report.PAGE_LIMIT", 61_000)
+    report([sweep], tmp_path / "out", formats=[], models=False)
+    page = (tmp_path / "out" / "report.html").read_text()
+    linked = re.findall(r'href="(figures/[^"]+)"', page)
+    assert linked and all((tmp_path / "out" / name).read_text()[:4] == "<svg" for name in linked)
+
+
+def test_a_second_report_removes_what_the_first_made_and_nothing_else(sweep, tmp_path):
+    out = tmp_path / "out"
+    make_run(sweep, "fd", 0, [[1.0] * 4], lr=0.5)
+    report([sweep], out, models=False, formats=["csv", "md", "parquet"])
+    (out / "tables" / "notes.txt").write_text("mine")
+    shutil.rmtree(sweep / "fd-s0")
+    made = report([sweep], out, models=False, formats=["csv"])
+    names = {path.stem for path in (out / "tables").glob("*.csv")}
+    assert (
+        names == {table.name for table in made.tables} and (out / "tables" / "notes.txt").exists()
+    )
+    assert not (out / "tables.md").exists() and not (out / "runs.parquet").exists()
+
+
+def test_a_report_that_cannot_be_written_changes_nothing(sweep, tmp_path, monkeypatch):
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / "report"
+    report([sweep], out, models=False)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    shutil.rmtree(next(path for path in sweep.iterdir() if path.name.startswith("fedssa")))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(UserError, match="No space left on device"):
+            report([sweep], out, models=False)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    with pytest.raises(UserError, match="is a folder of runs"):
+        report([sweep], sweep, models=False)
+
+
+def test_the_command(sweep, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert execute(["report", str(sweep), "--out", str(out), "--no-models", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["page"] == str(out / "report.html") and said["runs"] == 10
+    assert said["absent"] == {"t-SNE of test representations": "left out by --no-models"}
+    for words, complaint in (
+        ([str(tmp_path / "nothing")], "no such file"),
+        ([str(sweep), "--baseline", "fedavgg"], "baseline: no run has method 'fedavgg'"),
+        ([str(sweep), "--format", "xls"], "--format: 'xls' is not allowed: md, csv"),
+    ):
+        assert execute(["report", *words, "--out", str(tmp_path / "no")]) == 2
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
+
+
+def test_t_sne_is_drawn_from_states_and_says_why_not(tmp_path):
+    from fedhet.testing import simulate, small  # noqa: PLC0415  (torch)
+
+    simulate(small(tmp_path, method="standalone", name="standalone"))
+    made = report([tmp_path / "runs"], tmp_path / "out")
+    (figure,) = [one for one in made.figures if one.name == "t-sne"]
+    assert "3 clients" in figure.caption and figure.panels[0][1].count("silhouette") == 2
+    shutil.rmtree(tmp_path / "runs" / "standalone" / "state")
+    made = report([tmp_path / "runs"], tmp_path / "out")
+    assert "no run folder of this report has its clients' states" in made.absent[figure.title]
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_in_a_browser_at_400_pixels_in_the_dark(sweep, tmp_path):
+    from selenium import webdriver  # noqa: PLC0415
+
+    report([sweep], tmp_path / "out", models=False)
+    options = webdriver.ChromeOptions()
+    for word in (
+        "--headless", "--no-sandbox", "--disable-gpu", "--blink-settings=preferredColorScheme=0",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ):  # fmt: skip
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "out"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService("/usr/bin/chromedriver")
+        )
+        try:
+            narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+            browser.get(f"http://127.0.0.1:{server.server_port}/report.html")
+            script = browser.execute_script
+            assert (
+                script("return getComputedStyle(document.body).backgroundColor")
+                == "rgb(20, 24, 29)"
+            )
+            ink = "return getComputedStyle(document.querySelector('figure svg text')).fill"
+            assert script(ink) == "rgb(228, 232, 236)"
+            assert script("return document.documentElement.scrollWidth") <= 400
+            button = browser.find_element("css selector", "#overview th:nth-child(2) button")
+            script("arguments[0].click()", button)
+            first = "return document.querySelector('#overview tbody td').textContent"
+            assert script(first) == "FedSSA"
+            script(
+                "location.hash = arguments[0]",
+                "partition-" + load_sweep(sweep).comparisons[0].setting.slug,
+            )
+            assert script("return document.querySelector('details.setting').open")
+            assert not [
+                line for line in browser.get_log("browser") if "favicon" not in line["message"]
+            ]
+        finally:
+            browser.quit()
+            server.shutdown()

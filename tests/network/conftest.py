@@ -8,9 +8,8 @@ from network.pace import patience
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout reads the mark
 def pytest_runtest_protocol(item: pytest.Item):
-    """A hang of any network test ends some time; most wait a few times in a row."""
-    if item.get_closest_marker("network"):
-        item.add_marker(pytest.mark.timeout(10 * patience()))
+    """Bound a hang of any of these tests; most wait a few times in a row."""
+    item.add_marker(pytest.mark.timeout(10 * patience()))
     return (yield)
 
 

@@ -5,12 +5,10 @@ import json
 import sqlite3
 from pathlib import Path
 
-import pytest
 from network.federation import Federation, simulated_hash
 from network.pace import round_timeout
 from network.programs import wait_for
 
-pytestmark = pytest.mark.network
 OWN = {"method": "lg_fedavg", "local_epochs": 60, "sum_min": 2, "max_images": 200}
 ROUNDS = 100  # more than pass until node 1 is caught in one
 

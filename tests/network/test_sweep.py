@@ -2,13 +2,10 @@
 
 import contextlib
 import json
-import random
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
-import pytest
 import yaml
 from network.pace import patience
 from network.programs import wait_for
@@ -16,7 +13,6 @@ from network.programs import wait_for
 from fedhet.cli.app import execute
 from fedhet.engines.system import script
 
-pytestmark = pytest.mark.network
 PRESET = {
     "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
     "local-epochs": 1, "batch-size": 16, "rounds": 30, "grid": {"seed": [0, 1]},
@@ -85,28 +81,3 @@ def test_cells_end_with_a_killed_sweep_and_two_others_share_them_with_the_same_b
     whole = ["sweep", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "whole")]
     assert execute(whole) == 0
     assert len(hashes(lines)) == 2 and hashes(lines) == hashes(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_five_times_at_random_ends_in_the_same_bytes(tmp_path) -> None:
-    kills, methods = 5, ["fedssa", "fedmrl", "pfedes", "fedgh"]
-    grid = {"method": methods, "seed": [0, 1]}
-    preset = PRESET | {"dataset": "synthetic:1200x4", "rounds": 20, "grid": grid}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(preset))
-    began = time.monotonic()
-    start(tmp_path, "whole").communicate(timeout=20 * patience())
-    took = time.monotonic() - began
-
-    chance, finished = random.SystemRandom(), []
-    for _ in range(kills):
-        killed = start(tmp_path, "killed")
-        time.sleep(took / kills * chance.uniform(0.3, 1.0))  # never done before the last kill
-        assert killed.poll() is None
-        kill(killed)
-        finished.append(len(hashes(tmp_path / "killed")))
-    again = start(tmp_path, "killed")
-    again.communicate(timeout=20 * patience())
-    print(f"cells finished before each kill: {finished} of {2 * len(methods)}")
-    assert again.returncode == 0
-    assert hashes(tmp_path / "killed") == hashes(tmp_path / "whole")
-    assert len(hashes(tmp_path / "killed")) == 2 * len(methods)

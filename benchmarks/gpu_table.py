@@ -24,8 +24,7 @@ from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig
 from fedhet.models import build_model
 from fedhet.protocol.handshake import ClientInfo, Roster
-from fedhet.site.local_data import LocalData, assigned_model, load_local
-from fedhet.site.on_device import examples_of
+from fedhet.site.local_data import LocalData, assigned_model, examples_of, load_local
 from fedhet.site.state import FileStore
 from fedhet.strategies.base import Upload
 from fedhet.training.denormals import without_denormals

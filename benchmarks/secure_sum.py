@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks.common import COMMON, emit, median, run_fedhet
 from benchmarks.nodes import federation, run
-from fedhet.sums.masks import public_bytes
-from fedhet.sums.member import Member, Terms
+from fedhet.sums.masks import Terms, public_bytes
+from fedhet.sums.member import Member
 from fedhet.sums.server import Collector
 
 MODES = ("off", "unmasked", "masked")

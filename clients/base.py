@@ -1,37 +1,69 @@
-"""What all clients share: training, evaluation, accounting. Methods fill in the hooks."""
+"""The client half of a round: restore, receive, train, upload, evaluate, save.
+
+:class:`MethodClient` is a Flower ``NumPyClient``; methods fill in the hooks.
+"""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any, Generic, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.clients.kept import PREPARATION, KeptClient, Setup
-from fedhet.config.schema import BESIDE, LOWER, P
-from fedhet.data.inputs import IMAGE
-from fedhet.data.preparation import FITTED, normalise, preparation
+from fedhet.config.schema import BESIDE, LOWER, P, RunConfig
+from fedhet.data.inputs import IMAGE, Inputs
+from fedhet.data.preparation import FITTED, Preparation, normalise, preparation
+from fedhet.errors import HookError, RunFailedError, brief
 from fedhet.models import SplitModel, build_model
+from fedhet.models.names import plain_names, with_weights
 from fedhet.protocol.checks import check_dtypes, check_forms, finite_norm
-from fedhet.protocol.flower import Scalar
-from fedhet.protocol.messages import Instruction
+from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import Refused, Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
-from fedhet.site.budget import Budget
-from fedhet.site.limits import check_steps
-from fedhet.site.on_device import examples_of
-from fedhet.site.public_set import PublicSet, open_public
-from fedhet.site.state import BEST, PREDICTIONS, VALIDATION
+from fedhet.site.limits import Limits, check_steps
+from fedhet.site.local_data import LocalData, PublicSet, examples_of, open_public
+from fedhet.site.privacy import Budget, Leaving
+from fedhet.site.state import (
+    BEST,
+    PREDICTIONS,
+    VALIDATION,
+    FileStore,
+    Modules,
+    StateError,
+    fill,
+    instance,
+    not_finite,
+    to_bundle,
+)
+from fedhet.sums.client import Part
 from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, jitter_scale
 from fedhet.training.flop_cost import phase_flops
-from fedhet.training.loop import Examples, Phase, Steps, set_trainable, train
+from fedhet.training.loop import Examples, Fixed, Phase, Steps, set_trainable, train
 from fedhet.training.metrics import evaluate
 
-__all__ = ["Adding", "MethodClient", "Needs", "Setup", "round_config"]
+__all__ = ["MethodClient", "Needs", "Setup"]
+
+
+PREPARATION = "preparation"  # the module, beside a method's own, that was fitted to own examples
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a client is made from; resolved by the ClientApp."""
+
+    config: RunConfig
+    data: LocalData
+    classes: Sequence[str]
+    model: str
+    device: torch.device
+    store: FileStore
+    simulated: bool = True
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -47,20 +79,7 @@ class Needs:
     tensors: Sequence[str] = ()
 
 
-Adding = Callable[[Payload, Payload, Budget], Vector]  # upload, what was received, the account
-
-
-def round_config(what: Instruction) -> dict[str, Scalar]:
-    """What :meth:`MethodClient.fit` is told of a round, as Flower's ``fit`` takes it."""
-    return {
-        "round": what.round,
-        "generation": what.generation,
-        "state": what.state,
-        "evaluate": what.evaluate,
-    }
-
-
-class MethodClient(KeptClient[P]):
+class MethodClient(NumPyClient, Generic[P]):
     """One client of one round, of a method with parameters ``P``.
 
     It lives for one message; what must live on is its state.
@@ -75,10 +94,20 @@ class MethodClient(KeptClient[P]):
     shares_model = True  # a whole model, however small; a site may refuse this, so say False if not
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
+        self.setup = setup
+        self.config = setup.config
+        self.params = cast("P", setup.config.params)
+        self.device = setup.device
+        self.classes = len(setup.classes)
+        self.inputs: Inputs = setup.data.dataset.inputs
+        self.d = setup.config.representation
+        self.modules: Modules = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.saved = ""  # digest of the state that was stored last
+        self._fixed = Fixed(())
         self.round = 0
         self.uploaded: Payload = Empty()  # what the last round sends up, as it leaves
-        self.adding: Adding | None = None  # what takes the upload instead, where there is a sum
+        self.leaving: Leaving | Part = Leaving(setup.simulated)  # how an upload leaves
         self.told: frozenset[int] | None = None  # classes whose rows are summed; None: of all
         self.evaluating = False  # whether this round's reply carries accuracies
         self.before: dict[str, float] = {}  # accuracies before training
@@ -233,8 +262,7 @@ class MethodClient(KeptClient[P]):
     ) -> tuple[list[Array], int, dict[str, Scalar]]:
         """One round: restore, receive, train, evaluate, upload, save as generation r."""
         started = time.perf_counter()
-        self.round = int(config["round"])
-        source = int(config["generation"])
+        self.round, source = int(config["round"]), int(config["generation"])
         self.evaluating = bool(config["evaluate"])
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
@@ -246,16 +274,29 @@ class MethodClient(KeptClient[P]):
             self.score_received()
         data = self.examples("train")
         check_steps(self.setup.limits, self.config, len(data))
+        metrics = self._trained(data)
+        self.uploaded = self.leaving.leave(self.upload(), received, self.round, budget)
+        if self.config.dp_clip:
+            metrics["epsilon_spent"] = budget.epsilon
+        if self.evaluating:
+            metrics |= self.accuracies()
+        metrics |= self.metrics() | self.before
+        self.save(self.round, source, metrics)
+        self._note_validation(metrics)
+        metrics["seconds"] = time.perf_counter() - started
+        return self.uploaded.flat, len(data), metrics
+
+    def _trained(self, data: Examples) -> dict[str, Scalar]:
+        """Train in all phases, and leave the modules as they answer; return losses and FLOPs."""
         drawn = self._augmented(data)
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
+        flops = 0.0
         with torch_seeded(self.config.seed, "train", self.setup.data.client, self.round):
             shuffle = generator(self.config.seed, "shuffle", self.setup.data.client, self.round)
             phases = self.phases()
             for number, phase in enumerate(phases):
                 set_trainable(list(self.modules.values()), phase, self._fixed)
-                metrics["train_flops"] = float(metrics["train_flops"]) + self._flops(
-                    number, phase, data
-                )
+                flops += self._flops(number, phase, data)
                 loss = train(phase, drawn, self.config, shuffle, self.round).item()
                 metrics[f"train_loss_{phase.name}".rstrip("_")] = loss
                 if phase.after is not None:
@@ -264,20 +305,7 @@ class MethodClient(KeptClient[P]):
             metrics.setdefault("train_loss", loss)
         for module in self.modules.values():
             module.eval()
-        upload = self.upload()
-        if self.adding is None:
-            self.uploaded = self._noised(upload, parameters, budget)
-        else:
-            self.added(self.adding(upload, received, budget))
-        if self.config.dp_clip:
-            metrics["epsilon_spent"] = budget.epsilon
-        if self.evaluating:
-            metrics.update(self.accuracies())
-        metrics.update(self.metrics() | self.before)
-        self.save(self.round, source, metrics)
-        self._note_validation(metrics)
-        metrics["seconds"] = time.perf_counter() - started
-        return self.uploaded.flat, len(data), metrics
+        return metrics | {"train_flops": flops}
 
     def evaluate(
         self, parameters: list[Array], config: dict[str, Scalar]
@@ -336,14 +364,6 @@ class MethodClient(KeptClient[P]):
             worth = -float(value) if self.config.metric in LOWER else float(value)
             note = {"generation": self.round, "value": worth}
             self.setup.store.write_note(VALIDATION, note)
-
-    def _noised(self, payload: Payload, received: Sequence[Array], budget: Budget) -> Payload:
-        """A copy of the upload, with the noise that the configuration asks for."""
-        arrays, kind = payload.to_ndarrays(), type(payload)
-        if not self.config.dp_clip:
-            return kind.from_ndarrays(arrays)
-        noised = budget.noised(arrays, received, self.round, simulated=self.setup.simulated)
-        return kind.from_ndarrays(noised)
 
     def score_received(self) -> None:
         """Accuracies as things stand, before the models train, of a round that is evaluated."""
@@ -419,3 +439,95 @@ class MethodClient(KeptClient[P]):
             self.config.small_model, number, phase.name,
         )  # fmt: skip
         return phase_flops(kind, phase, data, self.config, self.modules, self._generators)
+
+    # --- what is kept between two rounds -----------------------------------------------------
+
+    def restore(self, generation: int, state: str = "") -> None:
+        """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
+
+        ``state`` is the digest that the server names; StateLostError if there is no such state,
+        StateError if it does not fit the modules.
+        """
+        key = (
+            type(self), self.setup.model, self.classes, self.inputs, self.d,
+            self.config.params, self.config.models, self.config.small_model, str(self.device),
+        )  # fmt: skip
+        self.tensors = {name: t.to(self.device) for name, t in self.initial_tensors().items()}
+        self.modules, self._fixed = instance(
+            key, self._initialised, self.device, fresh=generation == 0
+        )
+        if generation == 0:
+            self._fit_preparation()
+        else:
+            bundle = self.setup.store.load(generation, state)
+            try:
+                kept = fill(self.modules, bundle)
+                self._check_declared(kept)
+                for name, tensor in self.tensors.items():
+                    self.tensors[name] = kept[name].to(tensor.device).view_as(tensor)
+            except (RuntimeError, KeyError) as error:
+                raise StateError(
+                    f"generation {generation} does not fit the models that this round is for, of "
+                    f"{self.classes} classes: {brief(error)}"
+                ) from error
+
+    def _initialised(self) -> Modules:
+        with torch_seeded(self.config.seed, "init", self.setup.data.client):
+            built = self.build()
+        if self.inputs.kind in FITTED:
+            built[PREPARATION] = preparation(self.inputs)
+        return built
+
+    def _fit_preparation(self) -> None:
+        """On the own train split, once: what a model was trained behind stays with it."""
+        module = self.modules.get(PREPARATION)
+        if module is not None and len(self.setup.data.split.train):
+            cast("Preparation", module).fit(self.examples("train").examples)
+
+    def _check_declared(self, tensors: Iterable[str]) -> None:
+        """HookError for a tensor that a later round would not find."""
+        undeclared = sorted(set(tensors) - set(self.initial_tensors()))
+        if undeclared:
+            raise HookError(
+                f"{type(self).__name__}: tensor '{undeclared[0]}' is kept and not declared: add it "
+                "to `initial_tensors`"
+            )
+
+    def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
+        """Store modules, tensors and the last accuracies, of ``metrics``, as ``generation``.
+
+        ``source`` is the generation that the round began with, which stays as well. Raises
+        RunFailedError if a tensor is not finite; the state before then stays the newest.
+        """
+        self._check_declared(self.tensors)
+        scores = (
+            (name, float(value)) for name, value in metrics.items()
+            if "accuracy" in name and name not in BESIDE
+        )  # fmt: skip
+        bundle = to_bundle(self.modules, self.tensors, scores)
+        if lost := not_finite(bundle):
+            raise RunFailedError(
+                f"'{lost}' is not finite after round {generation}: the state before it stays; use "
+                "a smaller lr, or grad-clip"
+            )
+        self.setup.store.describe(self.description())
+        self.saved = self.setup.store.save(generation, source, bundle)
+
+    def description(self) -> dict[str, Any]:
+        """What it takes to rebuild this client without the run's configuration and its examples."""
+        keys = {"method", "image_size", "models", "precision", "threads"}
+        if self.inputs.kind != IMAGE:
+            keys.remove("image_size")
+        for key in ("small_model", "representation", "grey"):
+            if getattr(self.config, key) != RunConfig.model_fields[key].default:
+                keys.add(key)
+        about = {} if self.inputs.kind == IMAGE else {"inputs": self.inputs.dump()}
+        return {
+            "client": self.setup.data.client,
+            "architecture": with_weights(self.setup.model)[0],
+            "classes": list(self.setup.classes),
+            **self.config.model_dump(mode="json", include=keys),
+            "models": list(plain_names(self.config.models)),
+            **about,
+            "hyper-parameters": self.config.params.model_dump(mode="json"),
+        }

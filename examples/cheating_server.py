@@ -17,7 +17,8 @@ from fedhet.protocol.messages import Reply
 from fedhet.protocol.reasons import Refused
 from fedhet.site.limits import Asked, LimitError, Limits, check_run
 from fedhet.site.state import FileStore
-from fedhet.sums.member import Credentials, SumNotes, Terms
+from fedhet.sums.masks import Terms
+from fedhet.sums.member import Credentials, SumNotes
 from fedhet.sums.messages import Cohort, SumKey, Survivors
 from fedhet.sums.server import Collector, NoSumError
 

@@ -1,7 +1,7 @@
-"""The ClientApp: message -> NumPyClient -> message, and nothing else.
+"""The ClientApp: message -> NumPyClient -> message.
 
-In a deployment every message is a fresh process, in a simulation a client hops between Ray
-actors; so nothing is kept here but per-process caches, and a failure is answered with a reason.
+A simulated client's messages reach different processes, so nothing is kept here but per-process
+caches, and a failure is answered with a reason.
 """
 
 import math
@@ -10,29 +10,40 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedhet.clients.base import round_config
+from fedhet.clients.base import MethodClient, Setup
+from fedhet.config.load import envelope, find_method, from_run_config
+from fedhet.config.schema import RunConfig
 from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
+from fedhet.files import check_id
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
-from fedhet.protocol.checks import read_arrays
+from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import Reply, answer, message_bytes
 from fedhet.protocol.reasons import Refused, Word, new_number, telling
-from fedhet.request import Request
-from fedhet.site.budget import BudgetError
-from fedhet.site.limits import LimitError, check_upload
-from fedhet.site.local_data import LocalData
-from fedhet.site.public_set import own_copy, public_digest
-from fedhet.site.state import StateError, StateLostError
+from fedhet.rng import one_blas_thread
+from fedhet.site.limits import Asked, LimitError, Limits, check_run, check_upload, read_limits
+from fedhet.site.local_data import (
+    LocalData,
+    assigned_model,
+    choose_device,
+    client_name,
+    load_local,
+    own_copy,
+    public_digest,
+)
+from fedhet.site.privacy import BudgetError
+from fedhet.site.state import SUM_KEY, FileStore, StateError, StateLostError
+from fedhet.sums import client as sums
+from fedhet.sums.member import SumNotes, own_terms
 from fedhet.training.denormals import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
@@ -51,25 +62,262 @@ app = ClientApp()
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
 
 
-def _out_of_memory() -> str:
-    """How many actors would fit on this GPU, by what this one had at its peak."""
-    free, total = torch.cuda.mem_get_info()
-    peak = torch.cuda.max_memory_reserved()
-    fit = max(1, int(total * 0.95 // max(1, peak)))
-    return (
-        f"out of GPU memory: this process had {peak / 2**30:.1f} GiB of {total / 2**30:.1f} GiB, "
-        f"{free / 2**30:.1f} GiB are free: {fit} actor(s) of this size would fit; set actors={fit} "
-        "or a smaller batch-size"
-    )
+@lru_cache(maxsize=4)
+def parsed(text: str) -> RunConfig:
+    """Return the run's configuration, parsed once per process."""
+    return from_run_config({"config": text})[0]
 
 
-def _answered(message: Message, handler: Callable[[], Message]) -> Message:
+def set_process(config: RunConfig) -> None:
+    """Set what belongs to the process, for every message: another run's may have come between."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same bits from cuBLAS
+    torch.set_num_threads(config.threads)
+    one_blas_thread()
+    torch.set_float32_matmul_precision("highest" if config.precision == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
+    torch.backends.cudnn.deterministic = True
+    if torch.cuda.is_available():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+class Request:
+    """One message, read and allowed, with all that answering it takes.
+
+    Raises LimitError for a run that the site does not allow, Refused for an instruction that makes
+    no sense.
+    """
+
+    def __init__(self, message: Message, context: Context) -> None:
+        self.message = message
+        self.kind = message.metadata.message_type
+        self.text = str(context.run_config.get("config", ""))
+        if not self.text:  # plain `flwr run`: the scalars are the configuration
+            self.text = envelope(from_run_config(context.run_config)[0], {})
+        self.config = parsed(self.text)
+        set_process(self.config)
+        self.node: Mapping[str, Any] = context.node_config
+        self.simulated = is_simulated()
+        self.method = find_method(self.config.method)
+        self.limits: Limits = read_limits(self.node)
+        shares = self.method.client.shares_model
+        asked = Asked(shares, tells_class_counts=not self.config.summed)
+        check_run(self.limits, self.config, asked)
+        self.limits.check_download_size(message_bytes(message))
+        self.what = read_instruction(message, self.config)
+
+    def data(self) -> LocalData:
+        """Return whose examples these are, and the examples."""
+        with telling(Word.DATA):
+            return load_local(self.config, self.node, simulated=self.simulated)
+
+    def device(self) -> torch.device:
+        """Return where this client trains."""
+        with telling(Word.DEVICE):
+            return choose_device(self.config, self.node)
+
+    def model(self, data: LocalData) -> str:
+        """Return the name of what it trains."""
+        with telling(Word.MODEL):
+            return assigned_model(self.config, self.node, data, simulated=self.simulated)
+
+    def store(self, client: str) -> FileStore:
+        """Return where its private state is; the server names a place in a simulation only.
+
+        Raises Refused for a run that began with masked sums and has none now.
+        """
+        for name in (self.what.experiment, client):
+            check_id(name)
+        own = str(self.node.get("state-dir") or Path.home() / ".fedhet" / "state")
+        root = Path(self.what.state_dir if self.simulated else own)
+        found = FileStore(root / self.what.experiment / client, sync=not self.simulated)
+        if self.config.secure_sum != "masked" and found.read_note(SUM_KEY) is not None:
+            raise Refused("this run began with secure-sum=masked and is without now")
+        return found
+
+    def client(self) -> MethodClient[Any]:
+        """Return the method's client, for this message."""
+        data, device = self.data(), self.device()
+        setup = Setup(
+            config=own_copy(self.config, self.node, simulated=self.simulated),
+            data=data,
+            classes=self.what.classes,
+            model=self.model(data),
+            device=device,
+            store=self.store(data.client),
+            simulated=self.simulated,
+            limits=self.limits,
+        )
+        return self.method.client(setup)
+
+    def sum_notes(self, client: str = "") -> SumNotes:
+        """Return what this client keeps for the sums of the run, without its examples."""
+        client = client or client_name(self.config, self.node, simulated=self.simulated)
+        terms = own_terms(self.config, self.limits)
+        return SumNotes(self.store(client), self.what.experiment, client, terms)
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+def _answered(message: Message, context: Context, handler: Callable[[Request], Message]) -> Message:
     """Run ``handler``; whatever it raises becomes a reply that names the reason."""
     try:
         with without_denormals():
-            return handler()
+            return handler(Request(message, context))
     except Exception as error:  # a client's fault must reach the server as one line
         return _failure(message, error)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Say who this node is: client id, classes and images, model, device."""
+    return _answered(message, context, _introduced)
+
+
+def _introduced(asked: Request) -> Message:
+    config, refused = asked.config, asked.what.refused
+    if refused:
+        _say(lambda: f"this run does without this node: {one_line(refused)}")
+        return answer(asked.message, {})
+    data = asked.data()
+    _check_own_choices(asked, data)
+    info: dict[str, Any] = {
+        "client": data.client,
+        "clients": data.clients,
+        "classes": list(data.dataset.classes),
+        "model": with_weights(asked.model(data))[0],
+        "device": str(asked.device()),
+        "inputs": data.dataset.inputs.text(),
+    }
+    if asked.method.strategy.public_set == "everybody":
+        with telling(Word.PUBLIC):
+            own = own_copy(config, asked.node, simulated=asked.simulated)
+            info["public"] = public_digest(own)
+    if config.summed:
+        return answer(asked.message, info | sums.own_key(asked, data.client))
+    asked.store(data.client)  # refused where the run began with masked sums
+    counts = data.class_counts()
+    images = list(counts.values())
+    told = {"seen": list(counts), "images": images, "train-images": sum(images)}
+    return answer(asked.message, info | told)
+
+
+def _check_own_choices(asked: Request, data: LocalData) -> None:
+    """Refuse in the handshake what would fail in every round; raises with the reason."""
+    config, node = asked.config, asked.node
+    if config.summed and node.get("data-dir") and not config.classes:
+        raise Refused(
+            "secure-sum needs `classes` in the run's configuration: without it, the names of "
+            "this node's folders would be its class list",
+            Word.CLASSES,
+        )
+    kind = data.dataset.inputs.kind
+    refuses = asked.method.strategy.refuses
+    if kind in refuses:
+        raise UserError(f"method: '{config.method}' does not work with {kind}: {refuses[kind]}")
+    if node.get("model"):
+        with telling(Word.MODEL), torch.random.fork_rng(devices=[]):
+            build_model(
+                str(node["model"]),
+                classes=len(data.dataset.classes),
+                d=config.representation,
+                inputs=data.dataset.inputs,
+            )
+
+
+@app.query("introduce")
+def introduce(message: Message, context: Context) -> Message:
+    """Keep the keys of those with whom there will be sums."""
+    return _answered(message, context, lambda a: answer(a.message, sums.introduce(a)))
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round of local training."""
+    return _answered(message, context, _trained)
+
+
+def _trained(asked: Request) -> Message:
+    started, what, message = time.monotonic(), asked.what, asked.message
+    if asked.config.summed:
+        reply, own = sums.answer(asked)
+    else:
+        client = asked.client()
+        arrays, images, metrics = client.fit(read_arrays(message), what.fit_config())
+        own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
+        info = {"client": client.setup.data.client, "round": what.round, "state": client.saved}
+        reply = Reply(info, own, arrays)
+    check_upload(asked.limits, sum(array.nbytes for array in reply.arrays))
+    sent = answer(message, reply.info, reply.metrics, reply.arrays)
+    seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
+    _say(
+        lambda: (
+            f"round {what.round}: test accuracy {accuracy:.2f} %, {seconds:.1f} s, "
+            f"{message_bytes(message):,} bytes received, {message_bytes(sent):,} sent"
+        )
+    )
+    return sent
+
+
+def _counted(message: Message, context: Context) -> Message:
+    """Answer, in a sum, which classes this client has, or which numbers its images exceed."""
+
+    def handler(asked: Request) -> Message:
+        reply, _ = sums.answer(asked)
+        return answer(message, reply.info, {}, reply.arrays)
+
+    return _answered(message, context, handler)
+
+
+def _opened(message: Message, context: Context) -> Message:
+    """Sign who is left, or hand over what makes the round's sum readable."""
+    return _answered(message, context, lambda a: answer(a.message, sums.open_masks(a)))
+
+
+@app.evaluate("confusion")
+def confusion(message: Message, context: Context) -> Message:
+    """After the last round: how often each class was taken for each other one."""
+    return _answered(message, context, _confused)
+
+
+def _confused(asked: Request) -> Message:
+    if asked.config.summed:
+        reply, _ = sums.answer(asked)
+        return answer(asked.message, reply.info, {}, reply.arrays)
+    client, what = asked.client(), asked.what
+    matrix = client.finish(what.generation, what.state)
+    places = matrix.nonzero()
+    cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
+    info = {"client": client.setup.data.client, "round": what.round}
+    return answer(asked.message, {**info, "confusion": cells.flatten().tolist()})
+
+
+for _action, _function in {
+    "unit": _counted, "owners": _counted, "agree": _opened, "unmask": _opened
+}.items():  # fmt: skip
+    app.train(_action)(_function)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Accuracy of a client that did not train in this round."""
+    return _answered(message, context, _evaluated)
+
+
+def _evaluated(asked: Request) -> Message:
+    if asked.config.summed and asked.config.sum_metrics:
+        raise Refused("an accuracy of one client alone is not told", Word.INSTRUCTION)
+    client, what = asked.client(), asked.what
+    _, images, metrics = client.evaluate([], {"generation": what.generation, "state": what.state})
+    numbers = {k: float(v) for k, v in metrics.items()}
+    if not asked.config.summed:
+        numbers["num-examples"] = float(images)
+    info = {"client": client.setup.data.client, "round": what.round}
+    return answer(asked.message, info, numbers)
+
+
+# --- failures ----------------------------------------------------------------------------------
 
 
 def _failure(message: Message, error: Exception) -> Message:
@@ -120,175 +368,13 @@ def _where(error: Exception) -> str:
     return f" ({Path(last.filename).name}:{last.lineno})"
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    """Say who this node is: client id, classes and images, model, device."""
-
-    def handler() -> Message:
-        asked = Request(message, context)
-        what, config = asked.what, asked.config
-        if what.refused:
-            _say(lambda: f"this run does without this node: {one_line(what.refused)}")
-            return answer(message, {})
-        data = asked.data()
-        _check_own_choices(asked, data)
-        public = {}
-        if asked.method.strategy.public_set == "everybody":
-            with telling(Word.PUBLIC):
-                own = own_copy(config, asked.node, simulated=asked.simulated)
-                public["public"] = public_digest(own)
-        return answer(
-            message,
-            {
-                "client": data.client,
-                "clients": data.clients,
-                "classes": list(data.dataset.classes),
-                **_told(asked, data),
-                "model": with_weights(asked.model(data))[0],
-                "device": str(asked.device()),
-                **public,
-                "inputs": data.dataset.inputs.text(),
-            },
-        )
-
-    return _answered(message, handler)
-
-
-def _told(asked: Request, data: LocalData) -> dict[str, Any]:
-    """Which classes a client has, and how many images of each; with sums its key instead."""
-    if asked.config.summed:
-        return dict(_sums().own_key(asked, data.client))
-    asked.store(data.client)  # refused where the run began with masked sums
-    counts = data.class_counts()
-    images = list(counts.values())
-    return {"seen": list(counts), "images": images, "train-images": sum(images)}
-
-
-def _check_own_choices(asked: Request, data: LocalData) -> None:
-    """Refuse in the handshake what would fail in every round; raises with the reason."""
-    config, node = asked.config, asked.node
-    if config.summed and node.get("data-dir") and not config.classes:
-        raise Refused(
-            "secure-sum needs `classes` in the run's configuration: without it, the names of "
-            "this node's folders would be its class list",
-            Word.CLASSES,
-        )
-    kind = data.dataset.inputs.kind
-    refuses = asked.method.strategy.refuses
-    if kind in refuses:
-        raise UserError(f"method: '{config.method}' does not work with {kind}: {refuses[kind]}")
-    if node.get("model"):
-        with telling(Word.MODEL), torch.random.fork_rng(devices=[]):
-            build_model(
-                str(node["model"]),
-                classes=len(data.dataset.classes),
-                d=config.representation,
-                inputs=data.dataset.inputs,
-            )
-
-
-def _sums() -> ModuleType:
-    """The part of runs with sums, which no other needs to import."""
-    return import_module("fedhet.sums.client")
-
-
-@app.query("introduce")
-def introduce(message: Message, context: Context) -> Message:
-    """Keep the keys of those with whom there will be sums."""
-
-    def handler() -> Message:
-        return answer(message, _sums().introduce(Request(message, context)))
-
-    return _answered(message, handler)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """One round of local training."""
-    started = time.monotonic()
-
-    def handler() -> Message:
-        asked = Request(message, context)
-        reply, own = _sums().train(asked) if asked.config.summed else _trained(asked)
-        check_upload(asked.limits, sum(array.nbytes for array in reply.arrays))
-        sent = answer(message, reply.info, reply.metrics, reply.arrays)
-        seconds, accuracy = time.monotonic() - started, own.get("test_accuracy", math.nan)
-        _say(
-            lambda: (
-                f"round {asked.what.round}: test accuracy {accuracy:.2f} %, {seconds:.1f} s, "
-                f"{message_bytes(message):,} bytes received, {message_bytes(sent):,} sent"
-            )
-        )
-        return sent
-
-    return _answered(message, handler)
-
-
-def _trained(asked: Request) -> tuple[Reply, Mapping[str, float]]:
-    """The upload and all the numbers, for the server's eyes."""
-    client, what = asked.client(), asked.what
-    arrays, images, metrics = client.fit(read_arrays(asked.message), round_config(what))
-    numbers = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-    info = {"client": client.setup.data.client, "round": what.round, "state": client.saved}
-    return Reply(info, numbers, arrays), numbers
-
-
-@app.train("owners")
-def owners(message: Message, context: Context) -> Message:
-    """Say, in a sum, which classes this client has."""
-
-    def handler() -> Message:
-        reply = _sums().owners(Request(message, context))
-        return answer(message, reply.info, {}, reply.arrays)
-
-    return _answered(message, handler)
-
-
-@app.train("unmask")
-def unmask(message: Message, context: Context) -> Message:
-    """Hand over what makes the round's sum readable, and nothing else."""
-
-    def handler() -> Message:
-        return answer(message, _sums().unmask(Request(message, context)))
-
-    return _answered(message, handler)
-
-
-@app.evaluate("confusion")
-def confusion(message: Message, context: Context) -> Message:
-    """After the last round: how often each class was taken for each other one."""
-
-    def handler() -> Message:
-        asked = Request(message, context)
-        if asked.config.summed:
-            reply = _sums().confusion(asked)
-            return answer(message, reply.info, {}, reply.arrays)
-        client, what = asked.client(), asked.what
-        matrix = client.finish(what.generation, what.state)
-        places = matrix.nonzero()
-        cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
-        info = {"client": client.setup.data.client, "round": what.round}
-        return answer(message, {**info, "confusion": cells.flatten().tolist()})
-
-    return _answered(message, handler)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Accuracy of a client that did not train in this round."""
-
-    def handler() -> Message:
-        asked = Request(message, context)
-        if asked.config.summed and asked.config.sum_metrics:
-            raise Refused("an accuracy of one client alone is not told", Word.INSTRUCTION)
-        client, what = asked.client(), asked.what
-        _, images, metrics = client.evaluate(
-            [], {"generation": what.generation, "state": what.state}
-        )
-        numbers = {k: float(v) for k, v in metrics.items()}
-        if not asked.config.summed:
-            numbers["num-examples"] = float(images)
-        info = {"client": client.setup.data.client, "round": what.round}
-        return answer(message, info, numbers)
-
-    return _answered(message, handler)
+def _out_of_memory() -> str:
+    """How many actors would fit on this GPU, by what this one had at its peak."""
+    free, total = torch.cuda.mem_get_info()
+    peak = torch.cuda.max_memory_reserved()
+    fit = max(1, int(total * 0.95 // max(1, peak)))
+    return (
+        f"out of GPU memory: this process had {peak / 2**30:.1f} GiB of {total / 2**30:.1f} GiB, "
+        f"{free / 2**30:.1f} GiB are free: {fit} actor(s) of this size would fit; set actors={fit} "
+        "or a smaller batch-size"
+    )

@@ -23,9 +23,7 @@ from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tracker import Tracker
 from fedhet.rng import one_blas_thread
-from fedhet.site.public_set import public_digest
-from fedhet.strategies.rounds import Rounds
-from fedhet.sums.server import SumRounds
+from fedhet.site.local_data import public_digest
 
 LOG_FORMAT = "fedhet %(levelname)s: %(message)s"
 app = ServerApp()
@@ -119,8 +117,7 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
     strategy = find_method(config.method).strategy(config, roster)
-    kind = SumRounds if config.summed else Rounds
-    strategy.rounds = kind(strategy, handshake, folder, kept)
+    strategy.prepare(handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
     _check_replies(folder)

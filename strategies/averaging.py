@@ -21,7 +21,7 @@ from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, ROBUST, Rule, capped
-from fedhet.sums.contribution import Own, Vector, too_few
+from fedhet.sums.contribution import Own, Summand, Vector, too_few
 
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
@@ -101,15 +101,15 @@ class ClassSums:
 
     @classmethod
     def of(cls, vector: Vector, classes: int, *, weighted: bool = False) -> Self:
-        """Inverse of :meth:`vector`, for sums of it as well."""
+        """Inverse of :meth:`summand`, flat, and of sums of it."""
         ends = classes * (2 if weighted else 1)
         rows = vector[:-ends].reshape(classes, -1)
         return cls(rows, vector[-ends:][:classes], vector[-classes:])
 
-    def vector(self, *, weighted: bool = False) -> Vector:
-        """Flat: rows, weights if they are other than the owners, owners."""
-        weights = [self.weights] if weighted else []
-        return np.concatenate([self.rows.ravel(), *weights, self.owners])
+    def summand(self, *, weighted: bool = False) -> Summand:
+        """Rows, and the counts: weights if they are other than the owners, owners."""
+        counts = np.concatenate([self.weights, self.owners]) if weighted else self.owners
+        return Summand(self.rows.ravel(), counts)
 
     def present(self, least: int = 1) -> Array:
         """Classes (C,) bool that have a mean: with ``least`` owners."""
@@ -230,18 +230,10 @@ class AveragingStrategy(MethodStrategy[P]):
         return {}
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Vector:
+    def contribution(cls, upload: Payload, own: Own) -> Summand:
         """w_k times the shared arrays, flat, and w_k."""
-        return weighted_total([upload], [own.weight])
-
-    @classmethod
-    def counts_at_end(cls, own: Own) -> int:
-        """w_k."""
-        return 1
-
-    def vector_length(self) -> int:
-        """As many as the shared module has numbers, and one."""
-        return sum(tensor.size for tensor in self.tensors) + 1
+        total = weighted_total([upload], [own.weight])
+        return Summand(total[:-1], total[-1:])
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """The weighted mean replaces the shared module."""

@@ -1,16 +1,24 @@
-"""The server half of a method: hooks in plain arrays, called in every round in this order.
+"""The round, and the server half of a method.
 
-``download`` (what is sent down) -> the client receives, trains, uploads -> ``expect`` and ``check``
-(what may come up) -> ``aggregate``. With ``secure-sum`` no upload reaches the server: each client
-makes its ``contribution``, and ``combine`` takes their sum. ``arrays`` and ``load`` are its state.
-No hook sees a Flower object. The round loop is in :mod:`fedhet.strategies.rounds`, which only the
-server's process imports; a client's process imports this module for the sake of the method's
-parameters and its ``contribution``.
+:class:`MethodStrategy` is a Flower ``Strategy`` that owns the loop. Flower's own ``Strategy.start``
+counts from 1, always runs two phases, cannot stop and sleeps 3 s between polls; this one resumes,
+lets evaluation ride in the train reply and is bounded in every wait. One round:
+
+    handshake -> ``configure_train`` -> the clients train -> ``aggregate_train``
+    -> ``configure_evaluate`` -> ``aggregate_evaluate`` -> lines -> checkpoint
+
+A method overrides hooks in plain arrays, called in this order: ``download`` (what is sent down),
+``expect`` and ``check`` (what may come up), ``aggregate``; ``arrays`` and ``load`` are its state.
+With ``secure-sum`` no upload reaches the server: each client makes its ``contribution``, and
+``combine`` takes their sum. One object says how a round is aggregated: ``PlainRounds``
+(:mod:`fedhet.strategies.plain`) or ``SummedRounds`` (:mod:`fedhet.sums.server`).
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, cast
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Literal, cast
 
 import numpy as np
 import torch
@@ -20,47 +28,36 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.protocol.checks import Rejected, form, size
-from fedhet.protocol.handshake import ClientInfo
+from fedhet.errors import HookError, RunFailedError
+from fedhet.files import client_order
+from fedhet.protocol.checks import Rejected, check_evaluation, form, size
+from fedhet.protocol.delivery import exchange, longest_first
+from fedhet.protocol.flower import is_simulated
+from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
+from fedhet.protocol.messages import (
+    EVALUATE,
+    TRAIN,
+    Instruction,
+    Reply,
+    message_bytes,
+    read_reply,
+    request,
+    to_record,
+)
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.site.public_set import PublicSet, open_public
+from fedhet.protocol.reasons import distinct
+from fedhet.records.checkpoint import Checkpoint, save_checkpoint
+from fedhet.records.ledger import Ledger
+from fedhet.records.run_folder import RunFolder
+from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
+from fedhet.site.local_data import PublicSet, open_public
+from fedhet.strategies.plain import PlainRounds, Upload
 from fedhet.strategies.robust import Rule
-from fedhet.sums.contribution import Own, Vector
+from fedhet.sums.contribution import Own, Summand, Vector
+from fedhet.sums.server import SumLedger, SummedRounds
 
-if TYPE_CHECKING:
-    from fedhet.protocol.handshake import Roster
-
-
-@dataclass(frozen=True)
-class Upload:
-    """An accepted reply: whose it is, its payload, and its weight n_k / sum n_j in the round."""
-
-    info: ClientInfo
-    payload: Payload
-    weight: float
-    metrics: Mapping[str, float]
-
-
-class RoundLoop(Protocol):
-    """What Flower's hooks lead to: :class:`fedhet.strategies.rounds.Rounds`."""
-
-    def summary(self) -> None:
-        """Log what is about to run."""
-
-    def run(self, grid: Grid, on_round: Callable[[Mapping[str, Any]], None] | None) -> None:
-        """Run the rounds that are left."""
-
-    def train_messages(self, round_: int) -> Iterable[Message]:
-        """See :meth:`MethodStrategy.configure_train`."""
-
-    def take_training(self, round_: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """See :meth:`MethodStrategy.aggregate_train`."""
-
-    def evaluate_messages(self, round_: int) -> Iterable[Message]:
-        """See :meth:`MethodStrategy.configure_evaluate`."""
-
-    def take_accuracies(self, replies: Iterable[Message]) -> MetricRecord | None:
-        """See :meth:`MethodStrategy.aggregate_evaluate`."""
+__all__ = ["MethodStrategy", "Upload"]
+log = logging.getLogger("fedhet")
 
 
 class MethodStrategy(Strategy, Generic[P]):
@@ -76,7 +73,6 @@ class MethodStrategy(Strategy, Generic[P]):
     sums_updates = False  # with noise: steps from what was sent are summed, not what came of them
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
-    rounds: RoundLoop  # who asks, checks and writes down; set before the first round
 
     def __init_subclass__(cls) -> None:
         """An ``aggregate`` of its own does more than the ``combine`` that it inherits."""
@@ -85,11 +81,13 @@ class MethodStrategy(Strategy, Generic[P]):
         if "aggregate" in own and not {"combine", "not_summed"} & set(own):
             cls.not_summed = MethodStrategy.not_summed
 
-    def __init__(self, config: RunConfig, roster: "Roster") -> None:
+    def __init__(self, config: RunConfig, roster: Roster) -> None:
         self.config = config
         self.params = cast("P", config.params)
         self.roster = roster
         self.rule = Rule.of(config)
+        self.finished = 0  # rounds
+        self.unit = config.max_images  # of weights in a sum, in images; found in it by default
         self.classes = len(roster.classes)
         self.inputs = roster.inputs or Inputs.image(config.image_size, grey=config.grey)
         self.d = config.representation
@@ -166,28 +164,16 @@ class MethodStrategy(Strategy, Generic[P]):
         return {}
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Vector:
-        """What one client adds to the sum, (L,) float64; called in the client's process.
+    def contribution(cls, upload: Payload, own: Own) -> Summand:
+        """Return what one client adds to the sum; called in the client's process.
 
         It is linear in what ``upload`` shares, and as long for every client of a run; ``own`` is
         what the client knows of itself. Raises NotImplementedError where there is no sum.
         """
         raise NotImplementedError(cls.not_summed)
 
-    @classmethod
-    def counts_at_end(cls, own: Own) -> int:
-        """How many entries at the end of a contribution are counts, which no noise covers.
-
-        ``own`` is as in :meth:`contribution`.
-        """
-        return 0
-
-    def vector_length(self) -> int:
-        """L, entries of a contribution; NotImplementedError where there is no sum."""
-        raise NotImplementedError(self.not_summed)
-
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Set the global arrays from ``total`` (L,) float64, the sum of contributions of a round.
+        """Set the global arrays from ``total`` (L,) float64, the flat sum of a round's summands.
 
         Returns numbers worth recording. Raises NotImplementedError where there is no sum.
         """
@@ -247,7 +233,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: P) -> bool:
-        """Whether a contribution is weighed by images, in units of ``max-images``.
+        """Whether a contribution is weighed by images, in units of weights.
 
         ``config`` and ``params`` are as in :meth:`sums_classes`.
         """
@@ -258,38 +244,34 @@ class MethodStrategy(Strategy, Generic[P]):
         """The run's public data set, on the CPU; opened when first asked for (``public_set``)."""
         return PublicSet(open_public(self.config), torch.device("cpu"))
 
-    # --- Flower's hooks ----------------------------------------------------------------------
+    # --- the loop ----------------------------------------------------------------------------
 
-    def summary(self) -> None:
-        """Log what is about to run."""
-        self.rounds.summary()
+    def prepare(
+        self, handshake: Handshake, folder: RunFolder, kept: Checkpoint | None = None
+    ) -> None:
+        """Make ready for the rounds that are left: all, or those after ``kept``, a checkpoint.
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One train message per sampled client that is online, in client order."""
-        return self.rounds.train_messages(server_round)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check, sort and combine the replies; (None, None) if fewer than min-replies are valid.
-
-        The global arrays stay in the strategy: of a round that counts, only its numbers return.
+        Raises VerifyError if the lines before the checkpoint are not those that were written, and
+        HookError for hooks that do not fit together.
         """
-        return None, self.rounds.take_training(server_round, replies)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """One evaluate message per online client whose present state has no accuracy yet."""
-        return self.rounds.evaluate_messages(server_round)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Book the accuracies; returns their mean over all clients evaluated so far, percent."""
-        return self.rounds.take_accuracies(replies)
+        self._check_hooks()
+        self.handshake, self.folder = handshake, folder
+        self.ledger = (SumLedger if self.config.summed else Ledger)(self.roster)
+        self.deadline = 0.0  # of the round
+        self.simulated = True  # whether the clients' states are where the server is
+        self._requests: list[tuple[str, Message]] = []
+        self._asked: dict[str, str] = {}  # client by id of the message that it was sent
+        if kept is None:
+            folder.check_unbegun()
+            self.initialise()
+        else:
+            folder.take_up(kept.meta)
+            self.load(kept.arrays)
+            self.ledger.load(kept.meta)
+            self.finished = int(kept.meta["round"])
+        marks = {} if kept is None else kept.meta
+        kind = SummedRounds if self.config.summed else PlainRounds
+        self.aggregation: PlainRounds | SummedRounds = kind(self, marks)
 
     def start(  # noqa: PLR0913  (Flower's signature)
         self,
@@ -302,11 +284,236 @@ class MethodStrategy(Strategy, Generic[P]):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         on_round: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> Result:
-        """Run the rounds that are left: all, or those after a checkpoint.
+        """Run the rounds that are left, after :meth:`prepare`; return an empty result.
 
-        What Flower's signature has beside ``grid`` comes from the configuration instead; the result
-        is empty, since the global arrays are in the run folder. Raises RunFailedError when too many
-        rounds in a row had too few valid replies.
+        What Flower's signature has beside ``grid`` comes from the configuration; the global arrays
+        are in the run folder. Raises RunFailedError when too many rounds in a row had too few
+        valid replies.
         """
-        self.rounds.run(grid, on_round)
+        self.summary()
+        self.simulated = is_simulated(grid)
+        if not self.folder.checkpoint.exists():  # so that lines without one are a loss, no start
+            self._checkpoint(0)
+        lines = self.folder.read_rounds() if self.config.patience else []
+        skipped, clock = 0, time.perf_counter()
+        for round_ in range(self.finished + 1, self.config.rounds + 1):
+            if out_of_patience(self.config, lines):
+                break
+            skipped = 0 if self._round(grid, round_) else skipped + 1
+            record = self._close(round_, clock)
+            clock = time.perf_counter()
+            log.info(
+                "round %d/%d: test %s, %d of %d replied, %.1f s",
+                round_, self.config.rounds, headline(self.config.metric, record),
+                record["replied"], record["sampled"], record["seconds"],
+            )  # fmt: skip
+            lines.append(record)
+            if on_round is not None:
+                on_round(record)
+            if skipped > self.config.max_skipped_rounds:
+                reasons = distinct(f["reason"] for f in self.ledger.round.failures)
+                raise RunFailedError(
+                    f"{skipped} rounds in a row had fewer than min-replies="
+                    f"{self.config.min_replies} valid replies: {reasons}"
+                )
+        self.deadline = time.monotonic() + self.config.round_timeout
+        matrices = self.aggregation.confusions(grid)
+        self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
         return Result()
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        log.info(
+            "%s: %d clients, %d per round, rounds %d to %d, %d classes",
+            self.config.method, len(self.roster.ids), self.config.cohort(len(self.roster.ids)),
+            self.finished + 1, self.config.rounds, len(self.roster.classes),
+        )  # fmt: skip
+        counts: Counter[str] = Counter()
+        for info in self.roster.infos.values():
+            counts.update(dict(zip(info.seen_names, info.images, strict=True)))
+        if line := imbalance(self.config, counts):
+            log.warning("%s", line)
+
+    def _round(self, grid: Grid, round_: int) -> bool:
+        """Run one round; return False if it was skipped for lack of valid replies."""
+        nothing = (ArrayRecord(), ConfigRecord())
+        self.ledger.begin(round_)
+        self.handshake.query()
+        self.ledger.keep_out(self.roster.refusals())
+        timeout = self.config.round_timeout
+        self.deadline = time.monotonic() + timeout
+        messages = self.configure_train(round_, *nothing, grid)
+        seconds = [self.aggregation.seconds(client) for client, _ in self._requests]
+        processes = self.config.processes(len(self.roster.ids))
+        messages, window = longest_first(messages, seconds, processes)
+        share = self.aggregation.train_share
+        _, numbers = self.aggregate_train(
+            round_, self._collect(exchange(grid, messages, share * timeout, window))
+        )
+        left = self.deadline - time.monotonic()
+        if self._evaluates(round_) and left > 0:
+            messages = self.configure_evaluate(round_, *nothing, grid)
+            self.aggregate_evaluate(round_, self._collect(exchange(grid, messages, left)))
+        return numbers is not None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one train message per sampled client that is online, in client order."""
+        made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
+        self._requests = []
+        for client in self.aggregation.members(server_round, self._sampled(server_round)):
+            info = self.roster.infos[client]
+            audience = self.audience(info)
+            if audience not in made:
+                payload = self.download(info, server_round)
+                made[audience] = payload, to_record(payload.flat)
+            payload, record = made[audience]
+            message = self.message(TRAIN, client, server_round, record)
+            for name, more in self.aggregation.records.items():
+                message.content[name] = more
+            self.ledger.round.downlink.add(payload, message_bytes(message))
+            self._requests.append((client, message))
+        if self.config.summed and len(made) > 1:
+            raise HookError(
+                f"{type(self).__name__}: with secure-sum `download` must be the same for "
+                "everybody: let `audience` say so"
+            )
+        return [message for _, message in self._requests]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check, sort and combine the replies; (None, None) if fewer than min-replies are valid.
+
+        The global arrays stay in the strategy: of a round that counts, only its numbers return.
+        """
+        numbers = self.aggregation.take(server_round, self._named(replies))
+        if numbers is None:
+            return None, None
+        self.ledger.round.numbers |= numbers
+        return None, MetricRecord(dict(numbers))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one evaluate message per online client whose state has no accuracy yet.
+
+        A client that has just failed is not asked again: a round has one time limit.
+        """
+        failed = {failure["client"] for failure in self.ledger.round.failures}
+        behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
+        asked = [c for c in behind if c not in failed and self.aggregation.evaluates]
+        self._requests = [(c, self.message(EVALUATE, c, server_round)) for c in asked]
+        return [message for _, message in self._requests]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Record the accuracies; return their mean over all clients evaluated so far, percent."""
+        for client, reply in self._named(replies):
+            try:
+                check_evaluation(self.roster.infos[client], reply, server_round)
+            except Rejected as reason:
+                self.ledger.fail(client, f"evaluation: {reason}")
+            else:
+                self.ledger.score(client, reply.metrics)
+        return MetricRecord({"test-accuracy-mean": self.ledger.spread("test_accuracy")["mean"]})
+
+    def _close(self, round_: int, clock: float) -> dict[str, Any]:
+        """Write the round's lines, then the checkpoint that makes them final."""
+        arrays = self.arrays()
+        self.folder.append_clients(self.ledger.client_rows())
+        record = self.ledger.record(arrays)
+        record["seconds"] = time.perf_counter() - clock
+        self.folder.append_round(record)
+        self._checkpoint(round_)
+        self.finished = round_
+        return record
+
+    def _checkpoint(self, round_: int) -> None:
+        meta = {
+            "round": round_,
+            "simulated": self.simulated,
+            "roster": self.roster.dump(),
+            **self.ledger.dump(),
+            **self.folder.marks(),
+            **self.aggregation.marks(),
+        }
+        save_checkpoint(self.folder.checkpoint, Checkpoint(self.arrays(), meta))
+
+    # --- who is asked, and who answers -------------------------------------------------------
+
+    def _sampled(self, round_: int) -> list[str]:
+        """Return the round's clients that are online."""
+        cohort = self.config.cohort(len(self.roster.ids))
+        chosen = self.roster.sample(self.config.seed, round_, cohort)
+        self.ledger.round.sampled += len(chosen)
+        return self.online(chosen)
+
+    def online(self, clients: Iterable[str]) -> list[str]:
+        """Return those that are online; record the others as offline."""
+        here = []
+        for client in clients:
+            if client in self.roster.nodes:
+                here.append(client)
+            else:
+                self.ledger.round.offline += 1
+                self.ledger.fail(client, "offline")
+        return here
+
+    def _evaluates(self, round_: int) -> bool:
+        return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
+
+    def ask(self, grid: Grid, kind: str, clients: Iterable[str]) -> list[tuple[str, Reply]]:
+        """Send clients a message after the last round; return their replies, in client order."""
+        self._requests = [(c, self.message(kind, c, self.finished)) for c in clients]
+        messages = [message for _, message in self._requests]
+        return self._named(self._collect(exchange(grid, messages, self.config.round_timeout)))
+
+    def message(
+        self, kind: str, client: str, round_: int, arrays: ArrayRecord | None = None
+    ) -> Message:
+        """Return a request to a client, with the generation that it must go on from."""
+        what = Instruction(
+            experiment=self.folder.experiment,
+            round=round_,
+            generation=self.roster.generations[client],
+            state=self.roster.states.get(client, ""),
+            evaluate=self._evaluates(round_),
+            state_dir=self.handshake.state_dir,
+            classes=self.roster.classes,
+        )
+        return request(kind, self.roster.nodes[client], what, self.config.round_timeout, arrays)
+
+    def _collect(self, pairs: Iterable[tuple[Message, Message]]) -> Iterator[Message]:
+        """Yield replies as they come; remember who was asked by the id of the message."""
+        clients = {id(message): client for client, message in self._requests}
+        for sent, reply in pairs:
+            self._asked[reply.metadata.reply_to_message_id] = clients[id(sent)]
+            yield reply
+
+    def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
+        """Return replies with their clients, in client order; the answered message tells whose.
+
+        Each is decoded when it arrives, so that no message is kept beside its arrays.
+        """
+        found: dict[str, Reply] = {}
+        for message in replies:
+            client = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if client is not None:
+                found[client] = reply = read_reply(message, self.aggregation.limit(client))
+                if reply.lost:
+                    self.roster.lose(client, self.ledger.round.number, reply.error)
+        return sorted(found.items(), key=lambda pair: client_order(pair[0]))
+
+    def _check_hooks(self) -> None:
+        """Raise HookError for hooks that do not fit together."""
+        own, base = type(self), MethodStrategy
+        if own.upload_type is not Empty and own.expect is base.expect:
+            raise HookError(
+                f"{own.__name__}: set `expect`: a payload with an upload's shapes, or None if they "
+                "vary"
+            )
+        if (own.arrays is base.arrays) != (own.load is base.load):
+            raise HookError(f"{own.__name__}: set both `arrays` and `load`, or neither")

@@ -14,7 +14,7 @@ from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.strategies.averaging import ClassSums, class_sums
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, Rule
-from fedhet.sums.contribution import Own, Vector
+from fedhet.sums.contribution import Own, Summand
 
 
 def declared(info: ClientInfo) -> tuple[Array, Array]:
@@ -65,18 +65,9 @@ class ClassVectorStrategy(MethodStrategy[P]):
         return {"weighting": reason, "max-weight": reason}
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Vector:
+    def contribution(cls, upload: Payload, own: Own) -> Summand:
         """Vectors (C, w), zero where unseen, and C ones and zeros."""
-        return sums_of([told(upload, own)], None, own.classes).vector()
-
-    @classmethod
-    def counts_at_end(cls, own: Own) -> int:
-        """Owners."""
-        return own.classes
-
-    def vector_length(self) -> int:
-        """C (w + 1)."""
-        return self.classes * (self.width + 1)
+        return sums_of([told(upload, own)], None, own.classes).summand()
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: P) -> bool:

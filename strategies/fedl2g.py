@@ -62,7 +62,7 @@ from fedhet.strategies.class_vectors import (
     sums_of,
     told,
 )
-from fedhet.sums.contribution import Own, Vector
+from fedhet.sums.contribution import Own, Summand, Vector
 
 log = logging.getLogger("fedhet")
 
@@ -171,17 +171,17 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         """One SGD step by the mean per class of those who had it."""
         payloads = [_marked(p) for p in payloads_of(uploads)]
         if self.rule.kind == "mean":
-            return self.combine(sums_of(payloads, None, self.classes).vector(), round_)
+            return self.combine(sums_of(payloads, None, self.classes).summand().flat, round_)
         classes = np.concatenate([p.classes for p in payloads])
         rows = [p.vectors for p in payloads]
         means = class_means(classes, rows, None, np.zeros_like(self.guides), self.rule)
         return self._step(means, len(np.unique(classes)))
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Vector:
+    def contribution(cls, upload: Payload, own: Own) -> Summand:
         """Gradients (C, w) in units of ``UNIT``, zero where there is none; C ones and zeros."""
         sums = sums_of([_marked(told(upload, own))], None, own.classes)
-        return replace(sums, rows=sums.rows / UNIT).vector()
+        return replace(sums, rows=sums.rows / UNIT).summand()
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """The same step by the means of a sum; none for a class with too few owners."""

@@ -39,7 +39,7 @@ from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import payloads_of, sums_of, told
 from fedhet.strategies.prototypes import PrototypeStrategy
 from fedhet.strategies.robust import ROBUST
-from fedhet.sums.contribution import Own, Vector
+from fedhet.sums.contribution import Own, Summand, Vector
 
 
 class FedProtoParams(Params):
@@ -82,29 +82,20 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
             by_images = self._by_images(self.params)
             weights = np.concatenate([p.counts for p in payloads]) if by_images else None
             sums = sums_of(payloads, weights, self.classes, self.rule)
-            self.combine(sums.vector(weighted=by_images), round_)
+            self.combine(sums.summand(weighted=by_images).flat, round_)
         else:
             self.prototypes = self.means_of(uploads, None)
         return self.count(uploads)
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Vector:
-        """Images x mean (C, d) and images (C,), in units of ``max-images``; C ones and zeros.
+    def contribution(cls, upload: Payload, own: Own) -> Summand:
+        """Images x mean (C, d) and images (C,), in units of weights; C ones and zeros.
 
         With ``prototype-weighting: uniform`` every mean weighs 1, and there are no images.
         """
         payload, by_images = told(upload, own), cls._by_images(own.config.params)
-        weights = payload.counts / own.config.max_images if by_images else None
-        return sums_of([payload], weights, own.classes).vector(weighted=by_images)
-
-    @classmethod
-    def counts_at_end(cls, own: Own) -> int:
-        """Owners, and images where they are weights."""
-        return own.classes * (1 + cls._by_images(own.config.params))
-
-    def vector_length(self) -> int:
-        """C (d + 2), or C (d + 1) where all weigh the same."""
-        return super().vector_length() + self.classes * self._by_images(self.params)
+        weights = own.weigh(payload.counts) if by_images else None
+        return sums_of([payload], weights, own.classes).summand(weighted=by_images)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Eq. 6 of the sums; a class with fewer owners than ``sum-owners`` keeps its prototype.
@@ -117,7 +108,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
         present = sums.present(self.least_owners)
         self.prototypes = sums.means(self.prototypes, self.least_owners)
         in_units = by_images and self.config.summed
-        behind = np.rint(sums.weights * (self.config.max_images if in_units else 1))
+        behind = np.rint(sums.weights * (self.unit if in_units else 1))
         behind = np.maximum(behind, 1).astype(np.int64)
         self.counts = np.where(present, behind, self.counts)
         return {**self.known(), **short_of(sums, self.config)}

@@ -26,7 +26,7 @@ from fedhet.rng import torch_seeded
 from fedhet.strategies.averaging import ClassSums, class_sums, short_of
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
-from fedhet.sums.contribution import Own, Vector
+from fedhet.sums.contribution import Own, Summand, Vector
 
 Rows = Literal["seen", "whole"]
 
@@ -120,26 +120,17 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
             np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None
         )
         sums = class_sums(ids, rows, shares, self.classes, self.rule)
-        return self.combine(sums.vector(weighted=whole), round_)
+        return self.combine(sums.summand(weighted=whole).flat, round_)
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Vector:
+    def contribution(cls, upload: Payload, own: Own) -> Summand:
         """Rows (C, d + 1), zero where unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cls._whole(own.config)
         classes, rows = _unpack(upload)
         told = own.tells(classes)
         weights = np.full(int(told.sum()), own.weight) if whole else None
         sums = class_sums(classes[told], [rows[told]], weights, own.classes)
-        return sums.vector(weighted=whole)
-
-    def vector_length(self) -> int:
-        """C (d + 2) with biases, C more with whole headers, which have weights."""
-        return self._header().size + self._counts(self.config, self.classes)
-
-    @classmethod
-    def counts_at_end(cls, own: Own) -> int:
-        """Owners, and weights of whole headers."""
-        return cls._counts(own.config, own.classes)
+        return sums.summand(weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Eq. 3 of the sums; a class with fewer owners than ``sum-owners`` keeps its row."""
@@ -160,10 +151,6 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     @classmethod
     def _whole(cls, config: RunConfig) -> bool:
         return not cls.sums_classes(config, cast("FedSSAParams", config.params))
-
-    @classmethod
-    def _counts(cls, config: RunConfig, classes: int) -> int:
-        return classes * (2 if cls._whole(config) else 1)
 
     def _header(self) -> Array:
         """Weight and bias as rows (C, d + 1), or (C, d) without a bias."""

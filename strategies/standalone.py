@@ -10,7 +10,7 @@ import numpy as np
 from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
 from fedhet.strategies.base import MethodStrategy
-from fedhet.sums.contribution import Own, Vector
+from fedhet.sums.contribution import Own, Summand, Vector
 
 
 class StandaloneStrategy(MethodStrategy):
@@ -24,13 +24,9 @@ class StandaloneStrategy(MethodStrategy):
         return {"weighting": "nothing is sent", "max-weight": "nothing is sent"}
 
     @classmethod
-    def contribution(cls, upload: Payload, own: Own) -> Vector:
+    def contribution(cls, upload: Payload, own: Own) -> Summand:
         """No entries."""
-        return np.zeros(0)
-
-    def vector_length(self) -> int:
-        """None."""
-        return 0
+        return Summand(np.zeros(0), np.zeros(0))
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """There are no global arrays."""

@@ -11,8 +11,7 @@ from typing import Any
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.data.inputs import IMAGE, kind_of
 from fedhet.errors import UserError
-from fedhet.sums.masks import fraction_bits
-from fedhet.sums.member import Terms
+from fedhet.sums.masks import Terms, fraction_bits
 
 SKEWED = ("dirichlet", "dirichlet-balanced", "quantity")  # partitions that alpha shapes
 REFUSED = ("alpha", "classes-per-client", "legacy-pfedhn")
@@ -155,17 +154,6 @@ def check_sums(config: RunConfig, not_summed: str) -> None:
         value = getattr(config, name)
         if value != RunConfig.model_fields[name].default:
             raise UserError(f"{kebab(name)}: '{value}' is not allowed with {mode}: {why}")
-
-
-def check_unit(config: RunConfig, *, weighs_images: bool) -> None:
-    """UserError for weights by images whose unit, ``max-images``, nobody has chosen."""
-    most = config.max_images
-    if config.summed and weighs_images and most == RunConfig.model_fields["max_images"].default:
-        raise UserError(
-            f"max-images: {most} is not allowed with secure-sum={config.secure_sum} and method="
-            f"{config.method}: it is the unit of weights, and {100 / most:g} of 100 images is lost "
-            "in a sum's rounding; set it to the most training images that one client has"
-        )
 
 
 def check_cohort(config: RunConfig) -> None:

@@ -18,8 +18,7 @@ from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model
 from fedhet.models.small import small_name
 from fedhet.records.tracker import tracker_package
-from fedhet.site.local_data import DEFAULT_CLIENTS, load_partition
-from fedhet.site.on_device import choose_device
+from fedhet.site.local_data import DEFAULT_CLIENTS, choose_device, load_partition
 from fedhet.sums.contribution import about_few, too_few
 
 ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
@@ -103,7 +102,7 @@ def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> lis
     seen = [partition.seen(k, dataset.labels) for k in range(len(partition.clients))]
     owners = np.bincount(np.concatenate(seen), minlength=len(dataset.classes)).astype(np.float64)
     few, owned = too_few(owners, config.sum_owners), int((owners > 0).sum())
-    return [about_few(few, owned, config.sum_owners)] if few and few == owned else []
+    return [about_few(owners, config.sum_owners)] if few and few == owned else []
 
 
 def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:

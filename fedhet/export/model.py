@@ -17,8 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedhet import plugins
-from fedhet.clients.base import MethodClient, Setup
-from fedhet.clients.kept import PREPARATION
+from fedhet.clients.base import PREPARATION, MethodClient, Setup
 from fedhet.config.checks import HIDE_CLASSES
 from fedhet.config.load import find_method
 from fedhet.config.schema import RunConfig

@@ -21,8 +21,7 @@ from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weigh
 from fedhet.files import appearing, client_order, plain_path
 from fedhet.reading.structured import read_json
 from fedhet.records.run_folder import RunFolder
-from fedhet.site.modules import accuracies_of
-from fedhet.site.state import DESCRIPTION, FileStore, StateError
+from fedhet.site.state import DESCRIPTION, FileStore, StateError, accuracies_of
 
 _CARD = ("method", "architecture", "run", "client")  # of the description, for the card
 

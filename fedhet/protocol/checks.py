@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Message
+from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE, RunConfig
 from fedhet.files import is_id
-from fedhet.protocol.handshake import MAX_TEXT, ClientInfo
+from fedhet.protocol.handshake import EXACT, MAX_TEXT, ClientInfo
 from fedhet.protocol.messages import (
+    AGREE,
     CONFUSION,
     INTRODUCE,
     OWNERS,
     QUERY_BYTES,
     TRAIN,
+    UNIT,
     UNMASK,
     Instruction,
     Reply,
@@ -126,6 +129,25 @@ def _range(name: str) -> tuple[float, float]:
     return next(bounds for start, bounds in RANGES.items() if name.startswith(start))
 
 
+def read_confusion(reply: Reply, classes: int) -> NDArray[np.int64]:
+    """The matrix (C, C) in a reply, sent as true class, answer, number and so on.
+
+    Rejected if it is something else.
+    """
+    sent = reply.info.get("confusion", [])
+    try:
+        cells = np.array(sent, dtype=np.int64).reshape(-1, 3)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Rejected("a confusion matrix that is no list of whole numbers") from error
+    if len(cells) > classes**2 or (cells < 0).any() or (cells[:, :2] >= classes).any():
+        raise Rejected("a confusion matrix of other classes")
+    if (cells[:, 2] > EXACT // max(1, len(cells))).any():
+        raise Rejected("a confusion matrix of more examples than there can be")
+    found = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(found, (cells[:, 0], cells[:, 1]), cells[:, 2])
+    return found
+
+
 def check_epsilon(reply: Reply, config: RunConfig) -> None:
     """With noise a client says what it has spent, within its budget; Rejected otherwise."""
     spent = reply.metrics.get("epsilon_spent")
@@ -198,8 +220,8 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
         if kind != TRAIN and message.content.array_records:
             raise ValueError(f"arrays came with a message of kind '{kind}'")
         masked = config.secure_sum == "masked"
-        sums = dict.fromkeys((TRAIN, OWNERS, CONFUSION), config.summed)
-        sums |= dict.fromkeys((INTRODUCE, UNMASK), masked)
+        sums = dict.fromkeys((TRAIN, UNIT, OWNERS, CONFUSION), config.summed)
+        sums |= dict.fromkeys((INTRODUCE, AGREE, UNMASK), masked)
         summed = sums.get(kind, False)
         if ("sum" in message.content) != summed:
             raise ValueError(f"a message of kind '{kind}' with{'out' * summed} a sum")
@@ -214,15 +236,15 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
     """A round of this run, and a generation that it may start from, named by its digest."""
     if what.refused and kind != "query":
         raise ValueError(f"a refusal came with a message of kind '{kind}'")
-    if kind in {"query", INTRODUCE, UNMASK} and (what.generation or what.state):
+    if kind in {"query", INTRODUCE, AGREE, UNMASK} and (what.generation or what.state):
         raise ValueError(f"generation {what.generation} in a message of kind '{kind}'")
-    if kind not in {TRAIN, "evaluate", CONFUSION, OWNERS, UNMASK}:
+    if kind in {"query", INTRODUCE}:
         if what.round:
             raise ValueError(f"round {what.round} in a query")
         return
     if not 1 <= what.round <= config.rounds:
         raise ValueError(f"round {what.round} is none from 1 to {config.rounds}")
-    if kind == UNMASK:
+    if kind in {AGREE, UNMASK}:
         return
     if not what.classes:
         raise ValueError("no classes are named")

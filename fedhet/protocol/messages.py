@@ -23,7 +23,9 @@ from fedhet.protocol.reasons import told
 PACKED = "packed"  # the one array of a payload's record
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
 CONFUSION = "evaluate.confusion"  # after the last round
-INTRODUCE, OWNERS, UNMASK = "query.introduce", "train.owners", "train.unmask"  # of a sum
+# Of a sum: keys, the unit of weights, owners of classes, who is left, and the masks.
+INTRODUCE, UNIT, OWNERS = "query.introduce", "train.unit", "train.owners"
+AGREE, UNMASK = "train.agree", "train.unmask"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
 MAX_TEXT = 4096  # characters of a text in an instruction; a path is the longest
 MAX_ARRAYS = 10_000  # of one payload: each costs its reader some 20 microseconds
@@ -46,6 +48,15 @@ class Instruction:
     state_dir: str = ""  # used by simulated clients only
     classes: tuple[str, ...] = ()
     refused: str = ""  # why the run does without this node; nothing is asked then
+
+    def fit_config(self) -> dict[str, bool | bytes | float | int | str]:
+        """Return what a client's ``fit`` is told of a round."""
+        return {
+            "round": self.round,
+            "generation": self.generation,
+            "state": self.state,
+            "evaluate": self.evaluate,
+        }
 
 
 @dataclass(frozen=True)

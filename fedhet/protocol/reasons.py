@@ -22,7 +22,7 @@ class Word(StrEnum):
 
     meaning: str
 
-    def __new__(cls, word: str, meaning: str) -> "Word":
+    def __new__(cls, word: str, meaning: str = "") -> "Word":
         """Make a member from its word and its meaning."""
         made = str.__new__(cls, word)
         made._value_, made.meaning = word, meaning
@@ -78,6 +78,7 @@ class Word(StrEnum):
     OTHER = "other-survivors-than-answered", "it has handed over shares for other survivors already"
     FEW = ("too-few-survivors", "fewer are left than sum-threshold, sum-min or its site's "
         "min-sum allow")  # fmt: skip
+    UNSIGNED = "survivors-not-signed", "too few members have signed the survivors that it was told"
     LEFT_OUT = "not-a-survivor", "it is not among the survivors"
     OUTSIDE = "survivors-not-the-cohort", "somebody among the survivors was not in the cohort"
     BOXES = "boxes-malformed", "the boxes are not of their size, or not as many as the survivors"

@@ -223,6 +223,7 @@ class Meta(_Strict):
     scores: dict[Id, Score]
     told: list[Count] | None = None  # of older versions: a resumed run counts owners again
     few: Count = 0  # how many have some, and too few
+    unit: Count = 0  # of weights in a sum, images; 0: not found yet
     means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
     rounds: Mark
     clients: Mark

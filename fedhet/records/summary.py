@@ -3,11 +3,12 @@
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from fedhet.config.schema import BESIDE, LOWER, RunConfig
@@ -198,6 +199,22 @@ def spread(accuracies: Sequence[float]) -> dict[str, float]:
         "p10": float(np.percentile(values, 10)),
         "min": float(values.min()),
     }
+
+
+EVERYBODY = "all"  # in confusion.csv, where only the sum of the matrices is known
+
+
+def confusion_rows(
+    classes: Sequence[str], matrices: Mapping[str, NDArray[np.int64]]
+) -> Iterator[list[Any]]:
+    """Lines of ``confusion.csv``: for each client and class its recall, then the answers."""
+    yield ["client", "class", "examples", "recall", *(f"predicted {name}" for name in classes)]
+    for client in sorted(matrices, key=client_order):
+        for label, counts in enumerate(matrices[client]):
+            examples = int(counts.sum())
+            if examples:
+                recall = 100 * int(counts[label]) / examples
+                yield [client, classes[label], examples, recall, *map(int, counts)]
 
 
 # --- figures as texts --------------------------------------------------------------------------

@@ -1,12 +1,21 @@
-"""What one client is and has: identity, device, examples. Resolved here and nowhere else."""
+"""What one client is and has: identity, device, examples, and its copy of the public data set.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+The public data set of a run is examples that everybody may have, beside the clients' own (FedMD,
+Cronus, FedDF). It is a data set like any other, through the same sources and the same cache; none
+of it is a client's: it is in no partition and in no count. It is opened when a method asks for it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset, open_private_folder
@@ -21,11 +30,14 @@ from fedhet.data.partition import (
     split_folder,
 )
 from fedhet.data.partition_file import read_partition_file
+from fedhet.data.preparation import FITTED, normalise, preparation
 from fedhet.errors import UserError
 from fedhet.files import check_id
 from fedhet.models.names import with_weights
+from fedhet.protocol.payload import Array
 from fedhet.protocol.reasons import Refused, Word
 from fedhet.rng import generator
+from fedhet.training.loop import Examples
 
 DEFAULT_CLIENTS = 10  # N of `fedhet run`'s own simulation where the config says 0
 NODE_KEYS = {
@@ -243,3 +255,158 @@ def check_no_weights(config: RunConfig) -> None:
                 f"models: '{name}' is not allowed on a network, whose nodes read their own files "
                 f"alone: name '{plain}', and let a node give --model '{plain} weights=FILE'"
             )
+
+
+# --- on the device ----------------------------------------------------------------------------
+
+
+# Examples cross to a GPU once per process, as long as a client is dealt the same ones.
+_ON_DEVICE: dict[tuple[object, ...], tuple[bytes, Examples]] = {}
+
+
+def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
+    """The node's device, else the configured one; ``auto`` is CUDA where there is one.
+
+    Raises UserError if a named CUDA device is not there.
+    """
+    name = str(node.get("device") or config.device)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device: '{name}' is not there: this process sees no CUDA device")
+    device = torch.device(name)
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise UserError(
+            f"device: '{name}' is not there: {torch.cuda.device_count()} CUDA device(s) found"
+        )
+    return device
+
+
+def examples_of(
+    data: LocalData,
+    part: str,
+    classes: Sequence[str],
+    device: torch.device,
+    prepare: Callable[[Tensor], Tensor] = normalise,
+) -> Examples:
+    """The examples of ``part`` (train, val, test) on the device, labels in the global class list.
+
+    Raises UserError naming a class of this client that the global list lacks.
+    """
+    index = getattr(data.split, part)
+    key = (data.client, part, tuple(classes), str(device))
+    # Another run in this process may deal other examples to a client of the same name.
+    source = str(getattr(data.dataset.examples, "filename", id(data.dataset.examples)))
+    dealt = hashlib.sha256(index.tobytes() + source.encode()).digest()
+    if key in _ON_DEVICE and _ON_DEVICE[key][0] == dealt:
+        kept = _ON_DEVICE[key][1]
+        return kept if kept.prepare is prepare else replace(kept, prepare=prepare)
+    own = data.dataset.classes
+    position = {name: i for i, name in enumerate(classes)}
+    to_global = np.array([position.get(name, -1) for name in own], dtype=np.int64)
+    labels = to_global[data.dataset.labels[index]]
+    if (labels < 0).any():
+        missing = own[int(data.dataset.labels[index][labels < 0][0])]
+        raise UserError(
+            f"class '{missing}' of client '{data.client}' is not among the classes of this run: "
+            f"{', '.join(classes)}"
+        )
+    examples = torch.from_numpy(np.ascontiguousarray(data.dataset.examples[index]))
+    found = Examples(examples.to(device), torch.from_numpy(labels).to(device), prepare)
+    if device.type != "cpu":  # there the memory map is the cache
+        _ON_DEVICE[key] = dealt, found
+    return found
+
+
+# --- the public data set ----------------------------------------------------------------------
+
+
+FOLDER = "image-folder"  # what a path alone means
+_BLOCK = 4096  # images that are hashed at a time
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """The examples, in an order that is the same everywhere; labels index ``dataset.classes``."""
+
+    dataset: Dataset
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.dataset.labels)
+
+    def take(self, positions: Array) -> Examples:
+        """Those at ``positions`` (m,), on the device, in that order."""
+        examples = torch.from_numpy(np.ascontiguousarray(self.dataset.examples[positions]))
+        labels = torch.from_numpy(self.dataset.labels[positions])
+        return Examples(
+            examples.to(self.device), labels.to(self.device), preparation(self.dataset.inputs)
+        )
+
+    def sample(self, count: int, seed: int, round_: int) -> Examples:
+        """At most ``count`` for a round: the same draw at the server and at every client.
+
+        Each one's label is its place among them, such as the row of a consensus that it has.
+        """
+        drawn = generator(seed, "public", round_=round_).permutation(len(self))[:count]
+        found = self.take(np.sort(drawn))
+        return replace(found, labels=torch.arange(len(found), device=self.device))
+
+
+def own_copy(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> RunConfig:
+    """The configuration with the path of this node's own copy; a run names no path on it."""
+    if simulated:
+        return config
+    return config.model_copy(update={"public_path": str(node.get("public-path", ""))})
+
+
+def open_public(config: RunConfig) -> Dataset:
+    """The data set of ``public-dataset`` and ``public-path``; UserError if it cannot be opened."""
+    name = config.public_dataset or FOLDER
+    # Other than the clients', should both be synthetic.
+    return _opened(name, config.public_path, _image(config), config.data_seed + 1)
+
+
+def _image(config: RunConfig) -> Inputs:
+    return Inputs.image(config.image_size, grey=config.grey)
+
+
+@lru_cache(maxsize=2)
+def _opened(name: str, path: str, image: Inputs, seed: int) -> Dataset:
+    if name == FOLDER and not path:
+        raise UserError(
+            "public-path: '' is not allowed: this run uses a public data set; a node names its own "
+            "copy (`fedhet node --public FOLDER`, or public-path in its node-config)"
+        )
+    try:
+        high, wide, channels = image.image_shape
+        dataset = open_dataset(
+            name, data_path=path, image_size=(high, wide), grey=channels == 1, seed=seed
+        )
+    except UserError as error:
+        raise UserError(f"public data set: {error}") from error
+    if dataset.inputs.kind in FITTED:
+        raise UserError(
+            f"public data set: it is of {dataset.inputs.kind}, which every client prepares by its "
+            "own examples: nobody could mean the same by it"
+        )
+    return dataset
+
+
+@lru_cache(maxsize=2)
+def _digest(name: str, path: str, image: Inputs, seed: int) -> str:
+    dataset = _opened(name, path, image, seed)
+    examples = dataset.examples
+    whole = hashlib.sha256(
+        json.dumps([examples.shape, examples.dtype.str, dataset.classes]).encode()
+    )
+    for start in range(0, len(examples), _BLOCK):
+        whole.update(np.ascontiguousarray(examples[start : start + _BLOCK]).tobytes())
+    whole.update(dataset.labels.tobytes())
+    return f"{len(examples)} examples, sha256 {whole.hexdigest()}"
+
+
+def public_digest(config: RunConfig) -> str:
+    """How many examples there are and SHA-256 of them as models see them, labels and classes."""
+    name = config.public_dataset or FOLDER
+    return _digest(name, config.public_path, _image(config), config.data_seed + 1)

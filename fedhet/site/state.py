@@ -1,7 +1,7 @@
-"""Private state of a client: one named-tensor bundle per generation, kept by a backend.
+"""Private state of a client: one named-tensor bundle per generation, in a folder of its own.
 
 Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
-what the tensors belong to (file store only), ``privacy`` what uploads have cost, ``sum-...`` what
+what the tensors belong to, ``privacy`` what uploads have cost, ``sum-...`` what
 sums need (:mod:`fedhet.sums.member`).
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
@@ -21,23 +21,23 @@ import hashlib
 import json
 import re
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhet.errors import ReadError
 from fedhet.files import private_files, replacing, sync
 from fedhet.plugins import MAC, sign
 from fedhet.reading.structured import read_json
 from fedhet.reading.tensors import read_tensors
+from fedhet.training.loop import Fixed
 
 Bundle = dict[str, Tensor]
 
@@ -60,43 +60,6 @@ class StateLostError(StateError):
     """A state that is not there, is damaged, or is not the one that is meant."""
 
 
-class StateStore(Protocol):
-    """Where the generations of one client live."""
-
-    def load(self, generation: int, digest: str = "") -> Bundle:
-        """Tensors (CPU) of that generation; ``digest`` is the server's, where one asks.
-
-        StateLostError if it is missing, damaged or another one.
-        """
-
-    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
-        """Store ``bundle``; keep it, ``source``, the generation it came from, and what is undone.
-
-        Returns its digest; StateError if it cannot be written.
-        """
-
-    def keeps_start(self) -> bool:
-        """Whether a round may still start from generation 0, which is never stored."""
-
-    def describe(self, description: Mapping[str, Any]) -> None:
-        """Say what the generations belong to, for who finds them without the run."""
-
-    def read_note(self, name: str) -> dict[str, Any] | None:
-        """What was last written under ``name``; None: nothing. StateError if it is damaged."""
-
-    def write_note(self, name: str, note: Mapping[str, Any]) -> None:
-        """Keep ``note`` (what JSON can say) beside the generations, whichever of them are kept."""
-
-    def keep_best(self, generation: int) -> None:
-        """Keep ``generation`` beside the others until another one is named."""
-
-    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Store ``tensors`` beside the generations under ``name``."""
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Within this block no other process is in one of the same client: repeated messages."""
-
-
 def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str:
     """SHA-256 (hex) of a state: its owner, its generation, and every tensor with its name."""
     found = hashlib.sha256(f"{client}|{generation}".encode())
@@ -107,77 +70,7 @@ def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str
     return found.hexdigest()
 
 
-class Generations(ABC):
-    """Which generations both backends keep; where they keep them is theirs to say.
-
-    A generation lies in its place, or aside. It goes aside only when nothing else lies there, so
-    that a server that goes back again and again fills no disk.
-    """
-
-    @abstractmethod
-    def generations(self) -> list[int]:
-        """The generations that are stored, ascending; without those aside."""
-
-    @abstractmethod
-    def _set_aside(self) -> list[int]:
-        """Those aside."""
-
-    @abstractmethod
-    def _digest(self, generation: int) -> str:
-        """Digest of a stored one, empty if it cannot be read."""
-
-    @abstractmethod
-    def _move(self, generation: int, *, aside: bool) -> None:
-        """Put it aside, or from there back into its place."""
-
-    @abstractmethod
-    def _put(self, generation: int, digest: str, bundle: Mapping[str, Tensor]) -> None:
-        """Write it; StateError if that fails."""
-
-    @abstractmethod
-    def _drop(self, generation: int, *, aside: bool) -> None:
-        """Delete it; nothing if it is not there."""
-
-    @property
-    @abstractmethod
-    def owner(self) -> str:
-        """The client whose states these are."""
-
-    _source_aside = -1  # the generation that was loaded from aside
-
-    def keeps_start(self) -> bool:
-        """See :class:`StateStore`: not once a round has started from a stored one."""
-        return len(self.generations()) <= 1
-
-    def keep_best(self, generation: int) -> None:
-        """See :class:`StateStore`; only files can."""
-        raise StateError("keep-best needs state-backend=file")
-
-    def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """See :class:`StateStore`; only files can."""
-        raise StateError("keep-predictions needs state-backend=file")
-
-    def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
-        """See :class:`StateStore`; the good generations stay if the disk is full."""
-        if self._source_aside == source:
-            self._move(source, aside=False)
-        digest = digest_of(self.owner, generation, bundle)
-        before, aside = self.generations(), self._set_aside()
-        accepted = [g for g in aside if g < source]
-        undone = [g for g in before if g > source]
-        if generation in undone and self._digest(generation) == digest:
-            undone.remove(generation)
-        for old in undone if accepted == aside else []:
-            self._move(old, aside=True)
-        self._put(generation, digest, bundle)
-        for old in set(before) - {generation, source}:
-            self._drop(old, aside=False)
-        for old in set(accepted) - set(undone):
-            self._drop(old, aside=True)
-        return digest
-
-
-class FileStore(Generations):
+class FileStore:
     """``<folder>/<generation>.safetensors``: temporary name, synced, renamed; ``.aside`` aside.
 
     The folder is the client's, and named like it.
@@ -186,6 +79,7 @@ class FileStore(Generations):
     def __init__(self, folder: Path, *, sync: bool) -> None:
         self.folder = folder
         self.sync = sync
+        self._source_aside = -1  # the generation that was loaded from aside
 
     def path(self, generation: int) -> Path:
         """File of one generation."""
@@ -197,7 +91,11 @@ class FileStore(Generations):
         return self.folder.name
 
     def load(self, generation: int, digest: str = "") -> Bundle:
-        """See :class:`StateStore`; the file is memory-mapped."""
+        """Return the tensors (CPU, memory-mapped) of that generation.
+
+        ``digest`` is the server's, where one asks. Raises StateLostError if the generation is
+        missing, damaged or another one.
+        """
         self._source_aside = -1
         try:
             return self._read(self.path(generation), generation, digest)
@@ -217,7 +115,7 @@ class FileStore(Generations):
         return None if note is None else int(note["generation"])
 
     def keep_best(self, generation: int) -> None:
-        """See :class:`StateStore`; a copy."""
+        """Keep a copy of ``generation`` beside the others until another one is named."""
         path = self.path(generation)
         source = path if path.exists() else self._aside(generation)
         self._write(
@@ -225,7 +123,7 @@ class FileStore(Generations):
         )
 
     def keep(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """See :class:`StateStore`."""
+        """Store ``tensors`` beside the generations under ``name``."""
         path = self.folder / f"{name}.safetensors"
         self._write(path, lambda file: save_file(dict(tensors), file), name)
 
@@ -254,18 +152,41 @@ class FileStore(Generations):
         """The generations that are stored, ascending; without those aside."""
         return self._numbers(".safetensors")
 
+    def keeps_start(self) -> bool:
+        """Return whether a round may still start from generation 0, which is never stored."""
+        return len(self.generations()) <= 1
+
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
-        """See :class:`StateStore`; what crashes left half written goes as well."""
-        digest = super().save(generation, source, bundle)
-        for left in self.folder.glob("*.tmp"):
+        """Store ``bundle``, and keep ``source``, the generation it came from, and what is undone.
+
+        Returns its digest; raises StateError if it cannot be written: the good generations stay.
+        """
+        if self._source_aside == source:
+            self._move(source, aside=False)
+        digest = digest_of(self.owner, generation, bundle)
+        before, aside = self.generations(), self._numbers(".aside")
+        accepted = [g for g in aside if g < source]
+        undone = [g for g in before if g > source]
+        if generation in undone and self._digest(generation) == digest:
+            undone.remove(generation)
+        for old in undone if accepted == aside else []:
+            self._move(old, aside=True)
+        said = {"client": self.owner, "generation": str(generation), "digest": digest}
+        self._write(
+            self.path(generation),
+            lambda file: save_file(dict(bundle), file, metadata=said),
+            f"generation {generation}",
+        )
+        for old in set(before) - {generation, source}:
+            self.path(old).unlink(missing_ok=True)
+        for old in set(accepted) - set(undone):
+            self._aside(old).unlink(missing_ok=True)
+        for left in self.folder.glob("*.tmp"):  # what crashes left half written
             left.unlink(missing_ok=True)
         return digest
 
     def _aside(self, generation: int) -> Path:
         return self.path(generation).with_suffix(".aside")
-
-    def _set_aside(self) -> list[int]:
-        return self._numbers(".aside")
 
     def _numbers(self, suffix: str) -> list[int]:
         """The generations of our own files with that ending; not what else may lie there."""
@@ -284,23 +205,13 @@ class FileStore(Generations):
         with contextlib.suppress(FileNotFoundError):
             places[not aside].replace(places[aside])
 
-    def _put(self, generation: int, digest: str, bundle: Mapping[str, Tensor]) -> None:
-        said = {"client": self.owner, "generation": str(generation), "digest": digest}
-        what = f"generation {generation}"
-        self._write(
-            self.path(generation), lambda file: save_file(dict(bundle), file, metadata=said), what
-        )
-
-    def _drop(self, generation: int, *, aside: bool) -> None:
-        (self._aside if aside else self.path)(generation).unlink(missing_ok=True)
-
     def describe(self, description: Mapping[str, Any]) -> None:
         """``client.json``, with the run's experiment id."""
         about = {"run": self.folder.parent.name, **description}
         self._note(DESCRIPTION, about | {MAC: sign(about)})
 
     def read_note(self, name: str) -> dict[str, Any] | None:
-        """See :class:`StateStore`."""
+        """Return what was last written under ``name``; None: nothing. StateError: damaged."""
         path = self.folder / f"{name}.json"
         if not self.folder.exists():  # nor can it be made, perhaps: that is for who writes
             return None
@@ -315,12 +226,12 @@ class FileStore(Generations):
         return note
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
-        """See :class:`StateStore`."""
+        """Keep ``note`` (JSON) beside the generations, whichever of them are kept."""
         self._note(f"{name}.json", note)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """See :class:`StateStore`; a lock of the operating system's, which ends with a process."""
+        """Within this block no other process is in one of the same client: repeated messages."""
         lock = FileLock(self.folder / LOCK, mode=0o600)
         try:
             self._make()
@@ -362,3 +273,90 @@ class FileStore(Generations):
             self.folder.mkdir(parents=True, exist_ok=True)
         for place in made if self.sync else []:
             sync(place.parent)
+
+
+# --- a client's modules -----------------------------------------------------------------------
+
+
+Modules = dict[str, nn.Module]
+
+_BUILT: dict[Hashable, tuple[Modules, Fixed]] = {}
+_TENSORS, _METRICS = "tensors", "metrics"  # parts of a bundle that are no module
+
+
+def instance(
+    key: Hashable, build: Callable[[], Modules], device: torch.device, *, fresh: bool
+) -> tuple[Modules, Fixed]:
+    """The modules of ``key`` on ``device``, and what ``build`` froze of them.
+
+    If this process has none they are built. Their weights are those of ``build`` if ``fresh``, else
+    whatever the last client left there: :func:`fill` them.
+    """
+    if key in _BUILT and not fresh:
+        return _BUILT[key]
+    made = build()
+    if key in _BUILT:
+        for name, module in _BUILT[key][0].items():
+            module.load_state_dict(made[name].state_dict())
+    else:
+        placed = {
+            name: module.to(device).to(memory_format=torch.channels_last)
+            for name, module in made.items()
+        }
+        _BUILT[key] = placed, Fixed(placed.values())
+    return _BUILT[key]
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """Modules that are built inside do not stay in memory."""
+    kept = dict(_BUILT)
+    try:
+        yield
+    finally:
+        _BUILT.clear()
+        _BUILT.update(kept)
+
+
+def to_bundle(
+    modules: Mapping[str, nn.Module],
+    tensors: Mapping[str, Tensor],
+    accuracies: Iterable[tuple[str, float]],
+) -> Bundle:
+    """All that a client keeps, on the CPU: ``<module>/<name>``, ``tensors/`` and ``metrics/``."""
+    bundle: Bundle = {}
+    stored: set[int] = set()
+    for name, module in modules.items():
+        for key, tensor in module.state_dict().items():
+            mine = tensor.detach().cpu().contiguous()
+            if mine.numel() and mine.data_ptr() in stored:  # tied weights: a copy for each name
+                mine = mine.clone()
+            stored.add(mine.data_ptr())
+            bundle[f"{name}/{key}"] = mine
+    bundle |= {f"{_TENSORS}/{name}": tensor.detach().cpu() for name, tensor in tensors.items()}
+    for name, value in accuracies:
+        bundle[f"{_METRICS}/{name}"] = torch.tensor(value, dtype=torch.float64)
+    return bundle
+
+
+def not_finite(bundle: Bundle) -> str:
+    """The name of a tensor that holds NaN or infinity, or nothing."""
+    floating = ((n, t) for n, t in bundle.items() if t.is_floating_point() and t.numel())
+    return next((name for name, t in floating if not torch.isfinite(t).all()), "")
+
+
+def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> dict[str, Tensor]:
+    """Put a bundle's weights into the modules, strictly by name; returns its ``tensors/``."""
+    parts: dict[str, Bundle] = {}
+    for name, tensor in bundle.items():
+        owner, _, rest = name.partition("/")
+        parts.setdefault(owner, {})[rest] = tensor
+    for name, module in modules.items():
+        module.load_state_dict(parts.get(name, {}), strict=True)
+    return parts.get(_TENSORS, {})
+
+
+def accuracies_of(bundle: Bundle) -> dict[str, float]:
+    """The accuracies in percent that were kept with a state, by name."""
+    parts = ((name.partition("/"), value) for name, value in bundle.items())
+    return {name: float(value) for (owner, _, name), value in parts if owner == _METRICS}

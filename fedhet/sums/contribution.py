@@ -10,6 +10,7 @@ and of images would be two equations in its clients' numbers of images. ``train_
 """
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +21,24 @@ from numpy.typing import NDArray
 from fedhet.config.schema import BESIDE, RunConfig
 from fedhet.protocol.payload import Array, Payload
 
+POWERS = 32  # of two, among which the unit of weights is found
 Vector = NDArray[np.float64]  # (L,), the same L for every client of a run
+
+
+@dataclass(frozen=True)
+class Summand:
+    """What one client adds: values (L1,) float64 and, behind them, counts (L2,) float64.
+
+    Noise covers the values; counts are numbers of owners, or weights by images.
+    """
+
+    values: Vector
+    counts: Vector
+
+    @property
+    def flat(self) -> Vector:
+        """Both, (L,)."""
+        return np.concatenate([self.values, self.counts])
 
 
 class Method(Protocol):
@@ -28,11 +46,8 @@ class Method(Protocol):
 
     sums_updates: bool
 
-    def contribution(self, upload: Payload, own: "Own") -> Vector:
+    def contribution(self, upload: Payload, own: "Own") -> Summand:
         """What one client adds."""
-
-    def counts_at_end(self, own: "Own") -> int:
-        """How many of its entries, at the end, no noise covers."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,8 @@ class Own:
 
     ``seen`` are the ids of its classes, ascending, and ``images`` its training images of each.
     ``told`` are the classes that have owners enough (``sum-owners``) for their rows to be summed;
-    None where nobody has counted them, or the method sends no rows of classes.
+    None where nobody has counted them, or the method sends no rows of classes. ``unit`` is the
+    unit of weights, in images; a client that has more of them weighs 1.
     """
 
     config: RunConfig
@@ -49,18 +65,37 @@ class Own:
     seen: tuple[int, ...]
     images: tuple[int, ...]
     told: frozenset[int] | None = None
+    unit: int = 1
 
     @property
     def weight(self) -> float:
-        """w_k: training images in units of ``max-images``; 1 with ``weighting: uniform``."""
-        uniform = self.config.weighting == "uniform"
-        return 1.0 if uniform else sum(self.images) / self.config.max_images
+        """w_k: training images in units of ``unit``, at most 1; 1 with ``weighting: uniform``."""
+        images = np.array(sum(self.images))
+        return 1.0 if self.config.weighting == "uniform" else float(self.weigh(images))
+
+    def weigh(self, images: Array) -> Array:
+        """Return numbers of own images (...) in units, as many times less as it has too many."""
+        return np.asarray(images / max(self.unit, sum(self.images)))
 
     def tells(self, classes: Array) -> Array:
         """Of which of these class ids (M,) rows may be summed: (M,) bool."""
         if self.told is None:
             return np.ones(len(classes), dtype=np.bool_)
         return np.isin(classes, sorted(self.told))
+
+
+def default_unit(config: RunConfig, *, weighs_images: bool) -> int:
+    """Return the unit of weights that a configuration says; 0: it is found in a sum."""
+    most = config.max_images
+    if weighs_images and most == RunConfig.model_fields["max_images"].default:
+        return 0
+    return most
+
+
+def exceeded(images: int) -> NDArray[np.uint32]:
+    """Return words (POWERS,): random where ``images`` exceed 2^j, 0 where they do not."""
+    random = np.frombuffer(os.urandom(4 * POWERS), np.uint32)
+    return np.where(images > 2.0 ** np.arange(POWERS), random, np.uint32(0)).astype(np.uint32)
 
 
 def ownership(own: Own) -> Vector:
@@ -81,20 +116,24 @@ def too_few(owners: Vector, least: int) -> int:
     return int(((rounded > 0) & (rounded < least)).sum())
 
 
-def about_few(few: int, classes: int, least: int) -> str:
-    """A line about :func:`too_few` of so many classes that somebody has; empty if it is none."""
+def about_few(owners: Vector, least: int) -> str:
+    """Return a line about :func:`too_few` in a sum (C,) of owners; empty if there are none."""
+    few, owned = too_few(owners, least), int((np.rint(owners) > 0).sum())
     if not few:
         return ""
     line = (
-        f"{few} of {classes} classes have fewer than sum-owners={least} owners, and their rows are "
+        f"{few} of {owned} classes have fewer than sum-owners={least} owners, and their rows are "
         "in no sum and stay as they are"
     )
-    if few < classes:
+    if few < owned:
         return line
-    return (
-        f"{line}: nothing is shared. Give a class more owners (classes-per-client, more clients), "
-        "or take a smaller sum-owners, with which a sum tells more of each (docs/privacy.md)"
-    )
+    most = round(float(owners.max()))
+    if most > 1:
+        share = f"the same command with sum-owners={most} shares those with {most} owners, and a "
+        share += "sum then tells more of each (docs/privacy.md)"
+    else:
+        share = "no class has two owners: more classes-per-client would share"
+    return f"{line}: nothing is shared; {share}"
 
 
 # --- metrics ----------------------------------------------------------------------------------

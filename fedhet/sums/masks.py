@@ -299,3 +299,52 @@ def check_proof(proof: Proof, ca: x509.Certificate, run: str, name: str, public:
         key.verify(proof.signature, encode([PURPOSE, run, name, public]), ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise ProofError(f"the sum key of '{name}' is not signed with its key") from error
+
+
+def certified_key(certificate: bytes) -> EllipticCurvePublicKey:
+    """Return the key in a certificate (DER) that :func:`check_proof` accepted; ValueError: none."""
+    key = x509.load_der_x509_certificate(certificate).public_key()
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise ValueError("the certificate holds no elliptic curve key")
+    return key
+
+
+# --- how many are needed ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is asked of every sum: the least members, and the threshold (0: a majority).
+
+    ``agreed``: the survivors sign who is left before they open a share (all keys have proofs).
+    """
+
+    least: int = 3
+    threshold: int = 0
+    agreed: bool = False
+
+    def needed(self, members: int) -> int:
+        """How many members must hand over shares: t of n."""
+        return self.threshold or members // 2 + 1
+
+    def survivors(self, members: int) -> int:
+        """How few of ``members`` may be summed: m.
+
+        With an agreement the threshold and ``least`` are enough: as t > n/2, no two lists of
+        survivors have the signatures of t honest members. Without it a server can tell every member
+        other survivors, and nobody sees what the others were told. To learn the sum of s members
+        alone it needs t - s shares of their self masks from others, and the pair seeds of those
+        others, who gave shares instead, from the s themselves: each opens n - m of them at most.
+        With m >= n + least - t no s below ``least`` is enough.
+        """
+        needed = self.needed(members)
+        if self.agreed:
+            return max(needed, self.least)
+        return max(needed, self.least, min(members, members + self.least - needed))
+
+    def fewest(self, members: int) -> int:
+        """Of how few members the sum can be had, also by a server that lies to each of them."""
+        alive = self.survivors(members)
+        if self.agreed:
+            return alive
+        return members if alive == members else self.needed(members) + alive - members

@@ -9,20 +9,27 @@ under a lock and written before anything leaves.
 """
 
 import base64
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from cryptography import x509
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PrivateKey,
     X25519PublicKey,
 )
+from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedhet.config.schema import RunConfig
@@ -30,7 +37,7 @@ from fedhet.errors import UserError
 from fedhet.protocol.messages import Reply
 from fedhet.protocol.reasons import Refused, Word
 from fedhet.site.limits import Limits
-from fedhet.site.state import SUM_KEY, StateError, StateStore
+from fedhet.site.state import SUM_KEY, FileStore, StateError
 from fedhet.sums.masks import (
     BOX_BYTES,
     SECRET_BYTES,
@@ -40,43 +47,18 @@ from fedhet.sums.masks import (
     Proof,
     ProofError,
     Secrets,
+    Terms,
     Words,
+    certified_key,
     check_proof,
     cohort_digest,
+    encode,
     prove,
     public_bytes,
     split,
     stream,
 )
 from fedhet.sums.messages import Cohort, Opened, SumKey, Survivors
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a client asks of every sum: the least members, and its threshold (0: a majority)."""
-
-    least: int = 3
-    threshold: int = 0
-
-    def needed(self, members: int) -> int:
-        """How many members must hand over shares: t of n."""
-        return self.threshold or members // 2 + 1
-
-    def survivors(self, members: int) -> int:
-        """How few of ``members`` may be summed: m.
-
-        A server can tell every member other survivors, and nobody sees what the others were told.
-        To learn the sum of s members alone it needs t - s shares of their self masks from others,
-        and the pair seeds of those others, who gave shares instead, from the s themselves: each
-        opens n - m of them at most. With m >= n + least - t no s below ``least`` is enough.
-        """
-        needed = self.needed(members)
-        return max(needed, self.least, min(members, members + self.least - needed))
-
-    def fewest(self, members: int) -> int:
-        """Of how few members the sum can be had, also by a server that lies to each of them."""
-        alive = self.survivors(members)
-        return members if alive == members else self.needed(members) + alive - members
 
 
 @dataclass(frozen=True)
@@ -88,6 +70,7 @@ class Commitment:
     digest: str  # hexadecimal, of cohort and payload
     cohort: tuple[str, ...]
     answered: tuple[str, ...] = ()  # the survivors for whom it opened shares
+    signed: tuple[str, ...] = ()  # the survivors that it signed
     fewest_alive: int = 0  # survivors that it masked under, m; 0: nobody of the cohort may be gone
 
     def note(self) -> dict[str, Any]:
@@ -97,13 +80,16 @@ class Commitment:
     @classmethod
     def of(cls, note: Mapping[str, Any]) -> "Commitment":
         """Inverse of :meth:`note`."""
-        lists = {name: tuple(note[name]) for name in ("cohort", "answered")}
+        lists = {name: tuple(note.get(name, ())) for name in ("cohort", "answered", "signed")}
         return cls(**{**note, **lists})
 
 
 @dataclass
 class Member:
-    """One client in one run: its key pair, the keys it was introduced to, its last commitment."""
+    """One client in one run: its key pair, the keys it was introduced to, its last commitment.
+
+    ``certified`` are the keys that sign for members, where certificates vouch for them.
+    """
 
     client: str
     run: str
@@ -111,6 +97,11 @@ class Member:
     keys: Mapping[str, bytes]  # everybody's, its own among them
     terms: Terms = field(default_factory=Terms)
     kept: Commitment | None = None
+    certified: Mapping[str, EllipticCurvePublicKey] = field(default_factory=dict)
+
+    def terms_for(self, cohort: Sequence[str]) -> Terms:
+        """Return the terms of a cohort, whose members agree if all of their keys are certified."""
+        return replace(self.terms, agreed=all(client in self.certified for client in cohort))
 
     def join(self, round_: int, attempt: int, cohort: Sequence[str]) -> None:
         """Check a cohort before anything is trained; Refused with the reason."""
@@ -152,12 +143,17 @@ class Member:
                 masked = masked + pair if place > here else masked - pair
         shares = split(own, len(members), self.terms.needed(len(members)))
         boxes = [found.seal(other, share) for other, share in zip(members, shares, strict=True)]
-        alive = self.terms.survivors(len(members))
+        alive = self.terms_for(members).survivors(len(members))
         self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
         return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, BOX_BYTES)
 
     def unmask(
-        self, round_: int, attempt: int, survivors: Sequence[str], boxes: Bytes
+        self,
+        round_: int,
+        attempt: int,
+        survivors: Sequence[str],
+        boxes: Bytes,
+        signatures: Mapping[str, bytes] = MappingProxyType({}),
     ) -> tuple[Bytes, Bytes, list[str]]:
         """What makes the sum readable: shares (|V|, 66), pair seeds (|D|, 32), closed boxes.
 
@@ -166,22 +162,13 @@ class Member:
         The commitment in ``kept`` is to be written down before the answer is sent: a client answers
         for one V only. Refused with the reason.
         """
-        kept = self.kept
-        if kept is None or (kept.round, kept.attempt) != (round_, attempt):
-            raise Refused.by(Word.UNASKED)
-        members, alive = kept.cohort, tuple(sorted(survivors))
-        if len(set(alive)) != len(alive):
-            raise Refused.by(Word.TWICE)
-        if not set(alive) <= set(members):
-            raise Refused.by(Word.OUTSIDE)
-        if self.client not in alive:
-            raise Refused.by(Word.LEFT_OUT)
-        # Both: a run may come with other terms between the upload and this, and m fits its own t.
-        masked_under = kept.fewest_alive or len(members)
-        if len(alive) < max(masked_under, self.terms.survivors(len(members))):
-            raise Refused.by(Word.FEW)
-        if kept.answered not in ((), alive):
+        kept, alive = self._may_speak(round_, attempt, survivors)
+        members = kept.cohort
+        gone = [client for client in members if client not in alive]
+        if kept.answered not in ((), alive) or kept.signed not in ((), alive):
             raise Refused.by(Word.OTHER)
+        if gone and self.terms_for(members).agreed:
+            self._check_agreed(kept, alive, signatures)
         if boxes.shape != (len(alive), BOX_BYTES) or boxes.dtype != np.uint8:
             raise Refused.by(Word.BOXES)
         attempted = AttemptId(self.run, round_, attempt, bytes.fromhex(kept.digest))
@@ -192,10 +179,64 @@ class Member:
                 shares[row] = np.frombuffer(found.open(other, box.tobytes()), np.uint8)
             except (InvalidTag, ValueError):  # damaged, for another attempt, or of another length
                 closed.append(other)
-        gone = [client for client in members if client not in alive]
         seeds = b"".join(found.pair_seed(client) for client in gone)
         self.kept = replace(kept, answered=alive)
         return shares, np.frombuffer(seeds, np.uint8).reshape(-1, SECRET_BYTES), closed
+
+    def sign(
+        self, round_: int, attempt: int, survivors: Sequence[str], key: EllipticCurvePrivateKey
+    ) -> bytes:
+        """Return this client's signature of V, the survivors that it was told.
+
+        The commitment in ``kept`` is to be written down before the signature is sent: a client
+        signs one V only, and opens no share for another. Raises Refused.
+        """
+        kept, alive = self._may_speak(round_, attempt, survivors)
+        if kept.answered not in ((), alive) or kept.signed not in ((), alive):
+            raise Refused.by(Word.OTHER)
+        self.kept = replace(kept, signed=alive)
+        return key.sign(self._list(kept, alive), ECDSA(SHA384()))
+
+    def _may_speak(
+        self, round_: int, attempt: int, survivors: Sequence[str]
+    ) -> tuple[Commitment, tuple[str, ...]]:
+        """Return the commitment and V in order, if this client may answer for V at all."""
+        kept, alive = self.kept, tuple(sorted(survivors))
+        if kept is None or (kept.round, kept.attempt) != (round_, attempt):
+            raise Refused.by(Word.UNASKED)
+        if len(set(alive)) != len(alive):
+            raise Refused.by(Word.TWICE)
+        if not set(alive) <= set(kept.cohort):
+            raise Refused.by(Word.OUTSIDE)
+        if self.client not in alive:
+            raise Refused.by(Word.LEFT_OUT)
+        # Both: a run may come with other terms between the upload and this, and m fits its own t.
+        masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
+        if len(alive) < max(masked_under, self.terms_for(kept.cohort).survivors(count)):
+            raise Refused.by(Word.FEW)
+        return kept, alive
+
+    def _check_agreed(
+        self, kept: Commitment, alive: tuple[str, ...], signatures: Mapping[str, bytes]
+    ) -> None:
+        """Raise Refused unless this client signed V, and enough others signed the same."""
+        if not kept.signed:
+            raise Refused.by(Word.UNSIGNED)
+        text, valid = self._list(kept, alive), 0
+        for client in alive:
+            try:
+                self.certified[client].verify(signatures.get(client, b""), text, ECDSA(SHA384()))
+            except (InvalidSignature, ValueError):
+                continue
+            valid += 1
+        if valid < self.terms.needed(len(kept.cohort)):
+            raise Refused.by(Word.UNSIGNED)
+
+    def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
+        """Return what is signed: V, in this round and attempt of this cohort's run."""
+        survivors = hashlib.sha256(encode(alive)).digest()
+        digest = bytes.fromhex(kept.digest)
+        return encode([ALIVE, self.run, kept.round, kept.attempt, digest, survivors])
 
     def _secrets(self, attempt: AttemptId, members: Sequence[str]) -> Secrets:
         return Secrets(self.client, self.private, {c: self.keys[c] for c in members}, attempt)
@@ -204,7 +245,9 @@ class Member:
 # --- notes ------------------------------------------------------------------------------------
 
 
+ALIVE = "alive"  # purpose of a signature of survivors
 KEY, KEYS, LAST, REPLY = SUM_KEY, "sum-keys", "sum-last", "sum-reply"
+CERTIFICATES = "sum-certificates"
 
 
 @dataclass(frozen=True)
@@ -244,7 +287,7 @@ def own_terms(config: RunConfig, limits: Limits) -> Terms:
 class SumNotes:
     """What one client of one run keeps; every method but :meth:`key` needs its key to be made."""
 
-    def __init__(self, store: StateStore, run: str, client: str, terms: Terms) -> None:
+    def __init__(self, store: FileStore, run: str, client: str, terms: Terms) -> None:
         self.store, self.run, self.client, self.terms = store, run, client, terms
 
     def key(self, credentials: Credentials | None) -> SumKey:
@@ -282,6 +325,7 @@ class SumNotes:
         with self.store.alone():
             private = self._private()
             known = {**(self.store.read_note(KEYS) or {}), self.client: public_bytes(private).hex()}
+            certificates = dict(self.store.read_note(CERTIFICATES) or {})
             strange = []
             for client, key in keys.items():
                 try:
@@ -296,7 +340,11 @@ class SumNotes:
                     strange.append(client)
                 else:
                     known[client] = key.public.hex()
+                    if ca is not None and key.proof is not None:
+                        certificates.setdefault(client, key.proof.certificate.hex())
             self.store.write_note(KEYS, known)
+            if certificates:
+                self.store.write_note(CERTIFICATES, certificates)
         return strange
 
     def repeated(self, round_: int, cohort: Cohort, sent: bytes) -> Reply | None:
@@ -328,11 +376,26 @@ class SumNotes:
         """What makes the sum readable; Refused for what the client's rules forbid."""
         with self.store.alone():
             member = self._member()
+            boxes = survivors.boxes if survivors.boxes is not None else np.zeros((0, 0), np.uint8)
             shares, seeds, closed = member.unmask(
-                round_, survivors.attempt, survivors.members, survivors.boxes
+                round_, survivors.attempt, survivors.members, boxes, survivors.signatures
             )
             self._commit(member)
         return Opened(shares, seeds, tuple(closed))
+
+    def sign(self, round_: int, survivors: Survivors, credentials: Credentials | None) -> bytes:
+        """Return the signature of who is left; Refused for what the client's rules forbid."""
+        if credentials is None:
+            raise Refused.by(Word.PROOF)
+        with self.store.alone():
+            member = self._member()
+            found = member.sign(round_, survivors.attempt, survivors.members, credentials.key)
+            self._commit(member)
+        return found
+
+    def fewest(self, cohort: Sequence[str]) -> int:
+        """Return of how few members of a cohort the sum can be had, also by a lying server."""
+        return self._member().terms_for(cohort).fewest(len(cohort))
 
     def _commit(self, member: Member) -> None:
         assert member.kept is not None
@@ -340,13 +403,16 @@ class SumNotes:
 
     def _member(self) -> Member:
         private, keys = self._private(), self.store.read_note(KEYS) or {}
-        last = self.store.read_note(LAST)
+        last, certificates = self.store.read_note(LAST), self.store.read_note(CERTIFICATES) or {}
         try:
             known = {client: bytes.fromhex(key) for client, key in keys.items()}
             kept = Commitment.of(last) if last is not None else None
+            certified = {
+                client: certified_key(bytes.fromhex(c)) for client, c in certificates.items()
+            }
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged() from error
-        return Member(self.client, self.run, private, known, self.terms, kept)
+        return Member(self.client, self.run, private, known, self.terms, kept, certified)
 
     def _private(self) -> X25519PrivateKey:
         note = self.store.read_note(KEY)

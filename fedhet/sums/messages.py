@@ -5,7 +5,7 @@ All of it lies in one record, ``sum``, of a request, and among the texts of a re
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
 from fedhet.files import is_id
-from fedhet.protocol.messages import PACKED, Instruction, Reply
+from fedhet.protocol.messages import PACKED, UNMASK, Instruction, Reply
 from fedhet.protocol.payload import Array
 from fedhet.sums.masks import (
     BOX_BYTES,
@@ -58,22 +58,27 @@ class Cohort:
 
     ``size`` is the number of clients in a whole round of the run; it decides the words' unit.
     ``told`` are the classes that have owners enough for their rows to be summed; None: nobody has
-    counted.
+    counted. ``unit`` is the unit of weights, in images.
     """
 
     members: tuple[str, ...]
     attempt: int
     size: int
     told: tuple[int, ...] | None = None
+    unit: int = 1
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """What an unmask message says: who is summed, and what each of them sealed for the reader."""
+    """What a message about survivors says: who is summed, and what each sealed for the reader.
+
+    ``boxes`` (|V|, 82) and the signatures of V by name come where masks are taken off.
+    """
 
     members: tuple[str, ...]
     attempt: int
-    boxes: Bytes  # (|V|, 82)
+    boxes: Bytes | None = None
+    signatures: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,15 +94,16 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
     """SHA-256 of all that must be the same for everybody whose vectors are summed.
 
     The payload's bytes as they came, and what else decides the vectors: the kind of message, the
-    classes in their order, those that may be told, whether there are accuracies, the words' unit,
-    the run's configuration.
+    classes in their order, those that may be told, whether there are accuracies, the units of
+    words and of weights, the run's configuration.
     """
     record = message.content.array_records.get("arrays")
     sent = bytes(record[PACKED].data) if record else b""
     told = cohort.told
     may = "all" if told is None else ",".join(map(str, told))
     kind = message.metadata.message_type
-    parts: list[Part] = [kind, sent, config, cohort.size, int(what.evaluate), may, *what.classes]
+    units = (cohort.size, cohort.unit)
+    parts: list[Part] = [kind, sent, config, *units, int(what.evaluate), may, *what.classes]
     return hashlib.sha256(encode(parts)).digest()
 
 
@@ -140,13 +146,14 @@ def cohort_record(cohort: Cohort) -> ConfigRecord:
             "size": cohort.size,
             "counted": cohort.told is not None,
             "told": list(cohort.told or ()),
+            "unit": cohort.unit,
         }
     )
 
 
 def read_cohort(message: Message) -> Cohort:
     """Inverse of :func:`cohort_record`; who may be a member is for the client's rules to say."""
-    record = _record(message, {"members", "attempt", "size", "counted", "told"})
+    record = _record(message, {"members", "attempt", "size", "counted", "told", "unit"})
     members = _members(record)
     attempt, size = _number(record, "attempt"), _number(record, "size")
     if not len(members) <= size:
@@ -154,26 +161,33 @@ def read_cohort(message: Message) -> Cohort:
     told: Any = record["told"]
     if not isinstance(told, list) or not all(type(one) is int and one >= 0 for one in told):
         raise ValueError("told: no list of classes came")
-    return Cohort(members, attempt, size, tuple(told) if record["counted"] is True else None)
+    known = tuple(told) if record["counted"] is True else None
+    return Cohort(members, attempt, size, known, _number(record, "unit"))
 
 
 def survivors_record(survivors: Survivors) -> ConfigRecord:
-    """Of an unmask message."""
-    return ConfigRecord(
-        {
-            "members": list(survivors.members),
-            "attempt": survivors.attempt,
-            "boxes": survivors.boxes.tobytes(),
-        }
-    )
+    """Of a message that asks for a signature, or for shares."""
+    record = ConfigRecord({"members": list(survivors.members), "attempt": survivors.attempt})
+    if survivors.boxes is not None:
+        record["boxes"] = survivors.boxes.tobytes()
+        record["signers"] = list(survivors.signatures)
+        record["signatures"] = list(survivors.signatures.values())
+    return record
 
 
 def read_survivors(message: Message) -> Survivors:
     """Inverse of :func:`survivors_record`."""
-    record = _record(message, {"members", "attempt", "boxes"})
-    members = _members(record)
+    opens = message.metadata.message_type == UNMASK
+    more = {"boxes", "signers", "signatures"} if opens else set()
+    record = _record(message, {"members", "attempt"} | more)
+    members, attempt = _members(record), _number(record, "attempt")
+    if not opens:
+        return Survivors(members, attempt)
+    signers, signatures = _members(record, "signers", distinct=True), _blobs(record, "signatures")
+    if len(signers) != len(signatures) or any(len(one) > LONGEST for one in signatures):
+        raise ValueError("signatures: too long, or not as many as signers")
     boxes = _rows(record["boxes"], BOX_BYTES, len(members))
-    return Survivors(members, _number(record, "attempt"), boxes)
+    return Survivors(members, attempt, boxes, dict(zip(signers, signatures, strict=True)))
 
 
 # --- the clients' replies, read by the server; ValueError for what makes no sense ------------
@@ -238,12 +252,14 @@ def _record(message: Message, keys: set[str]) -> ConfigRecord:
     return record
 
 
-def _members(record: ConfigRecord, *, distinct: bool = False) -> tuple[str, ...]:
-    names: Any = record["members"]
+def _members(
+    record: ConfigRecord, key: str = "members", *, distinct: bool = False
+) -> tuple[str, ...]:
+    names: Any = record[key]
     if not isinstance(names, list) or not all(isinstance(one, str) and is_id(one) for one in names):
-        raise ValueError("members: no list of clients came")
+        raise ValueError(f"{key}: no list of clients came")
     if len(names) > MOST_MEMBERS or (distinct and len(set(names)) < len(names)):
-        raise ValueError("members: too many, or one of them twice")
+        raise ValueError(f"{key}: too many, or one of them twice")
     return tuple(names)
 
 

@@ -1,67 +1,68 @@
 """How the server learns a sum: two messages a round, of which the second takes the masks off.
 
-Uploads are added up as they come; what is held of one client goes with the attempt. Where a method
-sums rows of classes, ownership alone is summed before, in the same two steps. A round whose sum
-cannot be had is skipped, named, and changes nothing; the next attempt has a higher number, also
-after a crash.
+Uploads are added up as they come; what is held of one client goes with the attempt. Two small sums
+may come before: the unit of weights, once in a run, and how many own each class, where a method
+sums rows of classes. A round whose sum cannot be had is skipped, named, and changes nothing; the
+next attempt has a higher number, also after a crash.
 """
 
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE, RunConfig
-from fedhet.errors import HookError
 from fedhet.files import client_order
 from fedhet.protocol.checks import Rejected, check_epsilon, check_metrics, check_origin
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import (
+    AGREE,
     CONFUSION,
     INTRODUCE,
     OWNERS,
     QUERY_BYTES,
-    TRAIN,
+    UNIT,
     UNMASK,
     Instruction,
     Reply,
     message_bytes,
     read_reply,
     request,
-    to_record,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.checkpoint import Checkpoint, Counter
+from fedhet.records.checkpoint import Counter
 from fedhet.records.ledger import Ledger
-from fedhet.records.run_folder import RunFolder
-from fedhet.records.summary import UNSUMMED
-from fedhet.strategies.base import MethodStrategy
-from fedhet.strategies.final import EVERYBODY, Matrix
-from fedhet.strategies.rounds import Rounds
+from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums.contribution import (
+    POWERS,
     SPENT,
+    Own,
     Summed,
     SumMetrics,
     Vector,
     about_few,
+    default_unit,
     enough,
     matrix_of,
     too_few,
 )
 from fedhet.sums.masks import (
     BOX_BYTES,
+    LONGEST,
     SECRET_BYTES,
     SHARE_BYTES,
     Bytes,
     RangeError,
+    Terms,
     Words,
     check_total,
     fraction_bits,
@@ -70,7 +71,6 @@ from fedhet.sums.masks import (
     recombine,
     stream,
 )
-from fedhet.sums.member import Terms
 from fedhet.sums.messages import (
     SUM,
     Cohort,
@@ -81,6 +81,15 @@ from fedhet.sums.messages import (
     survivors_record,
     upload_of,
 )
+
+log = logging.getLogger("fedhet")
+
+AGAIN = 5.0  # seconds after which a survivor that failed to answer is asked again, on a network
+TRIES = 2  # in a simulation, where nobody comes back
+PATIENCE = 60.0  # seconds that a round waits for a client to take in the others' keys
+SHORT = 0.25  # of a round's time that each of the small exchanges may take
+MOST_ASKED = 256  # members of the sum that finds the unit; in larger runs the first round's
+
 
 # --- one attempt, without messages ------------------------------------------------------------
 
@@ -95,6 +104,7 @@ class Collector:
     def __init__(self, cohort: Sequence[str], length: int, terms: Terms) -> None:
         self.cohort = sorted(cohort)
         self.length = length
+        self.terms = terms
         self.needed = terms.needed(len(self.cohort))
         self.least = terms.survivors(len(self.cohort))
         self.survivors: list[str] = []
@@ -336,22 +346,11 @@ class Introductions:
         return found
 
 
-# --- one attempt, with messages ---------------------------------------------------------------
-
-
-log = logging.getLogger("fedhet")
-
-AGAIN = 5.0  # seconds after which a survivor that failed to answer is asked again, on a network
-TRIES = 2  # in a simulation, where nobody comes back
-
-
-def terms_of(config: RunConfig) -> Terms:
-    """What the run asks of every sum."""
-    return Terms(config.sum_min, config.sum_threshold)
+# --- one attempt, with messages --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Words(Payload):
+class SumUpload(Payload):
     """What goes up: words (L,) uint32, which count as the floats that they stand for."""
 
     words: Array
@@ -365,26 +364,26 @@ class Words(Payload):
 
 @dataclass
 class SumAttempt:
-    """SumAttempt ``number`` of ``members`` in ``round``, at ``length`` words.
-
-    ``told`` are the classes whose rows may be in them; None where nobody has counted.
-    """
+    """Attempt ``cohort.attempt`` at a sum of ``length`` words, in a round."""
 
     handshake: Handshake
     config: RunConfig
-    number: int
     round: int
-    members: list[str]
+    cohort: Cohort
     length: int
-    told: list[int] | None = None
-    refused: dict[str, str] = field(default_factory=dict)  # who will not help to unmask, and why
+    refused: dict[str, str] = field(default_factory=dict)  # who does not help to unmask, and why
     bytes_down: int = 0  # of messages that unmask
     bytes_up: int = 0
 
     def __post_init__(self) -> None:
+        self.members = list(self.cohort.members)
+        keys = self.handshake.roster.keys
+        self.agrees = self.masked and all(
+            client in keys and keys[client].proof is not None for client in self.members
+        )
+        terms = Terms(self.config.sum_min, self.config.sum_threshold, agreed=self.agrees)
         kind = Collector if self.masked else PlainCollector
-        self.collector = kind(self.members, self.length, terms_of(self.config))
-        self.size = self.config.cohort(len(self.handshake.roster.ids))
+        self.collector = kind(self.members, self.length, terms)
 
     @property
     def masked(self) -> bool:
@@ -396,13 +395,8 @@ class SumAttempt:
         """Bytes above which an upload is refused unread."""
         return 4 * self.length + BOX_BYTES * len(self.members) + QUERY_BYTES
 
-    def record(self) -> ConfigRecord:
-        """What each member is told of it."""
-        told = None if self.told is None else tuple(self.told)
-        return cohort_record(Cohort(tuple(sorted(self.members)), self.number, self.size, told))
-
     def take(self, client: str, reply: Reply) -> Payload:
-        """Add one upload; Rejected with the reason if it is not as agreed. Returns its traffic."""
+        """Add one upload and return its traffic; raise Rejected if it is not as agreed."""
         check_origin(self.handshake.roster.infos[client], reply, self.round)
         arrays = list(reply.arrays)
         if not self.masked:
@@ -412,40 +406,96 @@ class SumAttempt:
             self.collector.take(client, words, boxes)
         except ValueError as error:
             raise Rejected(str(error)) from error
-        return Words(words, boxes if self.masked else boxes[:0])
+        return SumUpload(words, boxes if self.masked else boxes[:0])
 
-    def total(self, deadline: float) -> Vector:
-        """The sum (L,) float64; NoSumError with the reason if it cannot be had until then."""
+    def words(self, deadline: float) -> Words:
+        """Return the sum (L,) modulo 2^32; raise NoSumError if it cannot be had until then."""
         survivors = self.collector.close()
         if len(survivors) < self.config.min_replies:
             raise NoSumError(f"{len(survivors)} of min-replies={self.config.min_replies} came")
-        self._unmask(deadline)
         try:
-            words = self.collector.total()
-            largest = self.config.sum_range
-            total = from_words(words, fraction_bits(self.size, largest))
-            check_total(total, len(survivors), largest)
-        except (NoSumError, RangeError) as error:
-            why = "; ".join(f"client {c}: {reason}" for c, reason in self.refused.items())
-            raise NoSumError(f"{error}{f' ({why})' if why else ''}") from error
+            self._unmask(deadline)
+            return self.collector.total()
+        except NoSumError as error:
+            raise NoSumError(f"{error}{self._why()}") from error
+
+    def total(self, deadline: float) -> Vector:
+        """Return the sum (L,) float64; raise NoSumError as :meth:`words`, or if masks are left."""
+        words, largest = self.words(deadline), self.config.sum_range
+        total = from_words(words, fraction_bits(self.cohort.size, largest))
+        try:
+            check_total(total, len(self.collector.survivors), largest)
+        except RangeError as error:
+            raise NoSumError(f"{error}{self._why()}") from error
         return total
 
+    def _why(self) -> str:
+        why = "; ".join(f"client {c}: {reason}" for c, reason in self.refused.items())
+        return f" ({why})" if why else ""
+
     def _unmask(self, deadline: float) -> None:
-        """Ask survivors until there is enough for the sum, or the time is up."""
+        """Ask survivors until there is enough for the sum, or the time is up.
+
+        Where a member is gone and keys have proofs, the survivors first sign who is left.
+        """
+        signatures: dict[str, bytes] = {}
+        if self.collector.gone and self.agrees:
+            needed, alive = self.collector.needed, self.collector.survivors
+
+            def unsigned() -> list[str]:
+                missing = [client for client in alive if client not in signatures]
+                return missing if len(signatures) < needed else []
+
+            def signed(client: str, reply: Reply) -> None:
+                signature = reply.info.get("signature")
+                if not isinstance(signature, bytes) or not 0 < len(signature) <= LONGEST:
+                    raise ValueError("no signature came")
+                signatures[client] = signature
+
+            self._until(unsigned, AGREE, signed, deadline, {})
+            if unsigned():
+                raise NoSumError(f"{len(signatures)} of {needed} survivors signed who is left")
+
+        def opened(client: str, reply: Reply) -> None:
+            alive, gone = len(self.collector.survivors), len(self.collector.gone)
+            found = opened_of(reply, alive, gone)
+            self.collector.answer(client, found.shares, found.seeds, found.closed)
+
+        self._until(self.collector.missing, UNMASK, opened, deadline, signatures)
+
+    def _until(
+        self,
+        missing: Callable[[], list[str]],
+        kind: str,
+        take: Callable[[str, Reply], None],
+        deadline: float,
+        signatures: Mapping[str, bytes],
+    ) -> None:
+        """Send messages of a kind to those that are missing, until nobody is or the time is up."""
         simulated, tries = is_simulated(self.handshake.grid), 0
         while (left := deadline - time.monotonic()) > 0:
-            silent = [c for c in self.collector.missing() if c not in self.refused]
+            silent = [client for client in missing() if client not in self.refused]
             if not silent or (simulated and tries == TRIES):
                 break
             if tries and not simulated:
                 time.sleep(min(AGAIN, left))
                 self.handshake.query(patience=0.0)
             tries += 1
-            self._ask([c for c in silent if c in self.handshake.roster.nodes], left)
+            nodes = self.handshake.roster.nodes
+            messages = {
+                client: self._message(kind, client, left, signatures)
+                for client in silent
+                if client in nodes
+            }
+            self._exchange(messages, missing, take, left)
 
-    def _ask(self, clients: list[str], left: float) -> None:
-        """One message to each of these survivors; ends once there is enough."""
-        messages = {client: self._message(client, left) for client in clients}
+    def _exchange(
+        self,
+        messages: Mapping[str, Message],
+        missing: Callable[[], list[str]],
+        take: Callable[[str, Reply], None],
+        left: float,
+    ) -> None:
         whose = {id(message): client for client, message in messages.items()}
         self.bytes_down += sum(map(message_bytes, messages.values()))
         limit = QUERY_BYTES + (SHARE_BYTES + SECRET_BYTES) * len(self.members)
@@ -457,166 +507,189 @@ class SumAttempt:
                 continue
             try:
                 check_origin(self.handshake.roster.infos[client], reply, self.round)
-                survivors, gone = len(self.collector.survivors), len(self.collector.gone)
-                opened = opened_of(reply, survivors, gone)
-                self.collector.answer(client, opened.shares, opened.seeds, opened.closed)
+                take(client, reply)
             except (Rejected, ValueError) as error:
                 self.refused[client] = str(error)
-            if not self.collector.missing():
+            if not missing():
                 break
 
-    def _message(self, client: str, left: float) -> Message:
-        shake, survivors = self.handshake, tuple(self.collector.survivors)
+    def _message(
+        self, kind: str, client: str, left: float, signatures: Mapping[str, bytes]
+    ) -> Message:
+        shake, alive = self.handshake, tuple(self.collector.survivors)
         what = Instruction(shake.experiment, self.round, state_dir=shake.state_dir)
-        message = request(UNMASK, shake.roster.nodes[client], what, left)
-        boxes = self.collector.boxes_for(client)
-        message.content[SUM] = survivors_record(Survivors(survivors, self.number, boxes))
+        message = request(kind, shake.roster.nodes[client], what, left)
+        boxes = self.collector.boxes_for(client) if kind == UNMASK else None
+        about = Survivors(alive, self.cohort.attempt, boxes, signatures)
+        message.content[SUM] = survivors_record(about)
         return message
 
 
-# --- rounds -----------------------------------------------------------------------------------
+# --- rounds ----------------------------------------------------------------------------------
 
 
-log = logging.getLogger("fedhet")
+class SummedRounds:
+    """The rounds of a run with ``secure-sum``: how their replies become a sum.
 
-SHORT = 0.25  # of a round's time that each of the small exchanges may take
-
-
-class SumRounds(Rounds):
-    """The rounds of a run with ``secure-sum``; see :class:`Rounds`."""
+    ``strategy`` is a :class:`fedhet.strategies.base.MethodStrategy`, of a floor above.
+    """
 
     train_share = 0.75
-    ledger_type = SumLedger
-    ledger: SumLedger
 
-    def __init__(
-        self,
-        strategy: MethodStrategy[Any],
-        handshake: Handshake,
-        folder: RunFolder,
-        kept: Checkpoint | None = None,
-    ) -> None:
-        super().__init__(strategy, handshake, folder, kept)
+    def __init__(self, strategy: Any, marks: Mapping[str, Any]) -> None:
+        """Take up what :meth:`marks` gave, out of a checkpoint's ``marks``."""
+        self.strategy = strategy
+        self.config: RunConfig = strategy.config
+        self.roster: Roster = strategy.roster
+        self.ledger: SumLedger = strategy.ledger
+        self.handshake: Handshake = strategy.handshake
         config = self.config
+        self.evaluates = not config.sum_metrics  # an accuracy of one client alone is not told
+        self.records: dict[str, ConfigRecord] = {}
         self.metrics = SumMetrics(config.sum_range, strategy.metric_ranges)
-        self.introductions = Introductions(handshake, self.ledger.fail)
-        self.counts_owners = config.sum_owners > 1 and strategy.sums_classes(
-            config, strategy.params
+        self.introductions = Introductions(self.handshake, self.ledger.fail)
+        self.counts_owners = config.sum_owners > 1 and strategy.sums_classes(config, config.params)
+        self.unit = int(marks.get("unit", 0)) or default_unit(
+            config, weighs_images=strategy.weighs_images(config, config.params)
         )
-        self.told: list[int] | None = None  # classes whose rows may be summed
+        self.told: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
-        self.few = 0 if kept is None else kept.meta.get("few", 0)  # classes whose rows may not
-        self._numbers = Counter(folder.attempts)
+        self.few = int(marks.get("few", 0))  # classes whose rows may not
+        self._numbers = Counter(strategy.folder.attempts)
         self._attempt: SumAttempt | None = None
+        self._length = 0  # of the method's part of the vector
+
+    def marks(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the unit, and what the user has been told of."""
+        return {"unit": self.unit} | ({"few": self.few} if self.counts_owners else {})
+
+    def seconds(self, client: str) -> float:
+        """Return how long a client trains: unknown, since nobody tells it."""
+        del client
+        return 0.0
+
+    def limit(self, client: str) -> int:
+        """Return the bytes above which a reply is refused unread."""
+        del client
+        return self._attempt.limit if self._attempt is not None else QUERY_BYTES
 
     # --- the first message -------------------------------------------------------------------
 
-    def train_messages(self, round_: int) -> list[Message]:
-        """One message to each member of the round's cohort: the same payload, the cohort."""
-        self._attempt, self._requests = None, []
-        members = self._sampled(round_)
+    def members(self, round_: int, clients: list[str]) -> list[str]:
+        """Return who is asked to train: the cohort of the round's attempt, or nobody."""
+        self._attempt, self.records = None, {}
         if self.config.secure_sum == "masked":
-            members = self.introductions.of(members, self._short)
-        if self.counts_owners:
-            try:
-                members = self._count_owners(round_, members)
-            except NoSumError as error:
-                self.ledger.skip(f"owners cannot be counted: {error}")
-                return []
-            self.ledger.round.numbers[UNSUMMED] = float(self.few)
-        length = self.strategy.vector_length() + len(self.metrics) * self.config.sum_metrics
-        self._attempt = attempt = self._new(round_, members, length)
-        if len(members) < attempt.collector.least:
+            clients = self.introductions.of(clients, self._short)
+        try:
+            what = "the unit of weights cannot be found"
+            if not self.unit:
+                self._find_unit(round_, clients)
+                clients = self.strategy.online(clients)
+            what = "owners cannot be counted"
+            if self.counts_owners:
+                clients = self._count_owners(round_, clients)
+                self.ledger.round.numbers[UNSUMMED] = float(self.few)
+        except NoSumError as error:
+            self.ledger.skip(f"{what}: {error}")
             return []
-        payload, cohort = self._download(members, round_), attempt.record()
-        arrays = to_record(payload.flat)
-        for client in members:
-            message = self._request(TRAIN, client, round_, arrays)
-            message.content[SUM] = cohort
-            self.ledger.round.downlink.add(payload, message_bytes(message))
-            self._requests.append((client, message))
-        return [message for _, message in self._requests]
+        self.strategy.unit = self.unit
+        self._length = self._length or len(self._blank())
+        length = self._length + len(self.metrics) * self.config.sum_metrics
+        self._attempt = attempt = self._new(round_, clients, length)
+        if len(clients) < attempt.collector.least:
+            return []
+        self.records = {SUM: cohort_record(attempt.cohort)}
+        return clients
 
-    def _new(self, round_: int, members: list[str], length: int) -> SumAttempt:
-        number = self._numbers.next()
-        return SumAttempt(
-            self.handshake, self.config, number, round_, members, length, told=self.told
+    def _blank(self) -> Vector:
+        """Return the contribution of some client of all classes: its length is everybody's."""
+        every = tuple(range(len(self.roster.classes)))
+        images = (1,) * len(every)
+        info = replace(next(iter(self.roster.infos.values())), seen=every, images=images)
+        own = Own(self.config, len(every), every, images, unit=max(1, self.unit))
+        return np.asarray(self.strategy.contribution(self.strategy.expect(info), own).flat)
+
+    def _new(self, round_: int, members: list[str], length: int, size: int = 0) -> SumAttempt:
+        size = size or self.config.cohort(len(self.roster.ids))
+        cohort = Cohort(
+            tuple(sorted(members)), self._numbers.next(), size, self.told, max(1, self.unit)
         )
-
-    def _download(self, members: list[str], round_: int) -> Payload:
-        """What goes to everybody."""
-        infos = [self.roster.infos[client] for client in members]
-        if len({self.strategy.audience(info) for info in infos}) > 1:
-            raise HookError(
-                f"{type(self.strategy).__name__}: with secure-sum `download` must be the same for "
-                "everybody: let `audience` say so"
-            )
-        return self.strategy.download(infos[0], round_)
+        return SumAttempt(self.handshake, self.config, round_, cohort, length)
 
     @property
     def _short(self) -> float:
         return min(PATIENCE, SHORT * self.config.round_timeout)
 
-    def _limit(self, client: str) -> int:
-        """See :class:`Rounds`."""
-        return self._attempt.limit if self._attempt is not None else QUERY_BYTES
+    # --- small sums before it ----------------------------------------------------------------
 
-    # --- which classes have owners enough ----------------------------------------------------
+    def _find_unit(self, round_: int, clients: list[str]) -> None:
+        """Set the unit of weights: the smallest power of two that no client's images exceed.
+
+        A client adds a random word for each power that it exceeds, and zero for the others: a sum
+        that is zero tells that nobody exceeds it, and any other tells nothing more.
+        """
+        everybody = sorted(self.roster.nodes)
+        if self.config.secure_sum == "masked" and len(everybody) <= MOST_ASKED:
+            everybody = self.introductions.of(everybody, self._short)
+        if len(everybody) > MOST_ASKED or len(everybody) < len(clients):
+            everybody = clients
+        attempt = self._new(round_, everybody, POWERS, len(everybody))
+        words = self._ask(attempt, UNIT, attempt.words, self._short)
+        if not (words == 0).any():
+            raise NoSumError("the sum has no power of two that nobody exceeds")
+        self.unit = 1 << int(np.argmax(words == 0))
+        log.info("unit of weights: %d images, found in a sum", self.unit)
 
     def _count_owners(self, round_: int, members: list[str]) -> list[str]:
-        """Find out whose rows may be summed, unless the members are those of the last count.
+        """Count owners, unless ``members`` are those of the last count; return who is online.
 
-        Returns who is in the count and still online; NoSumError if there is none.
+        A count holds for exactly those who were in it: where the other owners of a class have
+        gone, also while they were being counted, the sum would be a lone owner's row.
         """
-        # A count holds for exactly those who were in it: where the other owners of a class have
-        # gone, also while they were being counted, the sum would be a lone owner's row.
         while members != self._counted:
-            members = self._online(self._count(round_, members))
+            members = self.strategy.online(self._count(round_, members))
         return members
 
     def _count(self, round_: int, members: list[str]) -> list[str]:
-        """Count the owners among ``members``; returns who is in the count."""
+        """Count the owners of each class among ``members``; return who is in the count."""
         self.told, self._counted = None, None
         attempt = self._new(round_, members, len(self.roster.classes))
-        if len(members) >= attempt.collector.least:
-            self._ask_alone(OWNERS, attempt, self._short)
-        total = attempt.total(self.deadline)
-        self._book_unmasking(attempt)
-        self._set_told(total)
+        owners, least = (
+            self._ask(attempt, OWNERS, attempt.total, self._short),
+            self.config.sum_owners,
+        )
+        self.told, before = tuple(sorted(enough(owners, least))), self.few
+        self.few = too_few(owners, least)
+        line = about_few(owners, least) if self.counts_owners else ""
+        if self.few != before and line:
+            log.warning("round %d: %s", round_, line)
         self._counted = sorted(attempt.collector.survivors, key=client_order)
         return self._counted
 
-    def _set_told(self, owners: Vector) -> None:
-        """Which classes have owners (C,) enough, and a line if others have some."""
-        least, before = self.config.sum_owners, self.few
-        self.told, self.few = sorted(enough(owners, least)), too_few(owners, least)
-        owned = int((np.rint(owners) > 0).sum())
-        line = about_few(self.few, owned, least) if self.counts_owners else ""
-        if self.few != before and line:
-            log.warning("round %d: %s", self.ledger.round.number, line)
-
-    def confusions(self, grid: Grid) -> dict[str, Matrix]:
-        """See :class:`Rounds`: the sum of all clients' alone, of classes with owners enough."""
-        classes, round_ = len(self.roster.classes), self.finished
+    def confusions(self, grid: Grid) -> dict[str, NDArray[np.int64]]:
+        """Return the sum of all clients' confusion matrices, of classes with owners enough."""
+        del grid
+        classes, round_ = len(self.roster.classes), self.strategy.finished
         try:
-            members = self._online(list(self.roster.ids))
+            members = self.strategy.online(list(self.roster.ids))
             if self.config.secure_sum == "masked":
                 members = self.introductions.of(members, self._short)
             if self.config.sum_owners > 1:
                 members = self._count_owners(round_, members)
             attempt = self._new(round_, members, classes**2)
-            if len(members) >= attempt.collector.least:
-                self._ask_alone(CONFUSION, attempt, self.config.round_timeout)
-            total = attempt.total(self.deadline)
+            total = self._ask(attempt, CONFUSION, attempt.total, self.config.round_timeout)
         except NoSumError as error:
             log.warning("confusion.csv is empty, there is no sum: %s", error)
             return {}
         return {EVERYBODY: matrix_of(total, classes, self.config.sum_range)}
 
-    def _ask_alone(self, kind: str, attempt: SumAttempt, timeout: float) -> None:
-        """Ask the members of an attempt for a vector that is summed by itself."""
-        cohort, traffic = attempt.record(), self.ledger.round
-        messages = {c: self._request(kind, c, attempt.round) for c in attempt.members}
+    def _ask(
+        self, attempt: SumAttempt, kind: str, learn: Callable[[float], Any], timeout: float
+    ) -> Any:
+        """Send a message of a kind to the members of an attempt; return what ``learn`` makes."""
+        traffic, cohort = self.ledger.round, cohort_record(attempt.cohort)
+        members = attempt.members if len(attempt.members) >= attempt.collector.least else []
+        messages = {c: self.strategy.message(kind, c, attempt.round) for c in members}
         for message in messages.values():
             message.content[SUM] = cohort
             traffic.downlink.message_bytes += message_bytes(message)
@@ -627,38 +700,55 @@ class SumRounds(Rounds):
             try:
                 attempt.take(whose[id(sent)], reply)
             except Rejected as reason:
-                self.ledger.fail(whose[id(sent)], f"{kind}: {reason}")
+                what = kind.rpartition(".")[2]
+                self.ledger.fail(whose[id(sent)], f"{what}: {reason}")
+        try:
+            return learn(self.strategy.deadline)
+        finally:
+            self._count_bytes(attempt)
 
-    def _book_unmasking(self, attempt: SumAttempt) -> None:
+    def _count_bytes(self, attempt: SumAttempt) -> None:
         self.ledger.round.downlink.message_bytes += attempt.bytes_down
         self.ledger.round.uplink.message_bytes += attempt.bytes_up
 
     # --- the replies -------------------------------------------------------------------------
 
-    def take_training(self, round_: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def take(self, round_: int, replies: Sequence[tuple[str, Reply]]) -> Mapping[str, float] | None:
         """Add up the replies, have the masks taken off, combine; None if there is no sum."""
         attempt, taken = self._attempt, {}
         if attempt is None:
             return None
-        for client, reply in self._named(replies):
+        for client, reply in replies:
             try:
-                taken[client] = reply, self._take(attempt, client, reply)
+                taken[client] = reply, self._checked(attempt, client, reply)
             except Rejected as reason:
                 self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
             else:
                 self.ledger.spend(client, reply.metrics)
         try:
-            total = attempt.total(self.deadline)
+            total = attempt.total(self.strategy.deadline)
         except NoSumError as error:
             self.ledger.skip(f"there is no sum: {error}")
             return None
         finally:
             self._attempt = None
-            self._book_unmasking(attempt)
-        return self._combine(attempt, total, taken)
+            self._count_bytes(attempt)
+        numbers = dict(self.strategy.combine(total[: self._length], round_))
+        survivors, means = attempt.collector.survivors, {}
+        if self.config.sum_metrics:
+            least = attempt.collector.terms.least
+            means = self.metrics.means(total[self._length :], len(survivors), least)
+        self.ledger.add_total(total[: self._length + self.metrics.chained], means)
+        for client in sorted(survivors, key=client_order):
+            reply, payload = taken[client]
+            self.roster.accept(client, round_, reply.state)
+            self.ledger.accept(client, payload, reply.metrics, reply.message_bytes)
+            if "test_accuracy" in reply.metrics:
+                self.ledger.score(client, reply.metrics)
+        return numbers
 
-    def _take(self, attempt: SumAttempt, client: str, reply: Reply) -> Payload:
-        """Add one upload; Rejected with the reason if it is not as agreed."""
+    def _checked(self, attempt: SumAttempt, client: str, reply: Reply) -> Payload:
+        """Add one upload; raise Rejected with the reason if it is not as agreed."""
         check_origin(self.roster.infos[client], reply, attempt.round)
         if not re.fullmatch(r"[0-9a-f]{64}", reply.state):
             raise Rejected("reply without a digest of the client's state")
@@ -667,33 +757,3 @@ class SumRounds(Rounds):
         check_metrics(reply, self.strategy.metric_ranges)
         check_epsilon(reply, self.config)
         return attempt.take(client, reply)
-
-    def _combine(
-        self, attempt: SumAttempt, total: Vector, taken: Mapping[str, tuple[Reply, Payload]]
-    ) -> MetricRecord:
-        """Set the global arrays, book the sum, and let its clients go on from this round."""
-        survivors, length = attempt.collector.survivors, self.strategy.vector_length()
-        numbers = dict(self.strategy.combine(total[:length], attempt.round))
-        means = {}
-        if self.config.sum_metrics:
-            least = terms_of(self.config).least
-            means = self.metrics.means(total[length:], len(survivors), least)
-        self.ledger.add_total(total[: length + self.metrics.chained], means)
-        for client in sorted(survivors, key=client_order):
-            reply, payload = taken[client]
-            self.roster.accept(client, attempt.round, reply.state)
-            self.ledger.accept(client, payload, reply.metrics, reply.message_bytes)
-            if "test_accuracy" in reply.metrics:
-                self.ledger.score(client, reply.metrics)
-        self.ledger.round.numbers |= numbers
-        return MetricRecord(dict(numbers))
-
-    # --- evaluation, checkpoint --------------------------------------------------------------
-
-    def evaluate_messages(self, round_: int) -> list[Message]:
-        """None where metrics are summed: an accuracy of one client alone is not told."""
-        return [] if self.config.sum_metrics else super().evaluate_messages(round_)
-
-    def own_marks(self) -> dict[str, Any]:
-        """See :class:`Rounds`: what the user has been told of."""
-        return {"few": self.few} if self.counts_owners else {}

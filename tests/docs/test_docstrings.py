@@ -9,12 +9,11 @@ from typing import Any
 
 import fedhet
 from fedhet.clients.base import MethodClient, Needs, Setup
-from fedhet.clients.kept import KeptClient
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import RunConfig
 from fedhet.strategies.base import MethodStrategy, Upload
 
-BASES = (MethodStrategy, MethodClient, KeptClient)
+BASES = (MethodStrategy, MethodClient)
 FLOWERS = {  # their signatures and meaning are Flower's
     "configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "start",
     "fit", "evaluate", "summary",

@@ -6,8 +6,7 @@ import torch
 from PIL import Image
 
 from fedhet.config.schema import RunConfig
-from fedhet.site.local_data import load_local
-from fedhet.site.on_device import examples_of
+from fedhet.site.local_data import examples_of, load_local
 from fedhet.training.loop import Examples
 
 

@@ -15,7 +15,7 @@ from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.errors import UserError
 from fedhet.models.names import TORCHVISION_NAMES
-from fedhet.site.modules import forgotten
+from fedhet.site.state import forgotten
 from fedhet.testing import check_method, make_client, make_strategy, simulate, small, uploads_of
 
 ROOT = Path(__file__).resolve().parents[2]

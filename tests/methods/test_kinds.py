@@ -6,7 +6,7 @@ import torch
 from helpers.products import PRODUCT, short
 from PIL import Image
 
-from fedhet.clients.kept import PREPARATION
+from fedhet.clients.base import PREPARATION
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
@@ -15,7 +15,7 @@ from fedhet.errors import UserError
 from fedhet.models import build_model
 from fedhet.models.names import MODELS, MORE
 from fedhet.models.small import SMALLEST
-from fedhet.site.modules import forgotten
+from fedhet.site.state import forgotten
 from fedhet.testing import check_method, make_client, simulate, small
 
 KINDS = (SIGNAL, TABLE, TOKENS)

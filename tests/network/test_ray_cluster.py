@@ -13,13 +13,12 @@ from network.federation import PRESET
 from network.pace import patience
 from network.ray_nodes import Cluster
 
-from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.engines.system import script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
-CONTEXT = PRESET | {"clients": 4, "rounds": 2, "state-backend": "context"}
+CONTEXT = PRESET | {"clients": 4, "rounds": 2}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +39,7 @@ def _is_actor(process: psutil.Process) -> bool:
     return False
 
 
-def test_ray_nodes_without_a_shared_disk_give_the_same_bytes_and_nothing_to_resume(
-    cluster, tmp_path, capsys
-):
+def test_ray_nodes_give_the_same_bytes(cluster, tmp_path):
     (tmp_path / "preset.yaml").write_text(yaml.safe_dump(CONTEXT))
     words = ["run", str(tmp_path / "preset.yaml"), f"out={tmp_path}", "name=run"]
     env = os.environ | {"RAY_ADDRESS": cluster.address}
@@ -62,11 +59,6 @@ def test_ray_nodes_without_a_shared_disk_give_the_same_bytes_and_nothing_to_resu
     folder = tmp_path / "run"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "completed" and summary["failures"] == []
-    assert not (folder / "state").exists()  # nothing was on a disk
-    alone = build_config(CONTEXT | {"out": str(tmp_path / "alone"), "state-backend": "file"})
+    alone = build_config(CONTEXT | {"out": str(tmp_path / "alone")})
     twin, _ = simulate(alone)
     assert summary["run_sha256"] == json.loads(twin.summary.read_text())["run_sha256"]
-
-    (folder / "summary.json").write_text(json.dumps(summary | {"status": "failed"}))
-    assert execute(["resume", str(folder)]) == 2
-    assert "state-backend=context" in capsys.readouterr().err

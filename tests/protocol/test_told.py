@@ -76,7 +76,7 @@ def test_a_simulation_waits_for_nobody_who_was_refused(tmp_path, monkeypatch, ca
 
 def test_a_node_that_knows_its_own_fault_is_not_told_it_again(grid, monkeypatch):
     monkeypatch.setattr(
-        "fedhet.request.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))
+        "fedhet.client_app.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))
     )
     roster = Roster()
     Handshake(grid, "x", roster).query(patience=60)

@@ -8,8 +8,7 @@ import pytest
 
 from fedhet.engines.grid import InlineGrid
 from fedhet.protocol.messages import arrays_of, to_record
-from fedhet.site.budget import Budget, BudgetError
-from fedhet.site.privacy import epsilon_spent, sigma
+from fedhet.site.privacy import Budget, BudgetError, epsilon_spent, sigma
 from fedhet.site.state import FileStore, StateError
 from fedhet.testing import simulate, small
 

@@ -12,8 +12,7 @@ from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS, Method
 from fedhet.errors import RunFailedError, UserError
 from fedhet.site import public_set
-from fedhet.site.local_data import load_partition
-from fedhet.site.public_set import PublicSet, open_public, own_copy, public_digest
+from fedhet.site.local_data import PublicSet, load_partition, open_public, own_copy, public_digest
 from fedhet.strategies.base import MethodStrategy
 from fedhet.testing import simulate, small
 

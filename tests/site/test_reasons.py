@@ -212,7 +212,7 @@ def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
 
 def test_a_client_that_diverges_keeps_the_state_before(tmp_path, monkeypatch, capfd):
     client = Deployed(tmp_path, "fedssa")
-    monkeypatch.setattr("fedhet.clients.kept.not_finite", lambda bundle: "model/head.weight")
+    monkeypatch.setattr("fedhet.clients.base.not_finite", lambda bundle: "model/head.weight")
     assert client.refusal(client.content()) == "not-finite"
     assert "'model/head.weight' is not finite after round 3" in capfd.readouterr().err
     monkeypatch.undo()

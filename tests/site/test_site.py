@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fedhet.errors import UserError
-from fedhet.site.local_data import load_local
-from fedhet.site.on_device import examples_of
+from fedhet.site.local_data import examples_of, load_local
 from fedhet.testing import small
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from flwr.app import Message, MetricRecord
 
-from fedhet.strategies import acceptance
+from fedhet.strategies import plain
 from fedhet.testing import simulate, small
 
 
@@ -15,7 +15,7 @@ def summary(folder) -> dict:
 
 
 def test_claimed_flops_are_held_against_the_median(tmp_path, monkeypatch):
-    monkeypatch.setattr(acceptance, "MOST_FLOPS", 5.0)
+    monkeypatch.setattr(plain, "MOST_FLOPS", 5.0)
 
     def lie(node, message, reply):
         if node == 1 and message.metadata.message_type == "train":

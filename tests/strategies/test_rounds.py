@@ -269,6 +269,6 @@ def test_a_run_that_every_node_refuses_ends_at_once(tmp_path, monkeypatch):
     def load(*_, **__):
         raise UserError("data-path: '/gone' is not there")
 
-    monkeypatch.setattr("fedhet.request.load_local", load)
+    monkeypatch.setattr("fedhet.client_app.load_local", load)
     with pytest.raises(RunFailedError, match="no node can take part in this run: .*'/gone'"):
         simulate(small(tmp_path))

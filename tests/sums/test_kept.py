@@ -9,16 +9,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Context, RecordDict
 
+from fedhet.client_app import Request
 from fedhet.config.load import envelope
 from fedhet.deploy.certs import make
 from fedhet.errors import UserError
 from fedhet.protocol.flower import be_one_process
 from fedhet.protocol.messages import Instruction, Reply, request
 from fedhet.protocol.reasons import Refused
-from fedhet.request import Request
 from fedhet.site.state import FileStore, StateError
-from fedhet.sums.masks import public_bytes
-from fedhet.sums.member import Credentials, SumNotes, Terms
+from fedhet.sums.masks import Terms, public_bytes
+from fedhet.sums.member import Credentials, SumNotes
 from fedhet.sums.messages import Cohort, SumKey, Survivors
 from fedhet.sums.server import Collector
 from fedhet.testing import small
@@ -310,11 +310,6 @@ def asked_of_a_node(tmp_path, **changes) -> Request:
     )
     assert not asked.simulated
     return asked
-
-
-def test_a_node_keeps_its_notes_in_files_alone(tmp_path) -> None:
-    """Flower stores a context after the reply, so that what was promised could be forgotten."""
-    assert asked_of_a_node(tmp_path, secure_sum="masked").sum_notes("a").client == "a"
 
 
 @pytest.mark.parametrize("mode", ["off", "unmasked"])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhet.protocol.reasons import Refused
-from fedhet.sums.masks import from_words, grid, public_bytes, to_words
-from fedhet.sums.member import Commitment, Member, Terms
+from fedhet.sums.masks import Terms, from_words, grid, public_bytes, to_words
+from fedhet.sums.member import Commitment, Member
 from fedhet.sums.server import Collector, NoSumError
 
 LENGTH = 5

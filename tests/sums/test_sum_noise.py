@@ -15,13 +15,19 @@ from fedhet.config.load import find_method
 from fedhet.errors import UserError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
-from fedhet.site.budget import Budget, BudgetError
 from fedhet.site.limits import Asked, LimitError, Limits, check_run
-from fedhet.site.privacy import clipped, epsilon_spent, noise_multiplier, share_steps, sum_sigma
+from fedhet.site.privacy import (
+    Budget,
+    BudgetError,
+    clipped,
+    epsilon_spent,
+    noise_multiplier,
+    share_steps,
+    sum_sigma,
+)
 from fedhet.site.state import FileStore
 from fedhet.sums.client import Part
-from fedhet.sums.masks import grid
-from fedhet.sums.member import Terms
+from fedhet.sums.masks import Terms, grid
 from fedhet.sums.messages import Cohort
 from fedhet.sums.noise import Source, discrete_gaussian
 from fedhet.testing import make_client, simulate, small

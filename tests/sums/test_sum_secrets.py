@@ -18,7 +18,7 @@ from flwr.app import Message, RecordDict
 from fedhet.errors import RunFailedError
 from fedhet.protocol.flower import posted
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, to_record
-from fedhet.strategies.rounds import Rounds
+from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import Part
 from fedhet.sums.masks import from_words
 from fedhet.sums.messages import opened_of
@@ -42,9 +42,9 @@ class Secrets:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.words: list[np.ndarray] = []
         self.numbers: list[dict[str, float]] = []
-        original, put = Part.reply, Part._put
+        original, put = Part.train, Part._put
 
-        def reply(part: Part, *given: Any) -> Any:
+        def train(part: Part, *given: Any) -> Any:
             found = original(part, *given)
             self.numbers.append(found[1])
             return found
@@ -53,7 +53,7 @@ class Secrets:
             put(part, vector, *more)
             self.words.append(part._steps[-1].astype(np.uint32))
 
-        monkeypatch.setattr(Part, "reply", reply)
+        monkeypatch.setattr(Part, "train", train)
         monkeypatch.setattr(Part, "_put", keep)
 
     def pieces(self) -> Iterator[bytes]:
@@ -94,9 +94,9 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
         held.append(repr(infos[-1]).encode() + repr(reply.content.metric_records).encode())
         return reply
 
-    close = Rounds._close
+    close = MethodStrategy._close
 
-    def look(self: Rounds, *given: Any) -> Any:
+    def look(self: MethodStrategy[Any], *given: Any) -> Any:
         found = close(self, *given)
         for one in reachable(self):
             if isinstance(one, np.ndarray) and one.dtype != object:
@@ -107,7 +107,7 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
                 texts.append(one)
         return found
 
-    monkeypatch.setattr(Rounds, "_close", look)
+    monkeypatch.setattr(MethodStrategy, "_close", look)
     run = config(tmp_path, method=method, max_images=100, name="run")
     folder, _ = simulate(run, tamper=listen)
     files = [p for p in folder.path.rglob("*") if p.is_file() and "state" not in p.parts]

@@ -1,5 +1,6 @@
 """What clients add up to is what the plain path makes of the same uploads."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,9 @@ from fedhet.errors import UserError
 from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
 from fedhet.strategies.averaging import AveragingStrategy, ClassSums
 from fedhet.strategies.base import MethodStrategy
-from fedhet.sums.contribution import Own, enough, ownership
-from fedhet.sums.masks import fraction_bits, from_words, grid, public_bytes, to_words
-from fedhet.sums.member import Member, Terms
+from fedhet.sums.contribution import Own, enough, exceeded, ownership
+from fedhet.sums.masks import Terms, fraction_bits, from_words, grid, public_bytes, to_words
+from fedhet.sums.member import Member
 from fedhet.sums.server import Collector
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 
@@ -42,7 +43,9 @@ def pair(tmp_path, method, owners=1, **changes):
         small(tmp_path, **values),
         small(tmp_path, **values, secure_sum="unmasked", sum_owners=owners),
     )
-    return [make_strategy(config, SEEN, IMAGES, CLASSES) for config in configs]
+    made = [make_strategy(config, SEEN, IMAGES, CLASSES) for config in configs]
+    made[1].unit = 300
+    return made
 
 
 def drawn(strategy, seed=0):
@@ -64,11 +67,11 @@ def drawn(strategy, seed=0):
 
 def own(strategy, client, told=None):
     info = strategy.roster.infos[client]
-    return Own(strategy.config, CLASSES, info.seen, info.images, told)
+    return Own(strategy.config, CLASSES, info.seen, info.images, told, unit=300)
 
 
 def vectors(strategy, payloads, told=None):
-    return {c: strategy.contribution(p, own(strategy, c, told)) for c, p in payloads.items()}
+    return {c: strategy.contribution(p, own(strategy, c, told)).flat for c, p in payloads.items()}
 
 
 @pytest.mark.parametrize(("method", "changes"), VARIANTS, ids=str)
@@ -78,7 +81,7 @@ def test_the_sum_gives_what_the_plain_path_gives(tmp_path, method, changes):
     before = summed.arrays()
     added = vectors(summed, payloads)
     for vector in added.values():
-        assert vector.dtype == np.float64 and vector.shape == (summed.vector_length(),)
+        assert vector.dtype == np.float64 and vector.shape == next(iter(added.values())).shape
     numbers = summed.combine(np.sum(list(added.values()), axis=0), 1)
     uploads = uploads_of(plain, payloads)
     if changes.get("weighting") == "uniform":
@@ -100,7 +103,7 @@ def test_masked_words_give_the_very_same_sum(tmp_path, method, changes):
     private = {c: X25519PrivateKey.generate() for c in words}
     keys = {c: public_bytes(key) for c, key in private.items()}
     members = {c: Member(c, "run", key, keys) for c, key in private.items()}
-    collector = Collector(list(words), summed.vector_length(), Terms())
+    collector = Collector(list(words), len(words["0"]), Terms())
     for client, member in members.items():
         collector.take(client, *member.mask(1, 1, list(words), b"sent", words[client]))
     alive = collector.close()
@@ -132,9 +135,7 @@ def test_a_contribution_is_linear_in_what_is_shared(tmp_path_factory, a, b, seed
             [(a * x + b * y).astype(x.dtype) if x.dtype.kind == "f" else x for x, y in arrays]
         )
     x, y, z = (vectors(summed, each) for each in (first, second, mixed))
-    shared = summed.vector_length() - (1 if method == "lg_fedavg" else CLASSES)
-    if method == "fedproto":
-        shared -= CLASSES  # images, which are not what is shared
+    shared = len(summed.contribution(first["0"], own(summed, "0")).values)
     for client, vector in z.items():
         wanted = a * x[client] + b * y[client]
         np.testing.assert_allclose(vector[:shared], wanted[:shared], atol=2e-6)
@@ -148,7 +149,7 @@ def test_fedssas_vector_by_hand(tmp_path):
     _, summed = pair(tmp_path, "fedssa")
     ids, ones = np.array([1, 2]), np.ones((2, 8), np.float32)
     rows = HeaderRows(ids, ones * np.float32([[3], [5]]), np.float32([7, 9]))
-    vector = summed.contribution(rows, own(summed, "1"))
+    vector = summed.contribution(rows, own(summed, "1")).flat
     header = vector[:36].reshape(4, 9)
     assert header[:, 0].tolist() == [0, 3, 5, 0] and header[:, 8].tolist() == [0, 7, 9, 0]
     assert vector[36:].tolist() == [0, 1, 1, 0] and len(vector) == CLASSES * (8 + 2)
@@ -157,7 +158,7 @@ def test_fedssas_vector_by_hand(tmp_path):
 def test_fedprotos_vector_by_hand(tmp_path):
     _, summed = pair(tmp_path, "fedproto")
     payload = ClassVectors(np.array([1, 2]), np.array([60, 240]), np.full((2, 8), 2, np.float32))
-    vector = summed.contribution(payload, own(summed, "1"))
+    vector = summed.contribution(payload, own(summed, "1")).flat
     assert vector[:32].reshape(4, 8)[:, 0].tolist() == [0, 0.4, 1.6, 0]  # 60 and 240 of 300 x 2
     assert vector[32:36].tolist() == [0, 0.2, 0.8, 0] and vector[36:].tolist() == [0, 1, 1, 0]
     summed.combine(vector, 1)
@@ -168,7 +169,7 @@ def test_fedprotos_vector_by_hand(tmp_path):
 def test_an_averaged_modules_vector_by_hand(tmp_path):
     _, summed = pair(tmp_path, "lg_fedavg")
     arrays = ModelArrays((np.ones((4, 8), np.float32), np.full(4, 2, np.float32)))
-    vector = summed.contribution(arrays, own(summed, "2"))  # 50 of max-images=300
+    vector = summed.contribution(arrays, own(summed, "2")).flat  # 50 of max-images=300
     assert np.allclose(vector, [*[1 / 6] * 32, *[2 / 6] * 4, 1 / 6], rtol=1e-15)
     assert own(pair(tmp_path, "fml", weighting="uniform")[1], "2").weight == 1.0
 
@@ -176,7 +177,7 @@ def test_an_averaged_modules_vector_by_hand(tmp_path):
 def test_nobody_with_a_weight_leaves_a_module_as_it_is(tmp_path):
     _, summed = pair(tmp_path, "lg_fedavg")
     before = summed.arrays()["weight"].copy()
-    summed.combine(np.zeros(summed.vector_length()), 1)
+    summed.combine(np.zeros(37), 1)
     assert (summed.arrays()["weight"] == before).all()
 
 
@@ -209,9 +210,8 @@ def test_no_noise_would_cover_the_counts(tmp_path, method, changes):
     nothing = type(payload).from_ndarrays(
         [a * 0 if a.dtype.kind == "f" else a for a in payload.to_ndarrays()]
     )
-    vector = summed.contribution(nothing, own(summed, "1"))
-    counts = summed.counts_at_end(own(summed, "1"))
-    assert not vector[:-counts].any() and vector[-counts:].any()  # what is left without floats
+    added = summed.contribution(nothing, own(summed, "1"))
+    assert not added.values.any() and added.counts.any()  # what is left without floats
 
 
 # --- few owners ---------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_fds_client_that_was_not_summed_takes_nothing_out(tmp_path):
 def test_every_method_is_summed_or_says_why_not(tmp_path, method):
     strategy, refused = METHODS[method].strategy, {"fedkd", "fedgen", "fedgh", "fedtgp"}
     assert bool(strategy.not_summed) == (method in refused)
-    values = {"method": method, "secure-sum": "masked", "clients": 3, "max-images": 500}
+    values = {"method": method, "secure-sum": "masked", "clients": 3}
     if method in refused:
         with pytest.raises(UserError, match=f"^secure-sum: .*method={method}: .* take "):
             build_config(values)
@@ -322,14 +322,16 @@ def test_every_method_is_summed_or_says_why_not(tmp_path, method):
         assert build_config(values).summed
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_weights_need_a_unit(method):
-    values = {"method": method, "secure-sum": "masked"}
-    with pytest.raises(UserError, match="^max-images: 1000000 is not allowed .*training images"):
-        build_config(values)
-    weights = "weighting" if method == "fedavg" else "prototype-weighting"
-    assert build_config({**values, weights: "uniform"}).summed
-    assert build_config({"secure-sum": "masked"}).summed  # FedSSA has no weights
+@pytest.mark.parametrize("images", [1, 2, 3, 300, 1024, 1025, 10**6])
+def test_the_power_of_two_that_nobody_exceeds(images):
+    total = exceeded(images) + exceeded(1)
+    assert total[0] == 0 or images > 1
+    assert 1 << int(np.argmax(total == 0)) == 2 ** math.ceil(math.log2(images))
+
+
+def test_who_has_more_than_the_unit_weighs_one_and_keeps_the_shares_of_its_classes():
+    one = Own(build_config({}), CLASSES, (0, 1), (300, 100), unit=256)
+    assert one.weight == 1.0 and one.weigh(np.array([300, 100])).tolist() == [0.75, 0.25]
 
 
 def test_who_aggregates_in_another_way_is_not_summed_by_inheritance():
@@ -350,5 +352,5 @@ def test_who_aggregates_in_another_way_is_not_summed_by_inheritance():
 
 def test_standalone_adds_nothing(tmp_path):
     _, summed = pair(tmp_path, "standalone")
-    vector = summed.contribution(summed.expect(summed.roster.infos["0"]), own(summed, "0"))
-    assert vector.shape == (0,) == (summed.vector_length(),) and summed.combine(vector, 1) == {}
+    added = summed.contribution(summed.expect(summed.roster.infos["0"]), own(summed, "0"))
+    assert added.flat.shape == (0,) and summed.combine(added.flat, 1) == {}

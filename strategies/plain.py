@@ -1,0 +1,210 @@
+"""How a round is aggregated from single uploads: which replies count, and what they weigh.
+
+Each reply is looked at alone, then all of a round are held against each other.
+"""
+
+import logging
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedhet.errors import one_line
+from fedhet.protocol.checks import (
+    Rejected,
+    Steps,
+    check_arrays,
+    check_epsilon,
+    check_metrics,
+    check_origin,
+    check_reply,
+    read_confusion,
+    reply_limit,
+    size,
+)
+from fedhet.protocol.handshake import ClientInfo
+from fedhet.protocol.messages import CONFUSION, Reply
+from fedhet.protocol.payload import Payload
+from fedhet.site.privacy import sigma
+from fedhet.strategies.robust import capped
+
+if TYPE_CHECKING:
+    from fedhet.strategies.base import MethodStrategy
+
+log = logging.getLogger("fedhet")
+
+MOST_FLOPS = 1000.0  # times the median of a round, per image: models differ in size
+SWOLLEN = 10.0  # times the usual size: what went down came of no honest round
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An accepted reply: whose it is, its payload, and its weight n_k / sum n_j in the round."""
+
+    info: ClientInfo
+    payload: Payload
+    weight: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Valid:
+    """A reply that is as it should be, looked at alone; ``step`` is the length of its step."""
+
+    info: ClientInfo
+    payload: Payload
+    reply: Reply
+    step: float | None
+
+
+class PlainRounds:
+    """The rounds of a run whose server sees every upload."""
+
+    train_share = 1.0  # of a round's time that waiting for training may take
+    evaluates = True  # whether a client alone may be asked for its accuracy
+    records: Mapping[str, ConfigRecord] = {}  # what goes along with a train message
+
+    def __init__(self, strategy: "MethodStrategy[Any]", marks: Mapping[str, Any]) -> None:
+        """Take up what :meth:`marks` gave, out of a checkpoint's ``marks``."""
+        self.strategy = strategy
+        self.config, self.roster, self.ledger = strategy.config, strategy.roster, strategy.ledger
+        self.steps = Steps(self.config.max_update_ratio, sigma(self.config))
+        self.steps.load(marks.get("steps", {}))
+        self._pace: dict[str, float] = {}  # seconds per training image, by model
+
+    def marks(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"steps": self.steps.dump()}
+
+    def members(self, round_: int, clients: list[str]) -> list[str]:
+        """Return who is asked to train."""
+        del round_
+        return clients
+
+    def seconds(self, client: str) -> float:
+        """Return what a client's training may take, by the last reply of its model; 0: unknown."""
+        info = self.roster.infos[client]
+        return self._pace.get(info.model, 0.0) * info.train_images
+
+    def limit(self, client: str) -> int:
+        """Return the bytes above which a reply is refused unread."""
+        return reply_limit(self.strategy.expect(self.roster.infos[client]))
+
+    def take(self, round_: int, replies: Sequence[tuple[str, Reply]]) -> Mapping[str, float] | None:
+        """Check and aggregate replies, in client order; None if too few of them are valid."""
+        found: list[Valid] = []
+        for client, reply in replies:
+            info = self.roster.infos[client]
+            try:
+                found.append(self.valid(info, reply, round_))
+            except Rejected as reason:
+                self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
+            else:
+                self.ledger.spend(client, reply.metrics)
+        odd = self.odd(found)
+        for one in found:
+            if one.info.client in odd:
+                self._refuse(one, odd[one.info.client])
+        accepted = [one for one in found if one.info.client not in odd]
+        if len(accepted) < self.config.min_replies:
+            count = f"{len(accepted)} of min-replies={self.config.min_replies}"
+            for one in accepted:
+                self._refuse(one, f"valid, but the round is skipped: {count} came")
+            return None
+        numbers = self.strategy.aggregate(self._uploads(accepted), round_)
+        self._accept(accepted, round_)
+        return numbers
+
+    def confusions(self, grid: Grid) -> dict[str, NDArray[np.int64]]:
+        """Ask clients for their confusion matrices (C, C) after the last round; by client."""
+        found: dict[str, NDArray[np.int64]] = {}
+        roster, finished = self.roster, self.strategy.finished
+        asked = [
+            client
+            for client in roster.ids
+            if client in roster.nodes and (self.config.evaluate_all or roster.generations[client])
+        ]
+        for client, reply in self.strategy.ask(grid, CONFUSION, asked):
+            try:
+                check_origin(roster.infos[client], reply, finished)
+                found[client] = read_confusion(reply, len(roster.classes))
+            except Rejected as reason:
+                log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
+        return found
+
+    def valid(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
+        """Return a reply with its payload; raise Rejected if anything about it is wrong."""
+        try:
+            return self._checked(info, reply, round_)
+        except Rejected as reason:
+            raise Rejected(f"{reason}{self._sent_too_much(info, round_)}") from reason
+
+    def odd(self, found: Sequence[Valid]) -> Mapping[str, str]:
+        """Return reasons by client, for FLOPs and steps that are far from everybody's."""
+        if found and self.steps.start is None:
+            self.steps.start = self.strategy.step_start(found[0].info)
+        flops = {
+            one.info.client: one.reply.metrics.get("train_flops", 0.0) / one.info.train_images
+            for one in found
+        }
+        usual = statistics.median(flops.values()) if flops else 0.0
+        costly = {
+            client: f"train_flops {value:.4g} per image, and the median is {usual:.4g}"
+            for client, value in flops.items()
+            if value > MOST_FLOPS * usual
+        }
+        lengths = {one.info.client: one.step for one in found if one.step is not None}
+        return self.steps.odd(lengths) | costly
+
+    def _uploads(self, accepted: Sequence[Valid]) -> list[Upload]:
+        uniform = self.config.weighting == "uniform"
+        sizes = np.array([1 if uniform else one.info.train_images for one in accepted])
+        shares = capped(sizes, self.config.max_weight).tolist()
+        return [
+            Upload(one.info, one.payload, share, one.reply.metrics)
+            for share, one in zip(shares, accepted, strict=True)
+        ]
+
+    def _accept(self, accepted: Sequence[Valid], round_: int) -> None:
+        """Record the replies that were aggregated; their clients go on from this round."""
+        self.steps.accept([one.step for one in accepted if one.step is not None])
+        for info, payload, reply in ((one.info, one.payload, one.reply) for one in accepted):
+            self.roster.accept(info.client, round_, reply.state)
+            self._pace[info.model] = reply.metrics.get("seconds", 0.0) / info.train_images
+            self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
+            if "test_accuracy" in reply.metrics:
+                self.ledger.score(info.client, reply.metrics)
+
+    def _refuse(self, one: Valid, reason: str) -> None:
+        """Leave out a reply that, looked at alone, was as it should be."""
+        reply = one.reply
+        self.ledger.refuse(one.info.client, reason, reply.arrays, reply.message_bytes)
+
+    def _checked(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
+        strategy = self.strategy
+        check_reply(info, reply, round_)
+        check_metrics(reply, strategy.metric_ranges)
+        check_epsilon(reply, self.config)
+        try:
+            payload = strategy.upload_type.from_ndarrays(reply.arrays)
+        except ValueError as error:
+            name = type(strategy).__name__
+            raise Rejected(
+                f"{error}; `upload_type` of {name} must be what the client's `upload` returns"
+            ) from error
+        length = check_arrays(payload, strategy.expect(info), self.config.max_update_norm)
+        strategy.check(info, payload)
+        return Valid(info, payload, reply, strategy.step_length(payload, length))
+
+    def _sent_too_much(self, info: ClientInfo, round_: int) -> str:
+        """What a client cannot help: arrays far larger than usual went down to it in this round."""
+        sent = size(self.strategy.download(info, round_).flat)
+        usual = self.steps.start or self.steps.usual()
+        if not usual or sent <= SWOLLEN * usual:
+            return ""
+        return f" (it was sent arrays {sent / usual:.3g} times as large as usual)"

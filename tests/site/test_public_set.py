@@ -11,7 +11,7 @@ from fedhet.clients.standalone import StandaloneClient
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS, Method
 from fedhet.errors import RunFailedError, UserError
-from fedhet.site import public_set
+from fedhet.site import local_data
 from fedhet.site.local_data import PublicSet, load_partition, open_public, own_copy, public_digest
 from fedhet.strategies.base import MethodStrategy
 from fedhet.testing import simulate, small
@@ -87,7 +87,7 @@ def test_a_method_that_does_not_ask_never_opens_one(tmp_path, monkeypatch):
     def never(*words):
         raise AssertionError("opened")
 
-    monkeypatch.setattr(public_set, "_opened", never)
+    monkeypatch.setattr(local_data, "_opened", never)
     assert simulate(small(tmp_path, rounds=1))[0].read_rounds()[0]["replied"] == 3
 
 

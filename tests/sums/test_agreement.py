@@ -12,7 +12,7 @@ from flwr.app import Error, Message
 from summed_runs import N, asked, config, sha
 
 from fedhet.deploy.certs import make
-from fedhet.engines.inline import FIRST_NODE
+from fedhet.engines.grid import FIRST_NODE
 from fedhet.protocol.messages import AGREE, TRAIN, UNMASK
 from fedhet.protocol.reasons import Refused
 from fedhet.sums.masks import Terms, public_bytes

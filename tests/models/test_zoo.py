@@ -15,7 +15,7 @@ from fedhet.errors import UserError
 from fedhet.models import MODEL_NAMES, build_model, check_model, model_table, validate_model_name
 from fedhet.models.base import exchanged
 from fedhet.rng import torch_seeded
-from fedhet.site.modules import fill, to_bundle
+from fedhet.site.state import fill, to_bundle
 
 CLASSES, D, SIZE = 7, 40, 32
 TORCHVISION = ["resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0"]

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.common import emit
 from fedhet.data.cache import open_dataset
-from fedhet.data.data_file import Reading
+from fedhet.data.labels import Reading
 
 CHUNK = 20_000
 WORDS = 60  # of a text

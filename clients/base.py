@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.config.schema import BESIDE, LOWER, P, RunConfig
-from fedhet.data.inputs import IMAGE, Inputs
-from fedhet.data.preparation import FITTED, Preparation, normalise, preparation
+from fedhet.data.inputs import IMAGE, TOKENS, Inputs
+from fedhet.data.preparation import Preparation, normalise, preparation
 from fedhet.errors import HookError, RunFailedError, brief
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import plain_names, with_weights
@@ -234,7 +234,7 @@ class MethodClient(NumPyClient, Generic[P]):
     def examples(self, part: str) -> Examples:
         """This client's examples on its device; ``part`` is ``train``, ``val`` or ``test``."""
         prepare = self.modules.get(PREPARATION, normalise)
-        if self.inputs.kind not in (IMAGE, *FITTED):
+        if self.inputs.kind == TOKENS:
             prepare = preparation(self.inputs)
         with telling(Word.DATA):
             return examples_of(self.setup.data, part, self.setup.classes, self.device, prepare)
@@ -474,7 +474,7 @@ class MethodClient(NumPyClient, Generic[P]):
     def _initialised(self) -> Modules:
         with torch_seeded(self.config.seed, "init", self.setup.data.client):
             built = self.build()
-        if self.inputs.kind in FITTED:
+        if self.inputs.fitted:
             built[PREPARATION] = preparation(self.inputs)
         return built
 
@@ -521,7 +521,8 @@ class MethodClient(NumPyClient, Generic[P]):
         for key in ("small_model", "representation", "grey"):
             if getattr(self.config, key) != RunConfig.model_fields[key].default:
                 keys.add(key)
-        about = {} if self.inputs.kind == IMAGE else {"inputs": self.inputs.dump()}
+        plain = self.inputs.kind == IMAGE and not self.inputs.scan
+        about = {} if plain else {"inputs": self.inputs.dump()}
         return {
             "client": self.setup.data.client,
             "architecture": with_weights(self.setup.model)[0],

@@ -12,7 +12,7 @@ from fedhet.layout import HERE, folder
 if TYPE_CHECKING:
     from fedhet.api import Run, load_run, resume, run
     from fedhet.data.inputs import Inputs
-    from fedhet.data.user_function import Data
+    from fedhet.data.sources import Data
     from fedhet.errors import RunFailedError, UserError
     from fedhet.reports.frame import load_sweep
 
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'fedhet' has no attribute '{name}'")
     if name == "Data":
-        from fedhet.data.user_function import Data  # noqa: PLC0415
+        from fedhet.data.sources import Data  # noqa: PLC0415
 
         return Data
     if name == "Inputs":

@@ -12,7 +12,7 @@ from fedhet.cli.display import RunProgress, show_table
 from fedhet.cli.saying import tell
 from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config.load import load_config, load_noted
-from fedhet.data.image_source import Indices
+from fedhet.data.images import Indices
 from fedhet.data.inputs import noun
 from fedhet.deploy.server_folder import tls_of
 from fedhet.engines import preflight, session
@@ -187,6 +187,8 @@ def partition(
     config = preflight.resolve_clients(config)
     dataset, made = load_partition(config, config.clients)
     warnings = [*dataset.warnings, *made.warnings]
+    for line in dataset.notes:
+        tell(f"note: {line}")
     _warn(warnings)
     counts = made.counts(dataset.labels, len(dataset.classes))
     what = noun(config.dataset)

@@ -284,23 +284,23 @@ def _check_tuned(config: RunConfig) -> None:
 
 def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
     """Keys that say how a file is read belong to its kind of data set, and some are needed."""
+    files, rows = tuple(DATASETS), ("table", "texts")
+    form = ("columns", "separator", "decimal", "thousands", "quote", "encoding", "gaps")
     belongs = {
-        "target": ("table", "texts"), "labels": tuple(DATASETS), "site": tuple(DATASETS),
-        "categories": ("table",), "ignore": ("table",), "text": ("texts",), "length": ("texts",),
-        "vocabulary": ("texts",), "scale": ("signals",),
+        **dict.fromkeys(("target", "labels", "site", *form), files), "categories": ("table",),
+        "ignore": ("table", "signals"), "text": ("texts",), "length": ("texts", "signals"),
+        "vocabulary": ("texts",), "scale": ("signals",), "axes": ("signals",),
+        "channels": ("signals",), "time": ("signals",), "window": ("image-folder",),
     }  # fmt: skip
     for key, datasets in belongs.items():
         name = key.replace("-", "_")
         given = getattr(config, name) != RunConfig.model_fields[name].default
-        hub = is_hub(config.dataset) and key != "scale"
+        hub = is_hub(config.dataset) and set(rows) & set(datasets)
         if given and config.dataset not in datasets and not hub:
             raise UserError(
                 f"{key}: '{values[key]}' changes nothing with dataset={config.dataset}; it belongs "
                 f"to dataset={' or '.join(datasets)}"
             )
-    for key in ("target", "text"):
-        if config.dataset in belongs[key] and not getattr(config, key):
-            raise UserError(f"{key}: '' is not allowed: dataset={config.dataset} needs that column")
     kind = kind_of(config.dataset)
     for augment, own in (("crop-flip", IMAGE), ("jitter-scale", SIGNAL)):
         if config.augment == augment and kind not in ("", own):
@@ -309,7 +309,8 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
                 f"{own}s"
             )
     # Of files it shows when they are opened: a folder of several names its clients.
-    if config.partition == "natural" and kind and config.dataset not in DATASETS:
+    named = (*DATASETS, "image-folder")
+    if config.partition == "natural" and kind and config.dataset not in named:
         raise UserError(
             f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples do "
             "not say whose they are; partition=file names them"

@@ -21,6 +21,8 @@ REPRESENTATION = 500  # d: default width of the representation that every model 
 # named by all keys, and those of images keep the names that they had before there was more.
 QUIET = (
     "target", "labels", "site", "categories", "ignore", "text", "length", "vocabulary", "scale",
+    "columns", "separator", "decimal", "thousands", "quote", "encoding", "gaps", "axes", "channels",
+    "time", "window",
     "small_model", "representation", "grey", "secure_sum", "sum_range", "sum_min", "sum_threshold",
     "sum_owners", "sum_metrics", "tuned", "metric", "class_weights", "local_steps", "patience",
     "keep_best", "keep_predictions",
@@ -103,6 +105,17 @@ Ratio = Annotated[
 ]
 
 
+def _window(value: Any) -> Any:
+    """``LOW,HIGH`` as two numbers, the lower one first."""
+    value = _words(value)
+    if isinstance(value, list | tuple) and len(value) == 2 and float(value[0]) >= float(value[1]):
+        raise ValueError("LOW must be less than HIGH")
+    return value
+
+
+Window = Annotated[tuple[float, float] | tuple[()], BeforeValidator(_window)]
+
+
 class Schema(BaseModel):
     """Frozen, unknown keys forbidden, kebab-case aliases."""
 
@@ -139,9 +152,13 @@ class RunConfig(Schema):
         "folder of one for each site; local copy of `hf:NAME`; download folder of the torchvision "
         "sets",
     )
-    target: str = Field("", description="column of the class, of `table` and `texts`")
+    target: str = Field(
+        "", description="column of the class; empty: guessed by name and values, and said"
+    )
     labels: Lists = Field(
-        (), description="classes by values of the target, such as {ill: [1, 2], healthy: [0]}"
+        (),
+        description="classes by values of the target, such as {ill: [1, 2], healthy: [0]}, or by "
+        "ranges of a measurement: {low: ..140, high: 140..} (from, up to below)",
     )
     site: Words = Field(
         (), description="columns that together name the client, for partition=natural"
@@ -151,13 +168,40 @@ class RunConfig(Schema):
         description="columns of `table` that are no numbers, with their values {sex: [f, m]}; a "
         "node needs the values, a simulation takes those of its file",
     )
-    ignore: Words = Field((), description="columns of `table` that no model sees")
+    ignore: Words = Field((), description="columns that no model sees")
     text: str = Field("", description="column of the text, of `texts`")
-    length: int = Field(64, ge=1, le=4096, description="words of a text that are kept")
+    length: int = Field(
+        64, ge=1, le=4096, description="words of a text that are kept; steps of a window by `time`"
+    )
     vocabulary: int = Field(
         5000, ge=2, le=1 << 20, description="numbers that words are hashed to; 0 is for padding"
     )
     scale: float = Field(1.0, gt=0, description="what the numbers of `signals` are divided by")
+    axes: Literal["", "channels-time", "time-channels"] = Field(
+        "", description="order of a window's axes in an NPZ; empty: by their lengths"
+    )
+    channels: Words = Field(
+        (),
+        description="columns of the channels of a CSV of `signals`; with one row a window, how the "
+        "names of their columns begin",
+    )
+    time: str = Field("", description="column of the time, of a CSV with one row a time step")
+    columns: Words = Field((), description="names of the columns of a CSV without header")
+    separator: str = Field(
+        "", description="of a CSV: comma, semicolon, tab, pipe, space or a sign; empty: found out"
+    )
+    decimal: Literal["", ".", ","] = Field("", description="decimal sign; empty: found out")
+    thousands: str = Field("", max_length=1, description="sign between thousands, of numbers")
+    quote: Literal["", '"', "'", "none"] = Field(
+        "", description="sign around texts of a CSV, or none; empty: found out"
+    )
+    encoding: str = Field("", description="of a CSV, such as latin-1; empty: its mark, or UTF-8")
+    gaps: Words = Field(
+        (), description="spellings of a gap; empty: ?, NA, null, none, -, ... and nothing at all"
+    )
+    window: Window = Field(
+        (), description="LOW,HIGH of scans of more than 8 bits; empty: each client's own range"
+    )
     public_dataset: str = Field(
         "", description="examples that are no client's, for methods that use some: as dataset"
     )

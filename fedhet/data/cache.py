@@ -1,7 +1,8 @@
 """Data sets decoded once into a memory-mapped cache that all processes share.
 
 A cache entry is a folder ``<cache-dir>/<key>/`` with ``examples.npy`` (n, ...), for images
-(n, s, s, 3) uint8, ``labels.npy`` (n,) int64, ``sites.npy`` (n,) or (0,) int32 and ``meta.json``.
+(n, s, s, 3) uint8 or, of scans, (n, s, s, 1) float32, ``labels.npy`` (n,) int64, ``sites.npy`` (n,)
+or (0,) int32 and ``meta.json``.
 It is written under a lock into a temporary folder, synced and renamed, so a reader sees all of it
 or nothing; only its owner can read it. On opening, sizes, shapes and the hash of the labels are
 checked; the examples are not, because a training process reads only its clients'.
@@ -11,9 +12,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from fedhet.data.data_file import Reading, Stream
-from fedhet.data.image_source import Indices, Listing, Unread
+from fedhet.data.images import SCAN, TURNED, Indices, Listing, Pixels, Unread
 from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.data.named_sources import find_source
+from fedhet.data.labels import Reading, Stream
+from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_files
 
-_FORMAT = 3
+_FORMAT = 4
 _NAMED = 5
 _EXAMPLES = "examples.npy"
 MAX_IMAGE_SIZE = 1024
@@ -41,8 +42,8 @@ class Dataset:
     ``examples`` (n, ...) is a read-only memory map, of images (n, s, s, 3) uint8; ``labels`` (n,)
     int64 index into ``classes``. ``paths`` name the images: relative to the root such as
     ``ship/0655.webp`` for an image folder, else the index as text; of other kinds there are none,
-    and an example's name is its index. ``warnings`` are lines for the user. ``inputs`` says what an
-    example is. ``sites`` (n,) int32 index into ``site_names`` where the data says whose an example
+    and an example's name is its index. ``notes`` are lines that say what was understood of a file,
+    ``warnings`` what may be wrong. ``inputs`` says what an example is. ``sites`` (n,) int32 index into ``site_names`` where the data says whose an example
     is; else (0,).
     """
 
@@ -54,6 +55,7 @@ class Dataset:
     inputs: Inputs
     sites: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     site_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def default_cache_dir() -> Path:
@@ -71,6 +73,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     data_path: str = "",
     image_size: int | tuple[int, int] = 32,
     grey: bool = False,
+    window: tuple[float, float] | tuple[()] = (),
     classes: Sequence[str] = (),
     seed: int = 0,
     cache_dir: Path | None = None,
@@ -86,6 +89,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             torchvision's sets where their files are.
         image_size: side of the square in pixels, or height and width, 1..1024.
         grey: one channel instead of three.
+        window: lowest and highest value of scans of more than 8 bits; empty: each client's own.
         classes: class names in label order; empty means the source's own. An image folder must
             not hold others; of the other sources these are kept.
         seed: of the synthetic examples; other sources do not use it.
@@ -97,7 +101,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             cannot be written.
 
     """
-    image = Inputs.image(image_size, grey=grey)
+    image = Inputs.image(image_size, grey=grey, window=window)
     if not 1 <= min(image.shape[1:]) <= max(image.shape[1:]) <= MAX_IMAGE_SIZE:
         raise UserError(f"image-size {image_size} is not allowed (1..{MAX_IMAGE_SIZE} pixels)")
     wanted = tuple(classes)
@@ -108,7 +112,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     source = find_source(
         name, data_path=data_path, seed=seed, downloads=cache / "downloads", reading=reading
     )
-    material = json.dumps([_FORMAT, source.fingerprint(), image.shape, wanted])
+    material = json.dumps([_FORMAT, source.fingerprint(), image.shape, wanted, window])
     folder = cache / hashlib.sha256(material.encode()).hexdigest()
     # Without the lock: a complete entry must open from a read-only folder, too.
     found = _load(folder)
@@ -137,6 +141,7 @@ def open_private_folder(
     *,
     image_size: int | tuple[int, int] = 32,
     grey: bool = False,
+    window: tuple[float, float] | tuple[()] = (),
     classes: Sequence[str] = (),
     cache_dir: Path | None = None,
 ) -> Dataset:
@@ -155,6 +160,7 @@ def open_private_folder(
         data_path=path,
         image_size=image_size,
         grey=grey,
+        window=window,
         classes=classes,
         cache_dir=cache_dir,
     )
@@ -179,10 +185,11 @@ def _load(folder: Path) -> Dataset | None:
         )
         if not sound:
             return None
-        classes, paths, warnings = (tuple(meta[key]) for key in ("classes", "paths", "warnings"))
+        classes, paths, warnings, names, notes = (
+            tuple(meta[key]) for key in ("classes", "paths", "warnings", "site-names", "notes")
+        )
         inputs = load_inputs(meta["inputs"])
-        names = tuple(meta["site-names"])
-        return Dataset(examples, labels, classes, paths, warnings, inputs, sites, names)
+        return Dataset(examples, labels, classes, paths, warnings, inputs, sites, names, notes)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
@@ -199,10 +206,22 @@ def _write(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
         _write_stream(folder, listing)
         return
     with (folder / _EXAMPLES).open("w+b") as file:
-        kept, unread = _write_images(file, listing, image.stored)
+        found = None if image.scan else _write_images(file, listing.images, listing, image)
+        if found is None:  # an image of more than 8 bits: all are stored as scans
+            assert listing.scans is not None
+            listing.losses.flags.clear()
+            file.seek(0)
+            file.truncate()
+            image = replace(image, scan=True)
+            found = _write_images(file, listing.scans(), listing, image)
+    assert found is not None
+    kept, unread = found
     bad = [*listing.ignored, *unread]
     if not kept:
         raise UserError(f"data-path: no readable image among {len(bad)} files ({_names(bad)})")
+    notes = _about_scans(folder, listing) if image.scan else []
+    if turned := listing.losses.count(TURNED):
+        notes.append(f"{turned} photographs were turned upright, as their EXIF says")
     labels, classes, warnings = _drop_empty(listing, listing.labels[kept])
     if bad:
         warnings.append(f"ignored {len(bad)} files that are no readable images: {_names(bad)}")
@@ -214,12 +233,37 @@ def _write(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
             labels,
             tuple(classes),
             tuple(listing.paths[index] for index in kept),
-            (*listing.losses.lines(image.image_shape), *warnings),
+            (*listing.losses.lines(image.image_shape, scans=image.scan), *warnings),
             image,
             sites,
             listing.site_names,
+            (*listing.notes, *notes),
         ),
     )
+
+
+def _about_scans(folder: Path, listing: Listing) -> list[str]:
+    """Stretch images of 8 bits to the range of the scans beside them, and say what range that is."""
+    scan = np.array([bool(flag & SCAN) for flag in listing.losses.flags])
+    if not scan.any():
+        return []
+    examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r+")
+    low, high, levels = np.inf, -np.inf, 0
+    for index in np.flatnonzero(scan):
+        image = examples[index]
+        low, high = min(low, float(image.min())), max(high, float(image.max()))
+        levels = max(levels, len(np.unique(image)))
+    notes = [
+        f"{int(scan.sum())} images of more than 8 bits, values {low:g} to {high:g}, up to {levels} "
+        "levels each: every client scales them by the range of its own (window=LOW,HIGH fixes it)"
+    ]
+    if not scan.all():
+        top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
+        for index in np.flatnonzero(~scan):
+            examples[index] *= top / 255.0
+        notes.append(f"{int((~scan).sum())} images of 8 bits are stretched to 0 to {top:g}")
+    examples.flush()
+    return notes
 
 
 def _write_stream(folder: Path, stream: Stream) -> None:
@@ -232,7 +276,9 @@ def _write_stream(folder: Path, stream: Stream) -> None:
             file.write(np.ascontiguousarray(chunk).tobytes())
             count += len(chunk)
         if not count:
-            raise UserError("classes: the data set has no example of the classes that are named")
+            raise UserError(
+                "the data set has no example that has a class (of those that are named)"
+            )
         file.seek(0)
         assert _header(file, count, chunk.shape[1:], chunk.dtype.str) == start
         file.flush()
@@ -240,7 +286,7 @@ def _write_stream(folder: Path, stream: Stream) -> None:
     examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r")
     about = Dataset(
         examples, content.labels, content.classes, (), content.warnings, content.inputs,
-        content.sites, content.site_names,
+        content.sites, content.site_names, content.notes,
     )  # fmt: skip
     _write_about(folder, about)
 
@@ -254,6 +300,7 @@ def _write_about(folder: Path, dataset: Dataset) -> None:
         "classes": dataset.classes,
         "paths": dataset.paths,
         "warnings": dataset.warnings,
+        "notes": dataset.notes,
         "shape": dataset.examples.shape,
         "dtype": dataset.examples.dtype.str,
         "bytes": (folder / _EXAMPLES).stat().st_size,
@@ -266,30 +313,37 @@ def _write_about(folder: Path, dataset: Dataset) -> None:
 
 
 def _write_images(
-    file: IO[bytes], listing: Listing, shape: tuple[int, ...]
-) -> tuple[list[int], list[str]]:
+    file: IO[bytes],
+    images: Generator[Pixels | Unread, None, None],
+    listing: Listing,
+    about: Inputs,
+) -> tuple[list[int], list[str]] | None:
     """Stream the readable images; returns their positions in the listing, and the other files.
 
-    Written, not mapped: a full disk is then an error and not a SIGBUS.
+    None as soon as there is a scan of more than 8 bits, if they are to be stored as bytes and the
+    listing can give them as scans. Written, not mapped: a full disk is an error and not a SIGBUS.
     """
     kept: list[int] = []
     unread: list[str] = []
-    start = _header(file, len(listing.paths), shape)
-    with closing(listing.images) as images:
+    dtype, flags = about.zeros(0).dtype.str, listing.losses.flags
+    start = _header(file, len(listing.paths), about.stored, dtype)
+    with closing(images):
         for index, image in enumerate(images):
             if isinstance(image, Unread):
                 unread.append(image.name(listing.paths[index]))
-            else:
-                file.write(image.tobytes())
-                kept.append(index)
+                continue
+            if not about.scan and listing.scans and flags and flags[-1] & SCAN:
+                return None
+            file.write(image.tobytes())
+            kept.append(index)
     file.seek(0)
     # NumPy pads the header so that the first axis may change in place.
-    assert _header(file, len(kept), shape) == start
+    assert _header(file, len(kept), about.stored, dtype) == start
     file.flush()
     return kept, unread
 
 
-def _header(file: IO[bytes], count: int, shape: tuple[int, ...], dtype: str = "|u1") -> int:
+def _header(file: IO[bytes], count: int, shape: tuple[int, ...], dtype: str) -> int:
     """Write the .npy header for ``count`` examples; returns the position after it."""
     header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
     np.lib.format.write_array_header_1_0(file, header)

@@ -1,29 +1,39 @@
-"""Dataset ``hf:NAME``: what Flower's users load with flwr-datasets, from the hub or a local copy.
+"""Dataset ``hf:NAME``: what Flower's users load with flwr-datasets, or a local copy of it.
 
-``hf:NAME subset=S split=train+test``; the split is ``train`` unless another is named. With
-``data-path`` the data comes from that folder instead: one that ``save_to_disk`` wrote, or any that
-``datasets.load_dataset`` reads, such as Parquet files; then nothing is downloaded. ``target``
-names the class (needed unless one column alone is a ``ClassLabel``), ``site`` the client. With
-``text`` these are texts, with a column of images they are images, and else rows of a table.
+``hf:NAME subset=S split=train+test`` is loaded by flwr-datasets; the split is ``train`` unless
+another is named. With ``data-path`` the data comes from that folder instead: one that
+``save_to_disk`` wrote, or any that ``datasets.load_dataset`` reads; then nothing is downloaded.
+``target`` names the class (needed unless one column alone is a ``ClassLabel``), ``site`` the
+client. With ``text`` these are texts, with a column of images they are images, and else rows.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedhet.data.data_file import Classes, Reading, Sites, Stream, need
-from fedhet.data.image_source import Listing, Losses, Pixels, Shape, Unread, losses, to_pixels
-from fedhet.data.inputs import HUB
-from fedhet.data.table import Table, keys
-from fedhet.data.texts import Texts
-from fedhet.errors import UserError, brief
-from fedhet.reading.arrow import kind_of_type, numbers_of
-from fedhet.reading.columns import CHUNK, Numbers, Piece, check_names
-from fedhet.reading.columns import Texts as TextColumn
+import numpy as np
+import pandas as pd
 
-_WORDS = ("subset", "split")
+from fedhet.data.images import (
+    Listing,
+    Losses,
+    Pixels,
+    Shape,
+    Unread,
+    losses,
+    to_pixels,
+)
+from fedhet.data.inputs import HUB, Inputs
+from fedhet.data.labels import Keys, Reading, Stream, need
+from fedhet.data.rows import Chunk, Form, arrow_column, as_numbers
+from fedhet.data.table import Table, Texts
+from fedhet.errors import UserError, brief
+
+_ROWS = 4096
+
+_HUB_WORDS = ("subset", "split")
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Hub:
     def _load(self) -> Any:
         name, *words = self.name.removeprefix(HUB).split() or [""]
         given = dict(word.partition("=")[::2] for word in words)
-        if not name or set(given) - set(_WORDS) or not all(given.values()):
+        if not name or set(given) - set(_HUB_WORDS) or not all(given.values()):
             raise UserError(
                 f"dataset '{self.name}' must be written hf:NAME, and then subset=... or split=..."
             )
@@ -97,9 +107,10 @@ class HubFile:
     """The columns and rows of a ``datasets.Dataset``; class labels are their names."""
 
     def __init__(self, data: Any, where: str) -> None:
-        self.data, self.where = data, where
+        self.data, self.where, self.form = data, where, Form()
         self.columns: list[str] = list(data.column_names)
-        check_names(self.columns, where, "columns are known by their names")
+        self.index: tuple[str, ...] = ()
+        self.found: tuple[str, ...] = ()
 
     def label(self) -> str:
         """The one column that is a ClassLabel; UserError if there are several or none."""
@@ -116,40 +127,31 @@ class HubFile:
         kinds = self.data.features.items()
         return next((name for name, kind in kinds if type(kind).__name__ == "Image"), "")
 
-    def pieces(self, texts: Sequence[str], numbers: Sequence[str] = ()) -> Iterator[Piece]:
+    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
         """Those columns of the rows, numbered from 0."""
         wanted = list(dict.fromkeys((*texts, *numbers)))
-        kinds = {name: self._kind(name) for name in wanted}
         part = self.data.select_columns(wanted).with_format("arrow")
-        for start in range(0, len(part), CHUNK):
-            table = part[start : start + CHUNK].combine_chunks()
-            columns: dict[str, TextColumn | Numbers] = {}
-            for name in wanted:
-                column = table.column(name)
-                if name in numbers and kinds[name] == "number":
-                    columns[name] = numbers_of(column)
-                else:
-                    columns[name] = self._named(name, column)
-            yield Piece(columns, range(start, start + table.num_rows), self.where, "row")
+        for start in range(0, len(part), _ROWS):
+            table = part[start : start + _ROWS].combine_chunks()
+            made = {name: self._column(name, table.column(name), name in texts) for name in wanted}
+            yield Chunk(pd.DataFrame(made), start, self)
         if not len(part):
             raise UserError(f"{self.where}: no row in it")
 
-    def _kind(self, name: str) -> str:
-        kind = kind_of_type(self.data.features.arrow_schema.field(name).type)
-        if kind not in ("number", "text"):
-            raise UserError(
-                f"{self.where} column {name!r}: {kind} is neither numbers nor texts: name it in "
-                "ignore"
-            )
-        return kind
+    def _column(self, name: str, column: Any, as_text: bool) -> pd.Series:  # noqa: FBT001
+        """A column; class labels are their names."""
+        known = getattr(self.data.features[name], "names", None)
+        if known is None:
+            return arrow_column(column.combine_chunks(), as_text, self.form)
+        names = [
+            "" if v is None or not 0 <= v < len(known) else known[v] for v in column.to_pylist()
+        ]
+        texts = pd.Series(names, dtype="str")
+        return texts if as_text else as_numbers(texts, self.form)
 
-    def _named(self, name: str, column: Any) -> list[str]:
-        feature = self.data.features[name]
-        if hasattr(feature, "int2str"):
-            known = feature.names
-            values = column.to_pylist()
-            return ["" if v is None or not 0 <= v < len(known) else known[v] for v in values]
-        return ["" if value is None else str(value) for value in column.to_pylist()]
+    def place(self, row: int) -> str:
+        """Rows are numbered from 0."""
+        return f"row {row}"
 
 
 def _images(
@@ -158,19 +160,16 @@ def _images(
     """Images, decoded one by one; of labels and sites everything is read at once."""
     need(file.columns, [reading.target], "target", file.where)
     need(file.columns, reading.site, "site", file.where)
-    targets, sites = Classes(reading, classes), Sites()
-    for piece in file.pieces(keys(reading, [])):
-        targets.add(piece.texts(reading.target), piece.at(reading.target))
-        if reading.site:
-            columns = [piece.texts(name) for name in reading.site]
-            sites.add(list(zip(*columns, strict=True)), piece.at(", ".join(reading.site)))
-    labels, names = targets.done()
-    owners, site_names = sites.done()
-    paths = tuple(str(index) for index in range(len(labels)))
+    keys = Keys(reading, classes)
+    kept = [keys.add(chunk) for chunk in file.chunks(keys.columns(), ())]
+    found = keys.content(Inputs.image(shape[:2], grey=shape[2] == 1))
+    places = np.flatnonzero(np.concatenate(kept))
+    paths = tuple(str(index) for index in places)
     lost = Losses()
-    images = _decoded(file.data.select_columns([image]), image, shape, lost)
+    images = _decoded(file.data.select_columns([image]).select(places), image, shape, lost)
     return Listing(
-        names, paths, labels, images, sites=owners, site_names=site_names, losses=lost
+        found.classes, paths, found.labels, images, sites=found.sites,
+        site_names=found.site_names, losses=lost, notes=found.notes,
     )  # fmt: skip
 
 
@@ -180,8 +179,9 @@ def _decoded(
     for index in range(len(data)):
         try:
             found = data[index][image]
-            pixels, less = to_pixels(found, shape), losses(found, shape)
-            lost.add(less)
+            less = losses(found, shape)
+            pixels = to_pixels(found, shape)
+            lost.flags.append(less)
             yield pixels
         except Exception as error:  # decoders raise nearly every kind
             yield Unread(brief(error))

@@ -21,7 +21,7 @@ HUB = "hf:"  # and the name of a data set of Hugging Face's hub, of whatever kin
 MAX_SIDE = 1 << 20  # of one axis of an example
 MAX_SIZE = 1 << 24  # numbers of one example
 MAX_VOCABULARY = 1 << 20
-MAX_COLUMNS = 4096
+MAX_COLUMNS = 16_384
 _LONGEST = 200  # characters of a column's or a category's name
 
 
@@ -34,7 +34,8 @@ class Inputs:
     int64. ``vocabulary`` is the number of token ids, 0 among them for padding. ``columns`` are a
     table's as stored, in order, or the one column of a file of texts; ``categories`` are the
     allowed values of those that are no numbers. ``scale`` is what a signal's stored numbers are
-    divided by.
+    divided by. ``scan``: images of more than 8 bits, stored as float32 (h, w, 1) and scaled by the
+    range of a client's own, or by ``window``.
     """
 
     kind: str
@@ -43,12 +44,17 @@ class Inputs:
     columns: tuple[str, ...] = ()
     categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     scale: float = 1.0
+    scan: bool = False
+    window: tuple[float, ...] = ()
 
     @staticmethod
-    def image(size: int | tuple[int, int], *, grey: bool = False) -> "Inputs":
+    def image(
+        size: int | tuple[int, int], *, grey: bool = False, window: tuple[float, ...] = ()
+    ) -> "Inputs":
         """RGB or grey images, square of side ``size`` or of that height and width."""
         high, wide = (size, size) if isinstance(size, int) else size
-        return Inputs(IMAGE, (1 if grey else 3, high, wide))
+        shape = (1 if grey else 3, high, wide)
+        return Inputs(IMAGE, shape, scan=bool(window), window=tuple(window))
 
     @staticmethod
     def table(
@@ -69,10 +75,15 @@ class Inputs:
         return self.shape[0]
 
     @property
+    def fitted(self) -> bool:
+        """Whether the preparation depends on a client's own examples, and is kept with its state."""
+        return self.kind in (SIGNAL, TABLE) or self.scan
+
+    @property
     def stored(self) -> tuple[int, ...]:
         """Shape of an example as it is stored."""
         if self.kind == IMAGE:
-            return (*self.shape[1:], self.shape[0])
+            return (*self.shape[1:], 1 if self.scan else self.shape[0])
         return (len(self.columns),) if self.kind == TABLE else self.shape
 
     @property
@@ -84,9 +95,10 @@ class Inputs:
     def zeros(self, count: int) -> npt.NDArray[Any]:
         """``count`` examples as they are stored, all zero: images are black, texts empty.
 
-        (n, ...) uint8 for images, int32 for tokens, else float32.
+        (n, ...) uint8 for images of 8 bits, int32 for tokens, else float32.
         """
-        dtype = {IMAGE: np.uint8, TOKENS: np.int32}.get(self.kind, np.float32)
+        dtypes = {IMAGE: np.float32 if self.scan else np.uint8, TOKENS: np.int32}
+        dtype = dtypes.get(self.kind, np.float32)
         return np.zeros((count, *self.stored), dtype=dtype)
 
     def blank(self, count: int) -> npt.NDArray[Any]:
@@ -175,11 +187,19 @@ def load_inputs(value: Any) -> Inputs:
     scale = value.get("scale", 1.0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
         raise ValueError("inputs: scale is no positive number")
+    scan, window = value.get("scan", False), value.get("window", ())
+    good = isinstance(window, list | tuple) and len(window) in (0, 2) and all(
+        type(end) in (int, float) and math.isfinite(end) for end in window
+    )  # fmt: skip
+    if not good or not isinstance(scan, bool) or (scan and kind != IMAGE) or (window and not scan):
+        raise ValueError("inputs: scan and window describe no images")
     columns = _names(value.get("columns", ()), MAX_COLUMNS)
     categories = _categories(value.get("categories", ()), columns)
     if kind == TABLE and Inputs.table(columns, categories).shape != tuple(shape):
         raise ValueError("inputs: a table's columns do not give its shape")
-    return Inputs(kind, tuple(shape), vocabulary, columns, categories, float(scale))
+    return Inputs(
+        kind, tuple(shape), vocabulary, columns, categories, float(scale), scan, tuple(window)
+    )
 
 
 def _is_shape(value: Any) -> bool:

@@ -1,38 +1,550 @@
 """Partitions: which client holds which examples, and which of them it trains on.
 
-The examples of a data set are pooled, handed to clients (``allocation``, a file, or the sites that
-the data itself names) and split per client and class (``split``).
+The examples of a data set are pooled, handed to clients (drawn, by a file, or by the sites that the
+data itself names) and split per client and class.
 """
 
-from collections.abc import Sequence
+import csv
+import inspect
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.allocation import (
-    Pool,
-    classes_per_client,
-    dirichlet,
-    iid,
-    legacy_pfedhn,
-    quantity,
-)
-from fedhet.data.flower_partition import PREFIX, flower_owner
-from fedhet.data.image_source import Indices
-from fedhet.data.partition_file import read_partition_file
-from fedhet.data.split import ClientSplit, check_split, split_client, split_folder
-from fedhet.errors import UserError, nearest
-from fedhet.files import client_order
+from fedhet.data.images import Indices
+from fedhet.errors import ReadError, UserError, brief, nearest
+from fedhet.files import client_order, is_id
+from fedhet.reading.structured import parse_yaml
 from fedhet.rng import generator
 
-__all__ = ["ClientSplit", "Partition", "PartitionSpec", "make_partition", "split_folder"]
+
+@dataclass(frozen=True)
+class ClientSplit:
+    """One client's images: int64 indices into the data set, each array ascending."""
+
+    train: Indices
+    val: Indices
+    test: Indices
+
+
+def check_split(split: Sequence[int]) -> None:
+    """Refuse a ratio that no client could be trained with.
+
+    Raises:
+        UserError: not three integers >= 0, or no train part.
+
+    """
+    if len(split) != 3 or min(split) < 0 or split[0] < 1:
+        raise UserError(
+            f"split {':'.join(map(str, split))} is not allowed "
+            "(train:val:test, integers >= 0, train >= 1)"
+        )
+
+
+def split_counts(counts: npt.ArrayLike, split: Sequence[int]) -> Indices:
+    """(m, 3) train, val, test images for ``counts`` (m,) images of one class on one client.
+
+    Rule: shares by the largest-remainder method (ties: train, then test, then val). Then every
+    part with a share in ``split`` that got nothing takes one image from the largest part, in
+    the order train, test, val as far as the images go. For 8:1:1: 1 -> 1/0/0, 2 -> 1/0/1,
+    3 -> 1/1/1, 10 -> 8/1/1, 15 -> 12/1/2.
+    """
+    weights = np.array([split[0], split[2], split[1]], dtype=np.int64)
+    images = np.asarray(counts, dtype=np.int64)
+    exact = images[:, None] * weights
+    parts: Indices = exact // weights.sum()
+    left = images - parts.sum(axis=1)
+    by_remainder = np.argsort(-(exact % weights.sum()), axis=1, kind="stable")
+    place = np.argsort(by_remainder, axis=1)
+    parts += place < left[:, None]
+    for needed, part in enumerate(np.flatnonzero(weights), start=1):
+        rows = np.flatnonzero((parts[:, part] == 0) & (images >= needed))
+        # Of equally large parts the last, which matters least, gives.
+        giver = 2 - np.argmax(parts[rows][:, ::-1], axis=1)
+        parts[rows, giver] -= 1
+        parts[rows, part] += 1
+    return np.take(parts, [0, 2, 1], axis=1)
+
+
+def split_client(
+    indices: Indices, labels: Indices, split: Sequence[int], seed: int, client: str
+) -> ClientSplit:
+    """Split ``indices`` (n,), ascending, whose labels are ``labels`` (n,).
+
+    Which image goes where depends on (seed, client) and on the client's own images only.
+    """
+    order = generator(seed, "split", client).permutation(len(indices))
+    order = order[np.argsort(labels[order], kind="stable")]
+    _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    parts = split_counts(counts, split)
+    rank = np.arange(len(order)) - np.repeat(first, counts)
+    bounds = np.repeat(np.cumsum(parts, axis=1), counts, axis=0)
+    which = (rank[:, None] >= bounds).sum(axis=1)
+    train, val, test = (np.sort(indices[order[which == part]]) for part in range(3))
+    return ClientSplit(train, val, test)
+
+
+def split_folder(labels: Indices, split: Sequence[int], seed: int, client: str) -> ClientSplit:
+    """Split all images of a private folder, ``labels`` (n,) int64, by the same rule.
+
+    Raises:
+        UserError: a ratio that is not allowed.
+
+    """
+    check_split(split)
+    return split_client(np.arange(len(labels), dtype=np.int64), labels, split, seed, client)
+
+
+# --- partition=file ----------------------------------------------------------------
+
+HEADER = ["path", "client", "split"]
+SPLITS = ("train", "val", "test")
+
+
+def read_partition_file(
+    file: str, paths: Sequence[str], clients: int
+) -> tuple[tuple[str, ...], tuple[ClientSplit, ...]]:
+    """Client ids and splits; ``paths`` are the data set's, ``clients`` 0 or the number expected.
+
+    Ids that are all numbers are sorted as numbers, others as text.
+
+    Raises:
+        UserError: with the file, the line and the value.
+
+    """
+    if not file:
+        raise UserError("partition-file is empty: partition file needs a CSV path,client,split")
+    index_of = {path: index for index, path in enumerate(paths)}
+    held: dict[str, dict[str, list[int]]] = {}
+    seen_in: dict[int, int] = {}
+    for line, row in _file_rows(file):
+        path, client, split = _checked_row(file, line, row)
+        index = _index_of_path(file, line, path, index_of)
+        if seen_in.setdefault(index, line) != line:
+            raise _line_error(file, line, f"path {path!r} is already in line {seen_in[index]}")
+        if client not in held:
+            if not is_id(client):
+                raise _line_error(
+                    file, line, f"client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
+                )
+            held[client] = {name: [] for name in SPLITS}
+        held[client][split].append(index)
+    ids = _sorted_ids(held)
+    if not ids:
+        raise UserError(f"partition-file {file}: no image in it")
+    if clients not in (0, len(ids)):
+        raise UserError(
+            f"clients {clients} is not allowed: partition-file {file} has {len(ids)} (or say 0)"
+        )
+    for client in ids:
+        if not held[client]["train"]:
+            raise UserError(f"partition-file {file}: client {client!r} has no train image")
+    return ids, tuple(
+        ClientSplit(*(np.array(sorted(held[c][name]), dtype=np.int64) for name in SPLITS))
+        for c in ids
+    )
+
+
+def count_clients(file: str) -> int:
+    """How many clients a partition file names; UserError if it is none."""
+    return len({row[1] for _, row in _file_rows(file) if len(row) == len(HEADER)})
+
+
+def _line_error(file: str, line: int, text: str) -> UserError:
+    return UserError(f"partition-file {file} line {line}: {text}")
+
+
+def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of every row after the header; empty lines are skipped."""
+    try:
+        with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text, strict=True)
+            header = next(reader, [])
+            if header != HEADER:
+                what = f"header {','.join(header)!r} must be {','.join(HEADER)!r}"
+                raise _line_error(file, 1, what)
+            yield from ((reader.line_num, row) for row in reader if row)
+    except OSError as error:
+        raise UserError(f"partition-file {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"partition-file {file}: not a CSV text file ({error})") from error
+
+
+def _checked_row(file: str, line: int, row: list[str]) -> tuple[str, str, str]:
+    if len(row) != len(HEADER):
+        raise _line_error(file, line, f"{len(row)} fields in {','.join(row)!r}, expected 3")
+    path, client, split = row
+    if split not in SPLITS:
+        raise _line_error(file, line, f"split {split!r} is not one of {', '.join(SPLITS)}")
+    return path, client, split
+
+
+def _index_of_path(file: str, line: int, path: str, index_of: Mapping[str, int]) -> int:
+    index = index_of.get(path)
+    if index is None:
+        example = next(iter(index_of), "")
+        raise _line_error(
+            file, line, f"path {path!r} is no image of the data set (they look like {example!r})"
+        )
+    return index
+
+
+def _sorted_ids(ids: Mapping[str, object]) -> tuple[str, ...]:
+    if all(client.isdigit() for client in ids):
+        return tuple(sorted(ids, key=lambda client: (int(client), client)))
+    return tuple(sorted(ids))
+
+
+# --- who gets which example ----------------------------------------------------------------
+
+MIN_CLIENT_IMAGES = 10
+MAX_TRIES = 1000
+_LOW, _HIGH = 0.4, 0.6
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The images to hand out: ``order`` (n,) sorts them by class, ``sizes`` (C,) per class."""
+
+    order: Indices
+    sizes: Indices
+    names: Sequence[str]
+
+    @staticmethod
+    def of(labels: Indices, names: Sequence[str]) -> "Pool":
+        """Group ``labels`` (n,) by class."""
+        sizes = np.bincount(labels, minlength=len(names)).astype(np.int64)
+        return Pool(np.argsort(labels, kind="stable"), sizes, names)
+
+    def hand_out(
+        self, rng: np.random.Generator, clients: Sequence[Indices], counts: Sequence[Indices]
+    ) -> Indices:
+        """Give ``counts[s][i]`` random images of class s to ``clients[s][i]``; the rest is -1."""
+        owner = np.full(len(self.order), -1, dtype=np.int64)
+        ends = np.cumsum(self.sizes)
+        for label, end in enumerate(ends):
+            shuffled = rng.permutation(self.order[end - self.sizes[label] : end])
+            holders = np.repeat(clients[label], counts[label])
+            owner[shuffled[: len(holders)]] = holders
+        return owner
+
+
+def classes_per_client(
+    rng: np.random.Generator, pool: Pool, clients: int, per_client: int
+) -> Indices:
+    """Every client gets exactly ``per_client`` classes (Shamsian et al. 2021, pFedHN, corrected).
+
+    Clients take, one after the other, c different classes with the
+    most slots left, ties at random. Taken slots then never differ by more than one between
+    classes, so none of the ceil(N c / C) slots of a class is exceeded, there is no dead end, and
+    it is enough to count what was taken. The owners of a class share it by U(0.4, 0.6),
+    normalised over the slots taken, rounded down; what is left goes out one image per owner.
+
+    Raises:
+        UserError: an owner would get no image of its class.
+
+    """
+    num_classes = len(pool.sizes)
+    taken = np.zeros(num_classes, dtype=np.int64)
+    owners: list[list[int]] = [[] for _ in range(num_classes)]
+    for client in range(clients):
+        chosen = np.lexsort((rng.random(num_classes), taken))[:per_client]
+        taken[chosen] += 1
+        for label in chosen:
+            owners[label].append(client)
+    counts = []
+    for label, takers in enumerate(owners):
+        shares = rng.uniform(_LOW, _HIGH, len(takers))
+        images = np.floor(pool.sizes[label] * shares / shares.sum()).astype(np.int64)
+        if len(takers):
+            images[: pool.sizes[label] - images.sum()] += 1
+        counts.append(images)
+    return _hand_out_slots(rng, pool, owners, counts)
+
+
+def legacy_pfedhn(rng: np.random.Generator, pool: Pool, clients: int, per_client: int) -> Indices:
+    """Partition as pFedHN's published code does, for comparison only.
+
+    N c // C + 1 slots per class, of which some stay free together with
+    their images; a client may draw one class twice; a client takes its shares from the end.
+
+    Raises:
+        UserError: an owner would get no image of its class.
+
+    """
+    num_classes = len(pool.sizes)
+    number = clients * per_client // num_classes + 1
+    shares = rng.uniform(_LOW, _HIGH, (num_classes, number))
+    shares /= shares.sum(axis=1, keepdims=True)
+    slots = np.full(num_classes, number, dtype=np.int64)
+    owners: list[list[int]] = [[] for _ in range(num_classes)]
+    for client in range(clients):
+        for _ in range(per_client):
+            label = rng.choice(np.flatnonzero(slots == slots.max()))
+            slots[label] -= 1
+            owners[label].append(client)
+    counts = [
+        np.floor(pool.sizes[label] * shares[label, ::-1][: len(takers)]).astype(np.int64)
+        for label, takers in enumerate(owners)
+    ]
+    return _hand_out_slots(rng, pool, owners, counts)
+
+
+def _hand_out_slots(
+    rng: np.random.Generator, pool: Pool, owners: list[list[int]], counts: list[Indices]
+) -> Indices:
+    for label, images in enumerate(counts):
+        if len(images) and images.min() < 1:
+            raise UserError(
+                f"class {pool.names[label]!r} has {pool.sizes[label]} images, too few for the "
+                f"{len(images)} clients that share it: fewer clients or classes-per-client, "
+                "or more images"
+            )
+    return pool.hand_out(rng, [np.array(o, dtype=np.int64) for o in owners], counts)
+
+
+def dirichlet(
+    rng: np.random.Generator, pool: Pool, clients: int, alpha: float, *, balanced: bool
+) -> Indices:
+    """Every class is cut by q ~ Dir(alpha 1_N); redrawn until every client has 10 images.
+
+    With ``balanced`` (the NIID-Bench lineage, not the same law) a client
+    that already holds n/N images gets none of the next classes.
+
+    Raises:
+        UserError: too few images, or no draw of 1,000 gives every client 10.
+
+    """
+    draw = _draw_balanced if balanced else _draw_plain
+    if pool.sizes.sum() >= clients * MIN_CLIENT_IMAGES:
+        for _ in range(MAX_TRIES):
+            counts = draw(rng, pool.sizes, clients, alpha)
+            if counts is not None and counts.sum(axis=0).min() >= MIN_CLIENT_IMAGES:
+                everyone = np.arange(clients)
+                return pool.hand_out(rng, [everyone] * len(pool.sizes), list(counts))
+        reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} images"
+    else:
+        reason = f"{pool.sizes.sum()} images cannot give every client {MIN_CLIENT_IMAGES}"
+    advice = "fewer clients" if balanced else "fewer clients or partition dirichlet-balanced"
+    raise UserError(
+        f"alpha {alpha:g} with clients {clients}: {reason}; take a larger alpha, {advice}"
+    )
+
+
+def iid(rng: np.random.Generator, pool: Pool, clients: int) -> Indices:
+    """Everybody gets the same number within one, by chance.
+
+    Raises:
+        UserError: fewer than 10 examples each.
+
+    """
+    _enough(pool, clients)
+    return _by_size(rng, pool, np.full(clients, 1 / clients))
+
+
+def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -> Indices:
+    """Sizes by q ~ Dir(alpha 1_N), classes by chance; redrawn until every client has 10 examples.
+
+    The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079).
+
+    Raises:
+        UserError: too few examples, or no draw of 1,000 gives every client 10.
+
+    """
+    _enough(pool, clients)
+    total = int(pool.sizes.sum())
+    for _ in range(MAX_TRIES):
+        shares = rng.dirichlet(np.full(clients, alpha))
+        if np.isfinite(shares).all() and _cuts(shares, total).min() >= MIN_CLIENT_IMAGES:
+            return _by_size(rng, pool, shares)
+    raise UserError(
+        f"alpha {alpha:g} with clients {clients}: no draw of {MAX_TRIES} gives every client "
+        f"{MIN_CLIENT_IMAGES} examples; take a larger alpha or fewer clients"
+    )
+
+
+def _enough(pool: Pool, clients: int) -> None:
+    total = int(pool.sizes.sum())
+    if total < clients * MIN_CLIENT_IMAGES:
+        raise UserError(
+            f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
+            "take fewer clients"
+        )
+
+
+def _by_size(rng: np.random.Generator, pool: Pool, shares: npt.NDArray[np.float64]) -> Indices:
+    total = int(pool.sizes.sum())
+    counts = _cuts(shares, total)
+    if np.ptp(shares) == 0:
+        counts = np.full(len(shares), total // len(shares), dtype=np.int64)
+        counts[: total % len(shares)] += 1
+    owner = np.empty(total, dtype=np.int64)
+    owner[rng.permutation(total)] = np.repeat(np.arange(len(shares)), counts)
+    return owner
+
+
+def _cuts(shares: npt.NDArray[np.float64], size: int | Indices) -> Indices:
+    """Turn shares (..., N) into counts (..., N) by rounding down their cumulative sums."""
+    size = np.asarray(size)[..., None]
+    upper = np.floor(np.cumsum(shares, axis=-1) * size).astype(np.int64)
+    upper = np.minimum(upper, size)
+    upper[..., -1:] = size
+    return np.diff(upper, axis=-1, prepend=0)
+
+
+def _draw_plain(
+    rng: np.random.Generator, sizes: Indices, clients: int, alpha: float
+) -> Indices | None:
+    """Draw counts (C, N); ``None`` if alpha is too small for floating point."""
+    shares = rng.dirichlet(np.full(clients, alpha), size=len(sizes))
+    return _cuts(shares, sizes) if np.isfinite(shares).all() else None
+
+
+def _draw_balanced(
+    rng: np.random.Generator, sizes: Indices, clients: int, alpha: float
+) -> Indices | None:
+    """Draw counts (C, N); ``None`` where all shares fell to clients that are full."""
+    shares = rng.dirichlet(np.full(clients, alpha), size=len(sizes))
+    counts = np.zeros((len(sizes), clients), dtype=np.int64)
+    held = np.zeros(clients, dtype=np.int64)
+    for label, size in enumerate(sizes):
+        open_shares = np.where(held * clients < sizes.sum(), shares[label], 0)
+        total = open_shares.sum()
+        if not total > 0 or not np.isfinite(total):
+            return None
+        counts[label] = _cuts(open_shares / total, int(size))
+        held += counts[label]
+    return counts
+
+
+# --- flwr-datasets' partitioners --------------------------------------------------------------
+
+PREFIX = "flwr:"
+_COLUMNS = "Vertical"  # such partitioners deal columns, not examples
+
+
+def flower_owner(
+    kind: str,
+    labels: Indices,
+    sites: npt.NDArray[np.str_] | None,
+    *,
+    clients: int,
+    seed: int,
+) -> tuple[Indices, int]:
+    """The client (n,) int64 of every example, -1 for none, and the number of clients.
+
+    ``kind`` is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those that
+    it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by`` (``label``) and
+    ``seed``. Raises UserError for what the class does not take, lacks or refuses.
+    """
+    name, *words = _words(kind)
+    make = _class(name)
+    given = _arguments(name, words, make, clients=clients, seed=seed)
+    columns = {"label": labels.tolist(), "index": list(range(len(labels)))}
+    if sites is not None:
+        columns["site"] = sites.tolist()
+    try:
+        partitioner = make(**given)
+        datasets: Any = import_module("datasets")
+        datasets.disable_progress_bars()
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
+        found = int(partitioner.num_partitions)
+        held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
+    except Exception as error:  # whatever another's code raises for such values
+        raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
+    if clients not in (0, found):
+        raise UserError(f"clients {clients} is not allowed: '{kind}' makes {found} (or say 0)")
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    for k, mine in enumerate(held):
+        owner[mine] = k
+    if sum(map(len, held)) != (owner >= 0).sum():
+        raise UserError(f"partition: '{kind}' gives some examples to several clients")
+    return owner, found
+
+
+def says_clients(kind: str) -> bool:
+    """Whether the partitioner itself says how many clients there are."""
+    if not kind.startswith(PREFIX):
+        return False
+    name, *_ = _words(kind)
+    return "num_partitions" not in _parameters(_class(name))
+
+
+def _words(kind: str) -> list[str]:
+    try:
+        words = shlex.split(kind.removeprefix(PREFIX))
+    except ValueError as error:
+        raise UserError(f"partition: '{kind}': {error}") from error
+    if not words or any("=" not in word for word in words[1:]):
+        raise UserError(f"partition: '{kind}' must be written {PREFIX}CLASS keyword=value ...")
+    return words
+
+
+def _class(name: str) -> Callable[..., Any]:
+    try:
+        module: Any = import_module("flwr_datasets.partitioner")
+    except ImportError as error:
+        raise UserError(
+            f"partition: '{PREFIX}{name}' needs flwr-datasets: pip install 'fedhet[hf]' "
+            f"({brief(error)})"
+        ) from error
+    known = [one for one in module.__all__ if one != "Partitioner" and _COLUMNS not in one]
+    if name not in known:
+        hint = nearest(name, known)
+        raise UserError(
+            f"partition: flwr-datasets has no '{name}' that deals examples{hint} (allowed: "
+            f"{', '.join(known)})"
+        )
+    found: Callable[..., Any] = getattr(module, name)
+    return found
+
+
+def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(make).parameters)
+
+
+def _arguments(
+    name: str, words: Sequence[str], make: Callable[..., Any], *, clients: int, seed: int
+) -> dict[str, Any]:
+    parameters = _parameters(make)
+    ours = {"num_partitions": clients, "partition_by": "label", "seed": seed}
+    given = {key: value for key, value in ours.items() if key in parameters}
+    for word in words:
+        key, _, text = word.partition("=")
+        if key not in parameters:
+            raise UserError(
+                f"partition: {name} has no '{key}'{nearest(key, parameters)} (allowed: "
+                f"{', '.join(parameters)})"
+            )
+        if key == "num_partitions":
+            raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
+        try:
+            given[key] = parse_yaml(text)
+        except ReadError as error:
+            raise UserError(f"partition: {key}={text}: {error.what}") from error
+        if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
+            raise UserError(f"partition: {key}={text}: true or false is needed")
+    needed = [
+        key for key, one in parameters.items() if one.default is one.empty and key not in given
+    ]
+    if needed:
+        raise UserError(f"partition: {name} needs {', '.join(f'{key}=...' for key in needed)}")
+    return given
+
+
+# --- partitions ----------------------------------------------------------------
 
 KINDS = (
     "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural", "file",
 )  # fmt: skip
 _OWN = ("natural", "file")  # who names the clients
 _NAMED = 5
+CODED = 8  # classes up to which it is said that sites may code them in other ways
 
 
 @dataclass(frozen=True)
@@ -133,7 +645,9 @@ def make_partition(
             for client, mine in zip(ids, held, strict=True)
         )
     partition = Partition(clients, ids, ())
-    return Partition(clients, ids, _warnings(partition, dataset_labels, spec, names))
+    about = _about_classes(dataset_labels, spec, names, sites)
+    lines = (*about, *_warnings(partition, dataset_labels, spec, names))
+    return Partition(clients, ids, lines)
 
 
 def _by_flower(labels: Indices, spec: PartitionSpec, sites: Sites | None) -> tuple[Indices, int]:
@@ -177,11 +691,65 @@ def _natural(
             "trained and tested (or say 0)"
         )
     partition = Partition(tuple(clients), tuple(ids), ())
-    warnings = _warnings(partition, labels, spec, names)
+    about = _about_classes(labels, spec, names, sites)
+    warnings = (*about, *_warnings(partition, labels, spec, names))
     if small:
         left = f"{len(small)} clients are left out, with too few {spec.noun} to train and to test: "
         warnings = (left + _listed(small), *warnings)
     return Partition(partition.clients, partition.ids, warnings)
+
+
+def refuse_one_class(labels: Indices, names: Sequence[str], noun: str) -> None:
+    """UserError where all examples are of one class: nothing can be learned from them."""
+    there = np.unique(labels)
+    if len(there) == 1:
+        raise UserError(
+            f"all {len(labels):,} {noun} have one class, '{names[there[0]]}': there is nothing to "
+            "learn; is the target another column, the file cut off, or the folder a level too low?"
+        )
+
+
+def _about_classes(
+    labels: Indices, spec: PartitionSpec, names: Sequence[str], sites: Sites | None
+) -> list[str]:
+    """Lines about classes that may be one, or are too small."""
+    lines = []
+    counts = np.bincount(labels, minlength=len(names))
+    lower: dict[str, list[str]] = {}
+    for name in names:
+        lower.setdefault(" ".join(name.lower().split()), []).append(name)
+    for same in lower.values():
+        if len(same) > 1:
+            lines.append(
+                f"classes {', '.join(map(repr, same))} differ in case or spaces alone: "
+                f"labels={{{same[0]}: [{', '.join(same)}], ...}} makes them one"
+            )
+    alone = [name for name, count in zip(names, counts, strict=True) if count == 1]
+    if alone:
+        lines.append(
+            f"{len(alone)} classes have one {spec.singular}, which cannot be trained on and tested: "
+            f"{_listed(alone)}; labels can put classes together"
+        )
+    return lines + _coded_by_site(labels, names, sites)
+
+
+def _coded_by_site(labels: Indices, names: Sequence[str], sites: Sites | None) -> list[str]:
+    """A line where sites have other classes than others in such a way that the coding may differ."""
+    if sites is None or len(sites.names) < 2 or len(names) > CODED or len(names) < 3:
+        return []
+    held: dict[frozenset[str], list[str]] = {}
+    for code, site in enumerate(sites.names):
+        own = frozenset(names[k] for k in np.unique(labels[sites.owner == code]))
+        held.setdefault(own, []).append(site)
+    apart = [(a, b) for a in held for b in held if len(a) > 1 and len(b) > 1 and a - b and b - a]
+    if not apart:
+        return []
+    a, b = apart[0]
+    return [
+        f"sites do not have the same classes ({_listed(held[a])}: {', '.join(sorted(a))}; "
+        f"{_listed(held[b])}: {', '.join(sorted(b))}): if they mean the same, "
+        "labels={NAME: [VALUE, VALUE], ...} says so"
+    ]
 
 
 def _check(spec: PartitionSpec, num_classes: int) -> None:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedhet.data.image_source import Indices
+from fedhet.data.images import Indices
 from fedhet.errors import UserError
 
 _CELL_INCHES, _MIN_CELL, _MAX_SIDE = 0.34, 0.11, 22.0

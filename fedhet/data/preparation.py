@@ -1,7 +1,7 @@
 """From stored examples to what a model gets: fitted on a client's own train split, nowhere else.
 
-Images need nothing fitted. What is fitted are buffers of a module, kept with the client's private
-state and carried by ``fedhet export``; none of it ever crosses the wire.
+Images of 8 bits need nothing fitted. What is fitted are buffers of a module, kept with the client's
+private state and carried by ``fedhet export``; none of it ever crosses the wire.
 """
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, Inputs
 
-FITTED = (SIGNAL, TABLE)  # kinds whose preparation depends on the data
+OUTSIDE = 0.001  # share of a scan's values that may lie beyond either end of the range in use
+SAMPLE = 4_000_000  # values from which that range is taken
 LIMIT = 10.0  # deviations: a table's number beyond counts as this, whatever a small split suggests
 
 
@@ -35,6 +36,41 @@ class ImagePreparation(Preparation):
     def forward(self, examples: Tensor) -> Tensor:
         """See :func:`normalise`."""
         return normalise(examples)
+
+
+class ScanPreparation(Preparation):
+    """Scans of more than 8 bits: the range in use becomes [-1, 1], and what is beyond is cut off.
+
+    ``low`` and ``high`` () are the ``OUTSIDE`` quantiles of the train split, or the run's window.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
+        low, high = inputs.window or (0.0, 65535.0)
+        self.register_buffer("low", torch.tensor(float(low)))
+        self.register_buffer("high", torch.tensor(float(high)))
+
+    def fit(self, examples: Tensor) -> None:
+        """Quantiles of a sample of the values: single pixels do not decide."""
+        if self.inputs.window:
+            return
+        values = examples.flatten()
+        values = values[:: max(1, len(values) // SAMPLE)].double().sort().values
+        ends = [round(share * (len(values) - 1)) for share in (OUTSIDE, 1 - OUTSIDE)]
+        low, high = values[ends[0]], values[ends[1]]
+        if high <= low:
+            low, high = values[0], values[-1]
+        self.low.copy_(low)
+        self.high.copy_(high if high > low else low + 1.0)
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """float32 (B, h, w, 1) to (B, c, h, w)."""
+        scaled = (examples.float() - self.low) / (self.high - self.low)
+        found = scaled.clamp(0.0, 1.0).mul(2.0).sub(1.0).permute(0, 3, 1, 2)
+        return found.expand(-1, self.inputs.channels, -1, -1).contiguous()
 
 
 class TokenPreparation(Preparation):
@@ -112,6 +148,8 @@ class TablePreparation(Preparation):
 
 def preparation(inputs: Inputs) -> Preparation:
     """The preparation of a kind, not fitted."""
+    if inputs.scan:
+        return ScanPreparation(inputs)
     kinds = {IMAGE: ImagePreparation, SIGNAL: SignalPreparation, TABLE: TablePreparation}
     return kinds.get(inputs.kind, TokenPreparation)(inputs)
 

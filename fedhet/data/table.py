@@ -1,132 +1,301 @@
-"""Dataset ``table``: the rows of CSV or Parquet files, numbers and categories with gaps."""
+"""Datasets ``table`` and ``texts``: rows of CSV or Parquet files."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from fedhet.data.data_file import (
-    MAX_BYTES,
-    MAX_DIFFERENT,
-    MISSING,
-    Chunk,
-    Classes,
-    Content,
+from fedhet.data.images import Shape
+from fedhet.data.inputs import TOKENS, Inputs
+from fedhet.data.labels import (
     DataFile,
+    Examples,
+    Keys,
     Reading,
-    Sites,
     Stream,
     canonical,
+    listed,
     need,
     places_of,
+    shown,
 )
-from fedhet.data.image_source import Shape
-from fedhet.data.inputs import Inputs
-from fedhet.data.row_files import ROW_SUFFIXES, find_files, open_rows
+from fedhet.data.rows import ROW_SUFFIXES, Chunk, RowFile, find_files, open_rows, to_numbers
 from fedhet.errors import UserError
-from fedhet.reading.columns import MAX_ROWS, Numbers, Piece, RowFile, Texts, Where, shown
 
-_GAPS = dict.fromkeys(MISSING, "nan")  # the commonest spellings: others are seen one by one
+FEW = 50  # values of a column of texts that is taken for categories
+COUNTED = 1000  # different values of a column that are counted
+ROWS_OF_IDS = 20  # rows from which on a column that differs in all of them is no feature
+_WORD = re.compile(r"\w+|[^\w\s]")
+_ID = re.compile(
+    r"(^|[^a-z])(id|ids|no|nr|num|number|index|idx|key|uuid|guid|mrn|pid|serial|row|record|case"
+    r"|code|rownames?|row_names?|unnamed|patient|subject|person|encounter|sample|instance)([^a-z]|$)"
+)
+_DATE = re.compile(
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})( .*)?"
+    r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AP]M)?|\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{2,4}.*"
+    r"|[A-Za-z]{3,9} \d{1,2},? \d{4}.*",
+    re.IGNORECASE,
+)
 
 
-class Coder:
-    """Numbers for the values of a categorical column: their place in the list, NaN for a gap.
+# --- what a column holds ----------------------------------------------------------------
 
-    Without a list of values they are numbered as they appear.
-    """
 
-    def __init__(self, name: str, values: Sequence[str]) -> None:
-        self.code = places_of(values, f"categories '{name}'")
-        self._open = not values
+@dataclass
+class Column:
+    """What the values of a column are, as chunk after chunk is seen."""
 
-    def numbers(self, column: Texts, where: Where) -> npt.NDArray[np.float32]:
-        """(k,) float32; UserError for a value that is not in the list."""
-        return np.array(
-            [self._one(value, where, index) for index, value in enumerate(column)],
-            dtype=np.float32,
+    name: str
+    rows: int = 0
+    gaps: int = 0
+    counts: dict[str, int] | None = field(default_factory=dict)  # None: more than are counted
+    words: int = 0  # values that are no numbers
+    word: str = ""  # the first of them
+    at: str = ""  # where it stands
+    dates: int = 0
+    truths: bool = False  # whether some were TRUE or FALSE
+    differs: bool = True  # in all rows so far
+    whole: bool = True
+    low: float = np.inf
+    high: float = -np.inf
+    longest: int = 0  # words of a text
+    _seen: set[object] = field(default_factory=set)
+
+    def add(self, values: pd.Series, chunk: Chunk) -> None:
+        """See some more: float64, or texts with NaN for gaps."""
+        known = values.dropna()
+        self.gaps += len(values) - len(known)
+        self.rows += len(values)
+        counts = known.value_counts(sort=False)
+        if self.differs and len(self._seen) < 1 << 20:
+            new = set(counts.index)
+            self.differs = len(new) == len(known) == len(values) and not new & self._seen
+            self._seen |= new
+        if values.dtype.kind == "f":
+            self._numbers(known)
+        else:
+            self._texts(known, values, chunk)
+        if self.counts is not None:
+            for value, count in counts.items():
+                plain = canonical(value if isinstance(value, str) else f"{value:.10g}")
+                self.counts[plain] = self.counts.get(plain, 0) + int(count)
+                if len(self.counts) > COUNTED:
+                    self.counts = None
+                    break
+
+    def _numbers(self, known: pd.Series) -> None:
+        if len(known):
+            self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
+            self.whole = self.whole and bool((known == np.rint(known)).all())
+
+    def _texts(self, known: pd.Series, values: pd.Series, chunk: Chunk) -> None:
+        numbers = to_numbers(known, chunk.file.form)
+        self._numbers(numbers.dropna())
+        bad = known[numbers.isna()]
+        self.words += len(bad)
+        if len(bad):
+            if not self.word:
+                self.word = str(bad.iloc[0])
+                self.at = chunk.at(int(values.index.get_loc(bad.index[0])), self.name)
+            head = bad.head(200)
+            self.dates += int(
+                head.str.fullmatch(_DATE.pattern, case=False).sum() * len(bad) / len(head)
+            )
+            self.longest = max(self.longest, int(head.str.split().str.len().max()))
+
+    @property
+    def known(self) -> int:
+        """Values that are no gaps."""
+        return self.rows - self.gaps
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers."""
+        return not self.words
+
+    @property
+    def is_date(self) -> bool:
+        """Whether most values are dates or times."""
+        return self.dates > 0.8 * max(1, self.known)
+
+    @property
+    def is_id(self) -> bool:
+        """Whether it only tells rows apart: texts, or whole numbers that count or are called so."""
+        if not self.differs or self.rows < ROWS_OF_IDS:
+            return False
+        if not self.is_number:
+            return True
+        counts = self.whole and self.high - self.low == self.rows - 1
+        return self.whole and (counts or _ID.search(snake(self.name)) is not None)
+
+    @property
+    def is_few(self) -> bool:
+        """Whether its texts are few enough for categories."""
+        return self.counts is not None and len(self.counts) <= min(FEW, max(2, self.known // 2))
+
+
+def snake(name: str) -> str:
+    """``PatientID`` as ``patient_id``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def look(file: RowFile, names: Sequence[str]) -> dict[str, Column]:
+    """What these columns hold, from all rows."""
+    found = {name: Column(name) for name in names}
+    for chunk in file.chunks((), names):
+        for name, column in found.items():
+            column.add(chunk.frame[name], chunk)
+    return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the columns that no key names."""
+
+    features: tuple[str, ...]
+    categories: tuple[tuple[str, tuple[str, ...]], ...]
+    left_out: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    many: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+
+
+def plan(columns: dict[str, Column], reading: Reading) -> Plan:
+    """Sort columns into numbers, categories, those left out and those that cannot be read."""
+    features, categories = [], []
+    groups: dict[str, list[str]] = {"left_out": [], "dates": [], "many": [], "mixed": []}
+    declared = dict(reading.categories)
+    for name, column in columns.items():
+        if declared.get(name):
+            features.append(name)
+            categories.append((name, declared[name]))
+        elif name in declared:
+            features.append(name)
+            categories.append((name, _values(column)))
+        elif column.is_number and not column.is_id:
+            features.append(name)
+        elif column.is_date:
+            groups["dates"].append(name)
+        elif column.is_id:
+            groups["left_out"].append(name)
+        elif 2 * column.words < column.known and len(column.counts or ()) != len(_few(column)):
+            groups["mixed"].append(name)
+        elif column.is_few:
+            features.append(name)
+            categories.append((name, _values(column)))
+        else:
+            groups["many"].append(name)
+    if not features and not any(groups[name] for name in ("dates", "many", "mixed")):
+        features = [name for name in groups["left_out"] if columns[name].is_number]
+        groups["left_out"] = [name for name in groups["left_out"] if name not in features]
+    return Plan(tuple(features), tuple(categories), **{k: tuple(v) for k, v in groups.items()})
+
+
+def _few(column: Column) -> Sequence[str]:
+    """The values, if they are as few as those of a code such as ``0, 1, 2, 3+``."""
+    counts = list(column.counts or ())
+    return counts if len(counts) <= 12 else []
+
+
+def _values(column: Column) -> tuple[str, ...]:
+    if column.counts is None:
+        raise UserError(f"{column.at or column.name}: more than {COUNTED:,} categories: ignore it")
+    return tuple(column.counts)
+
+
+def refuse(found: Plan, columns: dict[str, Column], where: str) -> None:
+    """UserError, one line for all columns that cannot be features, with what to do."""
+    parts = []
+    for name in found.mixed:
+        column = columns[name]
+        parts.append(
+            f"{column.at}: {shown(column.word)} is no number ({column.words:,} of "
+            f"{column.known:,} values are none): gaps={column.word or '?'} makes it a gap"
         )
-
-    def _one(self, value: str, where: Where, index: int) -> float:
-        plain = canonical(value)
-        found = self.code.get(plain)
-        if found is not None:
-            return found
-        if plain.lower() in MISSING:
-            return np.nan
-        if not self._open:
-            raise UserError(f"{where(index)}: {shown(value)} is none of its categories")
-        if len(self.code) >= MAX_DIFFERENT:
-            raise UserError(f"{where(index)}: more than {MAX_DIFFERENT:,} categories")
-        self.code[plain] = len(self.code)
-        return self.code[plain]
-
-
-def plain_numbers(column: Texts | Numbers, where: Where) -> npt.NDArray[np.float32]:
-    """(k,) float32 of texts or numbers, NaN for a gap; UserError for what is no finite number."""
-    found = column if isinstance(column, np.ndarray) else _parsed(column, where)
-    with np.errstate(over="ignore"):
-        small = found.astype(np.float32)
-    if np.isinf(small).any():
-        index = int(np.flatnonzero(np.isinf(small))[0])
-        raise UserError(f"{where(index)}: {shown(str(column[index]))} is no finite number")
-    return small
+    if found.dates:
+        parts.append(
+            f"dates are no numbers: {listed(found.dates)}: put what matters, such as an age in "
+            f"years, into the file, and say ignore={','.join(found.dates)}"
+        )
+    if found.many:
+        counts = [_count(columns[name]) for name in found.many]
+        parts.append(
+            f"columns that are no numbers, with too many values for categories: "
+            f"{', '.join(counts)}: ignore={','.join(found.many)} leaves them out, "
+            f"categories={','.join(found.many)} takes each value as a column of its own"
+        )
+    if parts:
+        raise UserError(f"{where}: {'; '.join(parts)}")
 
 
-def _parsed(column: Texts, where: Where) -> Numbers:
-    gap = _GAPS.get
-    if "_" not in "".join(column):  # float takes 1_000
-        with suppress(ValueError):
-            return np.array([float(gap(value, value)) for value in column])
-    return np.array([_number(value, where, index) for index, value in enumerate(column)])
+def _count(column: Column) -> str:
+    many = f"over {COUNTED:,}" if column.counts is None else f"{len(column.counts):,}"
+    return f"{column.name} ({many} values)"
 
 
-def _number(value: str, where: Where, index: int) -> float:
-    if value.strip().lower() in MISSING:
-        return np.nan
-    if "_" not in value:
-        with suppress(ValueError):
-            return float(value)
-    raise UserError(
-        f"{where(index)}: {shown(value)} is no number: name the column in categories or in ignore"
-    )
+# --- tables ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of a table become numbers."""
+    """How the columns of a table become numbers: a category's is its place in its list."""
 
     features: tuple[str, ...]
-    coders: dict[str, Coder]
+    codes: dict[str, dict[str, int]]
 
     @staticmethod
-    def of(features: Sequence[str], reading: Reading) -> "Columns":
+    def of(features: Sequence[str], categories: Sequence[tuple[str, Sequence[str]]]) -> "Columns":
         """Those features, of which some are categories."""
-        coders = {name: Coder(name, values) for name, values in reading.categories}
-        return Columns(tuple(features), coders)
+        codes = {name: places_of(values, f"categories '{name}'") for name, values in categories}
+        return Columns(tuple(features), codes)
 
     @property
     def plain(self) -> list[str]:
         """Those that are numbers."""
-        return [name for name in self.features if name not in self.coders]
+        return [name for name in self.features if name not in self.codes]
 
-    def numbers(self, piece: Piece) -> Chunk:
-        """(k, f) float32."""
-        found = np.empty((len(piece), len(self.features)), dtype=np.float32)
-        for place, name in enumerate(self.features):
-            coder = self.coders.get(name)
-            found[:, place] = (
-                plain_numbers(piece.columns[name], piece.at(name))
-                if coder is None
-                else coder.numbers(piece.texts(name), piece.at(name))
-            )
+    def numbers(self, chunk: Chunk) -> npt.NDArray[np.float32]:
+        """(k, f) float32, NaN for a gap; UserError for what is no number or no such category."""
+        bad = [name for name in self.plain if chunk.frame[name].dtype.kind != "f"]
+        if bad:
+            self._refuse(bad, chunk)
+        found = np.empty((len(chunk), len(self.features)), dtype=np.float32)
+        with np.errstate(over="ignore"):
+            for place, name in enumerate(self.features):
+                column = chunk.frame[name]
+                found[:, place] = column if name not in self.codes else self._coded(name, chunk)
+        found[np.isinf(found)] = np.nan
         return found
+
+    def _coded(self, name: str, chunk: Chunk) -> npt.NDArray[np.float32]:
+        codes, unique = pd.factorize(chunk.frame[name])
+        places = np.empty(len(unique), dtype=np.float32)
+        for k, value in enumerate(unique):
+            place = self.codes[name].get(canonical(str(value)))
+            if place is None and canonical(str(value)).lower() not in chunk.file.form.missing:
+                at = chunk.at(int(np.flatnonzero(codes == k)[0]), name)
+                raise UserError(f"{at}: {shown(str(value))} is none of its categories")
+            places[k] = np.nan if place is None else place
+        return places[codes] if len(unique) else np.zeros(0, dtype=np.float32)
+
+    def _refuse(self, names: Sequence[str], chunk: Chunk) -> None:
+        column = chunk.frame[names[0]]
+        numbers = to_numbers(column.dropna(), chunk.file.form)
+        word = column.dropna()[numbers.isna()]
+        at = chunk.at(int(column.index.get_loc(word.index[0])), names[0])
+        raise UserError(
+            f"{at}: {shown(str(word.iloc[0]))} is no number: columns that are none "
+            f"({listed(names)}) must be named in categories, each with its values, or in ignore"
+        )
 
     def inputs(self) -> Inputs:
         """What the rows are; categories in the order of the features."""
         categories = tuple(
-            (name, tuple(self.coders[name].code)) for name in self.features if name in self.coders
+            (name, tuple(self.codes[name])) for name in self.features if name in self.codes
         )
         return Inputs.table(self.features, categories)
 
@@ -140,82 +309,161 @@ class Table(DataFile):
     def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
         """The rows in the file's order."""
         del shape
-        return self.rows(open_rows(self.paths), classes)
+        return self.rows(open_rows(self.paths, self.reading.form), classes)
 
     def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
         """The rows of a file, in its order."""
         reading = self.reading
+        check_columns(file, reading)
+        features = left_columns(file, reading)
+        made, said = Plan(tuple(features), reading.categories), []
+        if not reading.declared:
+            columns = look(file, features)
+            made = plan(columns, reading)
+            refuse(made, columns, file.where)
+            said = about_columns(made, columns)
+        if not made.features:
+            raise UserError(f"{file.where}: no column is left for the models to see")
+        coded = Columns.of(made.features, made.categories)
+        keys = Keys(reading, classes)
+        texts = [name for name in made.features if name in coded.codes]
+
+        def chunks() -> Iterator[Examples]:
+            for chunk in file.chunks(keys.columns(*texts), coded.plain):
+                kept = keys.add(chunk)
+                if len(kept) and not kept.all():
+                    frame = chunk.frame[kept].reset_index(drop=True)
+                    places = np.flatnonzero(kept)
+                    chunk = _Some(frame, chunk.first, chunk.file, chunk.site, places)
+                if len(chunk):
+                    yield coded.numbers(chunk)
+
+        return Stream(
+            chunks(), lambda: keys.content(coded.inputs(), (), [*said, *about_file(file)])
+        )
+
+
+@dataclass(frozen=True)
+class _Some(Chunk):
+    """Some rows of a chunk; ``places`` (k,) are theirs in it."""
+
+    places: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def at(self, index: int, column: str) -> str:
+        """See :meth:`Chunk.at`."""
+        return super().at(int(self.places[index]), column)
+
+
+def check_columns(file: RowFile, reading: Reading) -> None:
+    """UserError for a key that names a column that is not there, or is already another's."""
+    need(file.columns, [reading.target], "target", file.where)
+    need(file.columns, reading.site, "site", file.where)
+    need(file.columns, reading.ignore, "ignore", file.where)
+    need(file.columns, [name for name, _ in reading.categories], "categories", file.where)
+    taken = {reading.target, *reading.site, *reading.ignore}
+    for name, values in reading.categories:
+        places_of(values, f"categories '{name}'")
+        if name in taken:
+            raise UserError(f"categories: column '{name}' is already target, site or ignored")
+        if reading.declared and not values:
+            raise UserError(
+                f"categories: '{name}' needs its values on a node, such as "
+                f"categories={{{name}: [a, b]}}: nodes must not learn them from each other"
+            )
+
+
+def left_columns(file: RowFile, reading: Reading) -> list[str]:
+    """The columns that may be features: no key names them otherwise, and they are no index."""
+    named = {name for name, _ in reading.categories}
+    others = {reading.target, *reading.site, *reading.ignore, *(set(file.index) - named)}
+    return [name for name in file.columns if name not in others]
+
+
+def about_columns(found: Plan, columns: dict[str, Column]) -> list[str]:
+    """One line: the features, those that are categories, and those that are left out."""
+    coded = dict(found.categories)
+    plain = [name for name in found.features if name not in coded]
+    parts = []
+    if plain:
+        parts.append(f"{len(plain)} columns of numbers ({listed(plain, 6)})")
+    if coded:
+        each = [f"{name}: {' '.join(values[:4])}{' ...' if len(values) > 4 else ''}"
+                for name, values in coded.items()]  # fmt: skip
+        parts.append(f"{len(coded)} of categories ({listed(each, 6)}) (categories)")
+    if found.left_out:
+        parts.append(
+            f"left out, another value in every row: {listed(found.left_out)} (categories takes it)"
+        )
+    ids = [n for n in plain if columns[n].differs and columns[n].whole and columns[n].rows > 50]
+    if ids:
+        parts.append(f"a whole number that differs in every row: {listed(ids)} (ignore)")
+    return ["; ".join(parts)] if parts else []
+
+
+def about_file(file: RowFile) -> list[str]:
+    """One line: what was found out of how the file is written."""
+    return ["; ".join(file.found)] if file.found else []
+
+
+# --- texts ----------------------------------------------------------------
+
+
+def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
+    """(k, l) int32: the first l words of every text in lower case, 1 + CRC-32 mod (V - 1) each.
+
+    A hash needs no vocabulary of all clients' texts. Id 0 is for padding.
+    """
+    found = inputs.zeros(len(texts))
+    length = inputs.shape[0]
+    for row, text in zip(found, texts, strict=True):
+        for place, word in enumerate(_WORD.finditer(text.lower())):
+            if place == length:
+                break
+            row[place] = 1 + zlib.crc32(word[0].encode()) % (inputs.vocabulary - 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Texts(DataFile):
+    """Texts, with the target and the sites."""
+
+    dataset = "texts"
+
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
+        """The texts in the file's order."""
+        del shape
+        return self.rows(open_rows(self.paths, self.reading.form), classes)
+
+    def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
+        """The texts of a file, in its order."""
+        reading = self.reading
+        need(file.columns, [reading.text], "text", file.where)
         need(file.columns, [reading.target], "target", file.where)
         need(file.columns, reading.site, "site", file.where)
-        need(file.columns, reading.ignore, "ignore", file.where)
-        need(file.columns, [name for name, _ in reading.categories], "categories", file.where)
-        self._check_categories()
-        others = {reading.target, *reading.site, *reading.ignore}
-        features = [name for name in file.columns if name not in others]
-        if not features:
-            raise UserError(f"{file.where}: no column is left for the models to see")
-        columns = Columns.of(features, reading)
-        targets, sites = Classes(reading, classes), Sites()
+        inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
+        keys, empty = Keys(reading, classes), []
 
-        def content() -> Content:
-            labels, names = targets.done()
-            return Content(columns.inputs(), labels, names, *sites.done())
+        def chunks() -> Iterator[Examples]:
+            for chunk in file.chunks(keys.columns(reading.text), ()):
+                kept = keys.add(chunk)
+                found = token_ids(chunk.frame[reading.text][kept].tolist(), inputs)
+                empty.append(int((found[:, 0] == 0).sum()))
+                if len(found):
+                    yield found
 
-        texts = [name for name in features if name in columns.coders]
-        pieces = file.pieces(keys(reading, texts), columns.plain)
-        chunks = stored_chunks(pieces, reading, targets, sites, columns.numbers)
-        return Stream(chunks, content)
+        def content():  # type: ignore[no-untyped-def]
+            count = sum(empty)
+            warnings = (f"{count} texts have no word",) if count else ()
+            return keys.content(inputs, warnings, about_file(file))
 
-    def _check_categories(self) -> None:
-        taken = {self.reading.target, *self.reading.site, *self.reading.ignore}
-        for name, values in self.reading.categories:
-            if name in taken:
-                raise UserError(f"categories: column '{name}' is already target, site or ignored")
-            if self.reading.declared and not values:
-                raise UserError(
-                    f"categories: '{name}' needs its values on a node, such as "
-                    f"categories={{{name}: [a, b]}}: nodes must not learn them from each other"
-                )
-
-
-def keys(reading: Reading, others: Sequence[str]) -> list[str]:
-    """The columns that are asked for as texts: target, sites and ``others``, each once."""
-    return list(dict.fromkeys((reading.target, *reading.site, *others)))
-
-
-def stored_chunks(
-    pieces: Iterator[Piece],
-    reading: Reading,
-    targets: Classes,
-    sites: Sites,
-    convert: Callable[[Piece], Chunk],
-) -> Iterator[Chunk]:
-    """What ``convert`` makes of every piece of a file, whose targets and sites are noted with it.
-
-    Raises UserError once all of it takes more than the bound of any data set, or is too many rows.
-    """
-    stored = rows = 0
-    for piece in pieces:
-        found = convert(piece)
-        _add_keys(piece, reading, targets, sites)
-        stored, rows = stored + found.nbytes, rows + len(piece)
-        if stored > MAX_BYTES:
-            raise UserError(f"{piece.where}: more than {MAX_BYTES >> 30} GiB of examples")
-        if rows > MAX_ROWS:
-            raise UserError(f"{piece.where}: more than {MAX_ROWS:,} rows")
-        yield found
-
-
-def _add_keys(piece: Piece, reading: Reading, targets: Classes, sites: Sites) -> None:
-    """Note the targets and the sites of some rows; a file of several is a site itself."""
-    targets.add(piece.texts(reading.target), piece.at(reading.target))
-    if reading.site:
-        columns = [piece.texts(name) for name in reading.site]
-        sites.add(list(zip(*columns, strict=True)), piece.at(", ".join(reading.site)))
-    elif piece.file is not None:
-        sites.add_file(piece.file, len(piece))
+        return Stream(chunks(), content)
 
 
 def open_table(data_path: str, reading: Reading) -> Table:
     """The source at ``data_path``; UserError for no file."""
     return Table(find_files("table", data_path, ROW_SUFFIXES), reading)
+
+
+def open_texts(data_path: str, reading: Reading) -> Texts:
+    """The source at ``data_path``; UserError for no file."""
+    return Texts(find_files("texts", data_path, ROW_SUFFIXES), reading)

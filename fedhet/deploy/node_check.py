@@ -11,16 +11,15 @@ import torch
 
 from fedhet.data.cache import open_private_folder
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.data.partition_file import read_partition_file
-from fedhet.data.row_files import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
-from fedhet.data.signals import check_windows
+from fedhet.data.partition import read_partition_file
+from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
+from fedhet.data.signals import Npz, windows_of
 from fedhet.deploy.network import knows, reach, read_key, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import UserError, one_line
 from fedhet.files import tried_folder
 from fedhet.models import MODELS, build_model
 from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
-from fedhet.reading.npz import NpzFile
 from fedhet.reading.tensors import read_tensors
 from fedhet.site.limits import LimitError, read_limits
 
@@ -98,9 +97,8 @@ def _own_examples(plan: NodePlan) -> str:
         return f"{len(columns)} columns, of which the run says what they are: {', '.join(columns)}"
     if holds(path, NPZ_SUFFIXES):
         files = find_files("signals", str(path), NPZ_SUFFIXES)
-        headers = [check_windows(NpzFile(one)) for one in files]
-        count = sum(header.shape[0] for header in headers)
-        return f"{count} signals of shape {headers[0].shape[1:]}"
+        shapes = [windows_of(Npz(one)).shape for one in files]
+        return f"{sum(shape[0] for shape in shapes)} signals of shape {shapes[0][1:]}"
     dataset = open_private_folder(str(path))
     if plan.config.get("split-file"):
         ids, _ = read_partition_file(str(plan.config["split-file"]), dataset.paths, 0)

@@ -10,9 +10,8 @@ import torch
 from fedhet.config.load import check_replies, find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset
-from fedhet.data.flower_partition import says_clients
 from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
-from fedhet.data.partition import Partition
+from fedhet.data.partition import Partition, says_clients
 from fedhet.errors import UserError
 from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model

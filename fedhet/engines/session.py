@@ -100,9 +100,11 @@ def start(
         notes = [*notes, "engine=ray, since RAY_ADDRESS is set"]
     check(config, console, connection)
     warnings: list[str] = []
+    understood: list[str] = []
     if connection is None:
         config = preflight.resolve_clients(config)
         dataset, partition = preflight.check_simulation(config)
+        understood = list(dataset.notes)
         warnings = [*dataset.warnings, *partition.warnings]
         warnings += preflight.few_owners(config, dataset, partition)
         counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
@@ -110,7 +112,7 @@ def start(
         warnings += [line] if line else []
     with interruptible():
         folder = RunFolder.create(config, default_name)
-        for line in (*notes, *checks.small_cohort(config)):
+        for line in (*understood, *notes, *checks.small_cohort(config)):
             console.say(f"note: {line}")
         for line in warnings:
             console.say(f"warning: {line}")

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.decode import decode_all
-from fedhet.data.folder import SUFFIXES
-from fedhet.data.image_source import Losses, Shape, Unread
+from fedhet.data.images import SCAN, Losses, Shape, Unread, decode_all, is_image
 from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
 
@@ -42,31 +40,39 @@ def _below(folder: Path) -> Iterator[str]:
     for root, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
+            if not name.startswith(".") and is_image(name):
                 yield os.path.join(root, name)
 
 
 @dataclass
 class ImageFiles:
-    """Image files in order; :meth:`batches` fills ``unreadable`` and ``lost`` on its way."""
+    """Image files in order; :meth:`batches` fills ``unreadable`` and ``lost`` on its way.
+
+    ``window`` is the range of values that a model of scans was trained on, whose images are
+    float32; one of 8 bits is stretched to it.
+    """
 
     paths: Sequence[str]
     shape: Shape
+    window: tuple[float, float] | None = None
     unreadable: list[str] = field(default_factory=list)
     lost: Losses = field(default_factory=Losses)
 
     def batches(self, length: int = EVALUATION_BATCH) -> Iterator[tuple[list[str], Tensor]]:
-        """Paths and images (B, *shape) uint8 of the readable files, at most ``length`` at a time.
+        """Paths and images (B, ...) as they are stored, of the readable files, at most ``length`` at a time.
 
         Only one batch is in memory, so that a folder may be larger than it.
         """
         paths: list[str] = []
         images = []
-        pixels = decode_all(Path(), list(self.paths), self.shape, self.lost)
+        scans = self.window is not None
+        pixels = decode_all(Path(), list(self.paths), self.shape, self.lost, scans=scans)
         for path, image in zip(self.paths, pixels, strict=True):
             if isinstance(image, Unread):
                 self.unreadable.append(image.name(path))
                 continue
+            if self.window is not None and not self.lost.flags[-1] & SCAN:
+                image = self.window[0] + image * ((self.window[1] - self.window[0]) / 255.0)
             paths.append(path)
             images.append(image)
             if len(paths) == length:

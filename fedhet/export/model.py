@@ -75,6 +75,13 @@ class Personalised(nn.Module):
         made: Tensor = preparation(self.inputs)(examples)
         return made
 
+    def window(self) -> tuple[float, float] | None:
+        """The range of values of the scans that it was trained on; None for other examples."""
+        if not self.inputs.scan:
+            return None
+        fitted = self.parts[PREPARATION]
+        return float(fitted.low), float(fitted.high)  # type: ignore[arg-type]
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits (B, C)."""
         # Asked for anew: a buffer is another object after .to() and while it is traced.

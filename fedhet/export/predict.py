@@ -49,7 +49,7 @@ def predict(
         except OSError as error:
             raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
     shape = model.inputs.image_shape
-    files = ImageFiles(find_images(path.expanduser() for path in places), shape)
+    files = ImageFiles(find_images(path.expanduser() for path in places), shape, model.window())
     _check_out(out, map(Path, files.paths))
     try:
         with replacing(out, private=True, shared=True) as temporary:
@@ -59,7 +59,10 @@ def predict(
                 raise UserError(f"images: nothing to classify: {reason}")
     except OSError as error:
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    lines = [*([files.complaint()] if files.unreadable else []), *files.lost.lines(shape)]
+    lines = [
+        *([files.complaint()] if files.unreadable else []),
+        *files.lost.lines(shape, scans=model.inputs.scan),
+    ]
     return Predicted(count, "images", "; ".join(lines))
 
 

@@ -66,7 +66,10 @@ def describe_input(inputs: Inputs) -> dict[str, Any]:
         return about | {
             "channels": "grey" if inputs.channels == 1 else "RGB",
             "resize": "bilinear, aspect not kept",
-            "normalisation": "pixel / 127.5 - 1, pixel in 0..255",
+            "normalisation": "2 (x - low) / (high - low) - 1, cut to [-1, 1], low and high as in "
+            "model.safetensors"
+            if inputs.scan
+            else "pixel / 127.5 - 1, pixel in 0..255",
         }
     words = {
         SIGNAL: "(x / scale - mean) / deviation by channel, as in model.safetensors",

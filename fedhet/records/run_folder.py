@@ -142,7 +142,7 @@ class RunFolder:
                 f"tracker: '{config.tracker}' would get what this run computes under your account, "
                 "and the run was not made here: say tracker=none, or --trust"
             )
-        from fedhet.data.named_sources import TORCHVISION  # noqa: PLC0415  (torch)
+        from fedhet.data.sources import TORCHVISION  # noqa: PLC0415  (torch)
 
         for key, name, place in (
             ("data-path", config.dataset, config.data_path),

@@ -19,18 +19,19 @@ from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset, open_private_folder
-from fedhet.data.data_file import Reading
 from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
+from fedhet.data.labels import Form, Reading
 from fedhet.data.partition import (
     ClientSplit,
     Partition,
     PartitionSpec,
     Sites,
     make_partition,
+    read_partition_file,
+    refuse_one_class,
     split_folder,
 )
-from fedhet.data.partition_file import read_partition_file
-from fedhet.data.preparation import FITTED, normalise, preparation
+from fedhet.data.preparation import normalise, preparation
 from fedhet.errors import UserError
 from fedhet.files import check_id
 from fedhet.models.names import with_weights
@@ -83,6 +84,18 @@ def reading_of(config: RunConfig, *, declared: bool = False) -> Reading:
         length=config.length,
         vocabulary=config.vocabulary,
         scale=config.scale,
+        axes=config.axes,
+        channels=config.channels,
+        time=config.time,
+        form=Form(
+            separator=config.separator,
+            decimal=config.decimal,
+            thousands=config.thousands,
+            quote=config.quote,
+            encoding=config.encoding,
+            columns=config.columns,
+            gaps=config.gaps,
+        ),
         declared=declared,
     )
 
@@ -109,6 +122,7 @@ def load_dataset(config: RunConfig) -> Dataset:
         data_path=config.data_path,
         image_size=config.image_size,
         grey=config.grey,
+        window=config.window,
         classes=config.classes,
         seed=config.data_seed,
         reading=reading_of(config),
@@ -134,6 +148,7 @@ def _age(path: str) -> tuple[int, int]:
 @lru_cache(maxsize=2)
 def _partition(config: RunConfig, clients: int, *_: tuple[int, int]) -> tuple[Dataset, Partition]:
     dataset = load_dataset(config)
+    refuse_one_class(dataset.labels, dataset.classes, noun(config.dataset))
     partition = make_partition(
         dataset.labels,
         len(dataset.classes),
@@ -211,7 +226,11 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     """
     if config.dataset not in DATASETS:
         return open_private_folder(
-            path, image_size=config.image_size, grey=config.grey, classes=config.classes
+            path,
+            image_size=config.image_size,
+            grey=config.grey,
+            window=config.window,
+            classes=config.classes,
         )
     if not config.classes and not config.labels:
         raise Refused(
@@ -385,7 +404,7 @@ def _opened(name: str, path: str, image: Inputs, seed: int) -> Dataset:
         )
     except UserError as error:
         raise UserError(f"public data set: {error}") from error
-    if dataset.inputs.kind in FITTED:
+    if dataset.inputs.fitted:
         raise UserError(
             f"public data set: it is of {dataset.inputs.kind}, which every client prepares by its "
             "own examples: nobody could mean the same by it"

@@ -14,13 +14,10 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset
-from fedhet.data.flower_partition import says_clients
-from fedhet.data.folder import ImageFolder
+from fedhet.data.images import ImageFolder
 from fedhet.data.inputs import DATASETS, Inputs
-from fedhet.data.named_sources import find_source
-from fedhet.data.partition import ClientSplit
-from fedhet.data.partition_file import count_clients
-from fedhet.data.synthetic import Synthetic, SyntheticKind
+from fedhet.data.partition import ClientSplit, count_clients, says_clients
+from fedhet.data.sources import Synthetic, SyntheticKind, find_source
 from fedhet.errors import RunFailedError, UserError, brief
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import DEFAULT_CLIENTS, LocalData, load_partition, reading_of

@@ -6,8 +6,8 @@ from PIL import Image
 
 from fedhet.config.load import build_config
 from fedhet.data.cache import open_dataset
-from fedhet.data.data_file import Reading
 from fedhet.data.inputs import Inputs
+from fedhet.data.labels import Reading
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_local
 from fedhet.testing import simulate, small

@@ -1,16 +1,18 @@
 """Image folders and zips: every kind of file that people really have in them."""
 
 import io
+import os
 import zipfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedhet.data import decode
+from fedhet.config.load import build_config
+from fedhet.data import images
 from fedhet.data.cache import open_dataset, open_private_folder
-from fedhet.data.image_source import to_pixels
 from fedhet.errors import UserError
+from fedhet.site.local_data import load_partition
 
 
 def _file(mode="RGB", colour=(200, 100, 50), size=(8, 8), kind="PNG") -> bytes:
@@ -46,8 +48,6 @@ PAIR = {"cat/b.png": _file(), "cat/a.png": _file(colour=(1, 2, 3)), "dog/1.png":
 def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
     palette = io.BytesIO()
     Image.new("RGB", (5, 5), (10, 200, 30)).quantize(4).save(palette, "GIF")
-    gray16 = io.BytesIO()
-    Image.fromarray(np.full((6, 6), 128 * 256, dtype=np.uint16)).save(gray16, "PNG")
     files = {
         "a/0_grey.png": _file("L", 77),
         "a/1_alpha.PNG": _file("RGBA", (200, 100, 50, 128)),
@@ -55,11 +55,10 @@ def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
         "a/3_cmyk.jpg": _file("CMYK", (0, 255, 255, 0), kind="JPEG"),
         "a/4_odd.bmp": _file(size=(17, 31), kind="BMP"),
         "a/5_tiny.webp": _file(size=(1, 1), kind="WEBP"),
-        "a/6_sixteen.png": gray16.getvalue(),
         "a/7_bits.tiff": _file("1", 1, kind="TIFF"),
     }
     data = _open(_write(tmp_path / "in", files), tmp_path)
-    assert data.examples.shape == (8, 8, 8, 3) and data.examples.dtype == np.uint8
+    assert data.examples.shape == (7, 8, 8, 3) and data.examples.dtype == np.uint8
     expected = [
         (77, 77, 77),
         (200, 100, 50),
@@ -67,24 +66,22 @@ def test_every_kind_of_image_becomes_rgb_of_one_size(tmp_path):
         (255, 0, 0),
         (200, 100, 50),
         (200, 100, 50),
-        (128, 128, 128),
         (255, 255, 255),
     ]
     for image, path, colour in zip(data.examples, data.paths, expected, strict=True):
         assert np.abs(image.astype(int) - colour).max() <= 6, path
-    assert data.warnings == (
-        "1 images of other proportions were squashed to 8 x 8",
-        "1 images of more than 8 bits a channel were cut to 8",
-    )
+    assert data.warnings == ("1 images of other proportions were squashed to 8 x 8",)
 
 
 def test_resizing_is_pillows_bilinear(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (17, 31, 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     assert np.array_equal(
-        to_pixels(image, (8, 8, 3)), image.resize((8, 8), Image.Resampling.BILINEAR)
+        images.to_pixels(image, (8, 8, 3)), image.resize((8, 8), Image.Resampling.BILINEAR)
     )
-    assert np.array_equal(to_pixels(Image.fromarray(noise[:8, :8]), (8, 8, 3)), noise[:8, :8])
+    assert np.array_equal(
+        images.to_pixels(Image.fromarray(noise[:8, :8]), (8, 8, 3)), noise[:8, :8]
+    )
 
 
 def test_bad_files_are_named_in_one_warning_with_a_count(tmp_path):
@@ -108,7 +105,7 @@ def test_bad_files_are_named_in_one_warning_with_a_count(tmp_path):
     assert data.examples[0, 0, 0].tolist() == [1, 2, 3]
     assert len(data.warnings) == 1
     assert data.warnings[0].startswith("ignored 6 files")
-    named = ["README.md", "dog/deeper", "dog/notes.txt", "cat/broken.png", "cat/cut.png"]
+    named = ["README.md", "dog/deeper/1.png", "dog/notes.txt", "cat/broken.png", "cat/cut.png"]
     assert data.warnings[0].endswith(": " + ", ".join(named) + ", ...")
 
 
@@ -173,7 +170,7 @@ def test_wrong_paths_are_one_line(tmp_path):
         "": "data-path is empty",
         str(tmp_path / "missing"): "no such file",
         str(tmp_path / "empty"): "no images found; expected <class>/<image>",
-        str(tmp_path / "flat"): "no images found",
+        str(tmp_path / "flat"): "1 images lie in the folder itself",
         str(tmp_path / "no.zip"): "neither a folder nor a readable zip",
         str(tmp_path / "text.zip"): "no images found",
         bad: "no readable image among 1 files .a/1.png",
@@ -186,8 +183,9 @@ def test_wrong_paths_are_one_line(tmp_path):
 
 @pytest.fixture
 def _two_workers(monkeypatch):
-    monkeypatch.setattr(decode, "_PER_WORKER", 1)
-    monkeypatch.setattr(decode, "_cores", lambda: 3)
+    monkeypatch.setattr(images, "_PER_WORKER", 1)
+    monkeypatch.setattr(images, "_PIECE", 3)
+    monkeypatch.setattr(images, "cpus", lambda: 2)
 
 
 @pytest.mark.usefixtures("_two_workers")
@@ -205,21 +203,63 @@ def test_worker_processes_keep_the_order(tmp_path, archive):
 
 @pytest.mark.usefixtures("_two_workers")
 def test_a_worker_that_dies_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "_START", "import os; os._exit(9)")
-    with pytest.raises(UserError, match="decoding process ended early .exit code 9"):
+    monkeypatch.setattr(images, "_decode_some", lambda *_: os._exit(9))
+    with pytest.raises(UserError, match="decoding process ended early"):
         _open(_write(tmp_path / "in", PAIR), tmp_path)
     assert [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == []
 
 
-@pytest.mark.usefixtures("_two_workers")
-def test_an_abandoned_decoding_stops_its_workers(tmp_path, monkeypatch):
-    started = []
-    original = decode._start
-    monkeypatch.setattr(decode, "_start", lambda *a: started.append(original(*a)) or started[-1])
-    root = tmp_path / "in"
-    _write(root, PAIR)
-    images = decode.decode_all(root, sorted(PAIR) * 2000, (64, 64, 3))
-    next(images)
-    images.close()
-    assert len(started) == 3
-    assert all(worker.returncode is not None for worker in started)
+def test_what_only_calls_itself_a_png_is_not_handed_to_other_programs(tmp_path):
+    """Pillow would run Ghostscript on this one."""
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    assert list(images.decode_all(tmp_path, ["a.png"], (8, 8, 3))) == [images.Unread()]
+
+
+def test_photographs_are_turned_as_their_exif_says(tmp_path):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[0] = 250
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    Image.fromarray(pixels).save(buffer, "PNG", exif=exif)
+    data = _open(_write(tmp_path / "in", {"a/1.png": buffer.getvalue(), **PAIR}), tmp_path)
+    assert np.array_equal(data.examples[0], np.rot90(pixels, -1))
+    assert data.notes == ("1 photographs were turned upright, as their EXIF says",)
+
+
+# --- levels --------------------------------------------------------------------------------------
+
+LEVELS = {
+    "splits": (("train/a", "train/b", "test/a", "test/b"), "",
+               r"8 images lie one level deeper, as in train/a: give data-path=.*in/train$"),
+    "a folder above": (("Data/a", "Data/b"), "", r"as in Data/a: give data-path=.*in/Data$"),
+    "two above": (("x/Data/a", "x/Data/b"), "", r"2 levels deeper, as in x/Data/a: give .*x/Data$"),
+    "beside others": (("Data/a", "Data/b", "Few"), "", r"4 images lie one level deeper, as in Data/a, "
+                      r"and 2 images where they should be: give data-path=.*in/Data$"),
+    "too low": (("a", "b"), "a", r"2 images lie in the folder itself.*data-path=.*in, if it has"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEVELS)
+def test_a_folder_of_another_level_is_named(tmp_path, case):
+    folders, given, message = LEVELS[case]
+    _write(tmp_path / "in", {f"{folder}/{k}.png": _file() for folder in folders for k in range(2)})
+    with pytest.raises(UserError, match=message):
+        _open(str(tmp_path / "in" / given), tmp_path)
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_folders_of_sites_are_clients(tmp_path, archive):
+    files = {f"{site}/{name}/{k}.png": _file(colour=(k, 0, 0))
+             for site in ("Ward 1", "north") for name in ("ill", "well") for k in range(10)}  # fmt: skip
+    root = _zip(tmp_path / "in.zip", files) if archive else _write(tmp_path / "in", files)
+    data = _open(root, tmp_path)
+    assert data.classes == ("ill", "well") and data.site_names == ("Ward-1", "north")
+    assert np.bincount(data.sites).tolist() == [20, 20]
+    assert data.notes[1] == "clients: 'Ward 1' is Ward-1"
+    values = {
+        "dataset": "image-folder",
+        "data-path": root,
+        "partition": "natural",
+        "image-size": 16,
+    }
+    assert load_partition(build_config(values), 0)[1].ids == ("Ward-1", "north")

@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from fedhet.config.load import build_config
-from fedhet.data import decode
 from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs, load_inputs
+from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.export.model import load_model
 from fedhet.export.predict import predict
@@ -32,37 +32,80 @@ def folder(tmp_path):
     return tmp_path / "in", scan, photo
 
 
-def test_what_images_lose_is_said_in_a_line_each(folder, tmp_path, monkeypatch):
+def test_scans_keep_their_values_and_bytes_beside_them_are_stretched(folder, tmp_path):
     root, scan, photo = folder
     data = open_dataset("image-folder", data_path=str(root), image_size=20, cache_dir=tmp_path)
-    assert data.warnings == (
-        "5 images of other proportions were squashed to 20 x 20",
-        "5 images of more than 8 bits a channel were cut to 8",
+    assert data.examples.shape == (20, 20, 20, 1) and data.examples.dtype == np.float32
+    assert np.array_equal(data.examples[0][..., 0], scan)
+    grey = np.asarray(Image.fromarray(photo[:, :20]).convert("L"))
+    assert np.allclose(data.examples[10][..., 0], grey * 257.0)
+    assert data.inputs.shape == (3, 20, 20) and data.inputs.scan
+    assert data.warnings == ("5 images of other proportions were squashed to 20 x 20",)
+    assert (
+        "5 images of more than 8 bits, values" in data.notes[0] and "levels each" in data.notes[0]
     )
-    assert np.array_equal(data.examples[0][..., 1], (scan >> 8).astype(np.uint8))
-    wide = open_dataset(
-        "image-folder", data_path=str(root), image_size=(20, 30), cache_dir=tmp_path
-    )
-    assert wide.inputs.shape == (3, 20, 30) and np.array_equal(wide.examples[1], photo)
-    assert wide.warnings[0] == "15 images of other proportions were squashed to 30 x 20"
-    # Workers of their own count the same.
-    monkeypatch.setattr(decode, "_PER_WORKER", 5)
-    monkeypatch.setattr(decode, "_cores", lambda: 2)
-    again = open_dataset(
-        "image-folder", data_path=str(root), image_size=20, cache_dir=tmp_path / "2"
-    )
-    assert again.warnings == data.warnings and np.array_equal(again.examples, data.examples)
-
-
-def test_grey_images_keep_one_channel(folder, tmp_path):
-    root, scan, photo = folder
-    data = open_dataset(
-        "image-folder", data_path=str(root), image_size=20, grey=True, cache_dir=tmp_path
-    )
-    assert data.examples.shape == (20, 20, 20, 1) and data.inputs == Inputs.image(20, grey=True)
-    assert np.array_equal(data.examples[0][..., 0], (scan >> 8).astype(np.uint8))
-    assert np.array_equal(data.examples[11][..., 0], photo[:, :20, 0])
+    assert data.notes[1] == "15 images of 8 bits are stretched to 0 to 65535"
     assert load_inputs(data.inputs.dump()) == data.inputs
+
+
+def test_images_of_8_bits_keep_their_bytes(tmp_path):
+    photo = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    for name in "ab":
+        (tmp_path / "in" / name).mkdir(parents=True)
+        Image.fromarray(photo).save(tmp_path / "in" / name / "1.png")
+    wide = open_dataset(
+        "image-folder", data_path=str(tmp_path / "in"), image_size=(20, 30), cache_dir=tmp_path
+    )
+    assert wide.inputs == Inputs.image((20, 30)) and np.array_equal(wide.examples[1], photo)
+
+
+SCANS = {
+    "10 bits in 16": lambda a: a.astype(np.uint16),
+    "signed": lambda a: a.astype(np.int32) - 1024,
+    "float": lambda a: (a / 1000).astype(np.float32),
+    "all 16 bits": lambda a: (a * 65).astype(np.uint16),
+}
+
+
+@pytest.mark.parametrize("case", SCANS)
+def test_a_scan_is_prepared_by_its_own_range(tmp_path, case):
+    values = RNG.integers(0, 1000, (40, 16, 16))
+    values[:20] //= 4
+    for k, image in enumerate(SCANS[case](values)):
+        path = tmp_path / "in" / "ab"[k // 20] / f"{k:02}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    data = open_dataset(
+        "image-folder", data_path=str(tmp_path / "in"), image_size=16, cache_dir=tmp_path
+    )
+    made = preparation(data.inputs)
+    made.fit(torch.from_numpy(np.array(data.examples)))
+    found = made(torch.from_numpy(np.array(data.examples)))
+    assert found.shape == (40, 3, 16, 16)
+    expected = 2 * values.astype(np.float32) / values.max() - 1
+    assert np.abs(found[:, 1].numpy() - expected).max() < 0.02
+    assert len(found.unique()) > 700
+
+
+def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):
+    for k in range(40):
+        image = RNG.integers(0, 1000, (16, 16)).astype(np.uint16)
+        path = tmp_path / "in" / "ab"[k % 2] / f"{k:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    keys = {"dataset": "image-folder", "data_path": str(tmp_path / "in"), "image_size": 16,
+            "clients": 2, "rounds": 1, "partition": "iid"}  # fmt: skip
+    run, _ = simulate(small(tmp_path, **keys))
+    (state,) = run.path.glob("state/*/0")
+    export(state, tmp_path / "model")
+    model, card = load_model(tmp_path / "model")
+    assert model.window() == pytest.approx((0, 999), abs=3) and card["inputs"]["scan"]
+    done = predict(tmp_path / "model", [tmp_path / "in"], tmp_path / "out.csv")
+    assert done.examples == 40 and not done.warning
+    fixed, _ = simulate(small(tmp_path / "w", **keys, window="0,4095"))
+    (state,) = fixed.path.glob("state/*/0")
+    export(state, tmp_path / "fixed")
+    assert load_model(tmp_path / "fixed")[0].window() == (0, 4095)
 
 
 def test_keys():
@@ -112,6 +155,8 @@ def test_a_run(tmp_path, method):
 
 
 def test_its_model_predicts_files_of_any_size(folder, tmp_path):
+    for path in folder[0].glob("*/*"):
+        Image.fromarray(np.asarray(Image.open(path).convert("L"))).save(path)
     config = small(
         tmp_path, dataset="image-folder", data_path=str(folder[0]), image_size="16x24",
         grey="true", clients=2, rounds=1, classes_per_client=1,

@@ -82,7 +82,7 @@ def test_errors_name_file_line_and_value(tmp_path, text, reason):
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
-    for file, reason in ((tmp_path / "none.csv", "No such file"), (tmp_path, "no regular file")):
+    for file, reason in ((tmp_path / "none.csv", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(UserError, match=reason):
             make_partition(LABELS, 2, PartitionSpec("file", 0, file=str(file)), PATHS)
 

@@ -1,5 +1,7 @@
 """A folder of one file for each site: clients of a simulation, all of one client on a node."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -80,8 +82,36 @@ def test_natural_without_a_site_column_says_what_is_missing(sites):
         load_partition(build_config(values), 0)
 
 
-def test_rows_are_bounded_over_all_files(sites, monkeypatch):
-    config = build_config(table(sites) | {"data-path": str(sites)})
-    monkeypatch.setattr("fedhet.data.table.MAX_ROWS", 30)
-    with pytest.raises(UserError, match=r"south\.csv: more than 30 rows"):
-        load_partition(config, 2)
+def test_one_class_alone_is_refused(sites):
+    (sites / "north.csv").write_text("x,y\n" + "".join(f"{k % 7},0\n" for k in range(30)))
+    values = {"dataset": "table", "target": "y", "data-path": str(sites), "partition": "iid"}
+    with pytest.raises(UserError, match="all 30 examples have one class, '0': there is nothing to"):
+        load_partition(build_config(values), 2)
+
+
+CODINGS = {
+    "case": (
+        ["yes", "no"],
+        ["Yes", "No"],
+        "classes 'Yes', 'yes' differ in case or spaces alone: lab",
+    ),
+    "numbers": (["0", "1"], ["1", "2"], r"sites do not have the same classes .*labels={NAME: "),
+    "alone": (
+        ["0", "1"],
+        ["0"] * 20 + ["2"],
+        "1 classes have one example, which cannot be trained",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CODINGS)
+def test_classes_that_may_be_coded_otherwise_are_named(sites, case):
+    *codes, said = CODINGS[case]
+    for name, values in zip(("north", "south"), codes, strict=True):
+        rows = "".join(f"{k * 7 % 13},{values[k % len(values)]}\n" for k in range(41))
+        if case == "alone" and name == "south":
+            rows = "".join(f"{k},{value}\n" for k, value in enumerate(values))
+        (sites / f"{name}.csv").write_text("x,y\n" + rows)
+    values = {"dataset": "table", "target": "y", "data-path": str(sites), "partition": "natural"}
+    _, partition = load_partition(build_config(values), 0)
+    assert any(re.match(said, line) for line in partition.warnings), partition.warnings

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhet.data.split import split_client, split_counts, split_folder
+from fedhet.data.partition import split_client, split_counts, split_folder
 from fedhet.errors import UserError
 
 BY_HAND = [

@@ -3,15 +3,14 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from PIL import Image
 
-from fedhet.data import decode
-from fedhet.data.image_source import Unread
-from fedhet.reading.parquet import ParquetFile
+from fedhet.data import images
 from fedhet.sweeps import sweep
 from fedhet.sweeps.sweep import Local, Order
 
@@ -41,17 +40,9 @@ def stranger(tmp_path: Path, monkeypatch) -> Path:
 
 def test_a_decoder_of_images_is_our_own(stranger: Path, tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    (pixels,) = decode._in_workers(tmp_path, ["a.png"], (4, 4, 3), 1)
-    assert not isinstance(pixels, Unread)
-    assert not stranger.exists()
-
-
-def test_a_reader_of_parquet_is_our_own(stranger: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
-    arrow = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
-    parquet.write_table(arrow.table({"x": [1.0, 2.0]}), tmp_path / "t.parquet")
-    (piece,) = ParquetFile(tmp_path / "t.parquet").pieces([], ["x"])
-    assert list(piece.columns["x"]) == [1.0, 2.0]
+    some = partial(images._decode_some, tmp_path, (4, 4, 3), False)
+    ((pixels,),) = images._in_workers(some, ["a.png"], 1)
+    assert not isinstance(pixels, images.Unread)
     assert not stranger.exists()
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load, save
 
 from fedhet.cli import app as cli
-from fedhet.data.image_source import to_pixels
+from fedhet.data.images import to_pixels
 from fedhet.errors import UserError
 from fedhet.export.images import find_images
 from fedhet.export.model import load_model

@@ -1,0 +1,555 @@
+"""Sources by name: embedded and torchvision's sets, files, seeded examples, a user's function."""
+
+import hashlib
+import inspect
+import re
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from fedhet import plugins
+from fedhet.data.images import (
+    Indices,
+    Listing,
+    Losses,
+    Pixels,
+    Shape,
+    Source,
+    Unread,
+    losses,
+    open_image_folder,
+    select,
+    to_pixels,
+)
+from fedhet.data.inputs import (
+    IMAGE,
+    KINDS,
+    SIGNAL,
+    SYNTHETIC,
+    TABLE,
+    TOKENS,
+    Inputs,
+    is_hub,
+    load_inputs,
+)
+from fedhet.data.labels import Content, Reading, Sites, Stream
+from fedhet.errors import UserError, brief
+from fedhet.rng import generator
+
+TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
+FILES = ("table", "signals", "texts")
+NAMES = ("digits", *TORCHVISION, "image-folder", *FILES, "synthetic", *SYNTHETIC)
+
+
+def find_source(
+    name: str, *, data_path: str, seed: int, downloads: Path, reading: Reading = Reading()  # noqa: B008
+) -> Source:  # fmt: skip
+    """Return the source called ``name``; ``downloads`` is where torchvision puts files by default.
+
+    ``reading`` says which column of a file is what.
+
+    Raises:
+        UserError: unknown name, or a data path that does not exist.
+
+    """
+    if name == "digits":
+        return Digits()
+    if name in TORCHVISION:
+        return Torchvision(name, Path(data_path).expanduser() if data_path else downloads)
+    if name == "image-folder":
+        return open_image_folder(data_path)
+    if name in FILES or is_hub(name):
+        return _of_files(name, data_path, reading)
+    if name.startswith("synthetic"):
+        return synthetic(name, seed)
+    if plugins.is_own("dataset", name):
+        return Own(name, data_path)
+    known = [*NAMES, *plugins.installed("dataset")]
+    raise UserError(
+        f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
+        f"{', '.join(known)}, hf:NAME or your own module:load"
+    )
+
+
+def _of_files(name: str, data_path: str, reading: Reading) -> Source:
+    from fedhet.data import hub, signals, table  # noqa: PLC0415  (pandas: a second)
+
+    if is_hub(name):
+        return hub.Hub(name, data_path, reading)
+    opened = {
+        "table": table.open_table, "texts": table.open_texts, "signals": signals.open_signals
+    }  # fmt: skip
+    return opened[name](data_path, reading)
+
+
+class Digits:
+    """scikit-learn's own 1,797 scanned digits of 8 x 8 (UCI "Optical Recognition", test part)."""
+
+    def fingerprint(self) -> list[object]:
+        """Constant: the images come with scikit-learn."""
+        return ["digits"]
+
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
+        """All 1,797 images, grey values 0..16 stretched to 0..255."""
+        # Imported here because the import costs more than opening the cache does.
+        from sklearn.datasets import load_digits  # noqa: PLC0415
+
+        raw, labels = load_digits(return_X_y=True)
+        images = np.rint(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+        names = tuple(str(digit) for digit in range(10))
+        kept, labels = select("digits", names, labels.astype(np.int64), classes)
+        return image_listing(images, kept, labels, classes or names, shape)
+
+
+@dataclass(frozen=True)
+class Torchvision:
+    """A data set that torchvision downloads and checks; train images first, then test images."""
+
+    name: str
+    root: Path
+
+    def fingerprint(self) -> list[object]:
+        """Return the name alone: torchvision checks the files against their published hash."""
+        return [self.name]
+
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
+        """Pool the train and the test images.
+
+        Raises:
+            UserError: the download failed or the folder cannot be written.
+
+        """
+        # Imported here because the import costs more than opening the cache does.
+        from torchvision import datasets  # noqa: PLC0415
+
+        make = getattr(datasets, TORCHVISION[self.name])
+        existed = self.root.exists()
+        try:
+            parts = [make(str(self.root), train=train, download=True) for train in (True, False)]
+        except Exception as error:
+            if not existed:
+                shutil.rmtree(self.root, ignore_errors=True)
+            raise UserError(
+                f"dataset {self.name}: download into {self.root} failed ({brief(error)}); put "
+                "torchvision's files there by hand, or use dataset=image-folder data-path=FOLDER"
+            ) from error
+        images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])
+        labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
+        names = tuple(parts[0].classes)
+        kept, labels = select(self.name, names, labels, classes)
+        return image_listing(images, kept, labels, classes or names, shape)
+
+
+# --- seeded examples ----------------------------------------------------------------
+
+_IMAGES = re.compile(r"synthetic(?::(\d{1,9})(?:x(\d{1,4}))?)?")
+_OTHERS = re.compile(r"(synthetic-\w+)(?::(\d{1,9})(?:x(\d{1,4}))?(?::([\dx]{1,20}))?)?")
+_CHUNK = 2048
+_BLOBS = 4
+_SHAPES = {SIGNAL: (3, 32), TABLE: (8,), TOKENS: (16, 200)}  # tokens: length, vocabulary
+_FORM = {SIGNAL: "CHANNELSxSTEPS", TABLE: "COLUMNS", TOKENS: "LENGTHxVOCABULARY"}
+
+
+def synthetic(name: str, seed: int) -> "Synthetic | SyntheticKind":
+    """Return the source of that name; UserError for one that is not of the form."""
+    kind = SYNTHETIC.get(name.partition(":")[0])
+    if kind is not None:
+        return _other(name, kind, seed)
+    match = _IMAGES.fullmatch(name)
+    images = int(match[1] or 6000) if match else 0
+    classes = int(match[2] or 10) if match else 0
+    if classes < 2 or images < classes:  # noqa: PLR2004
+        raise UserError(
+            f"dataset {name!r}: expected synthetic, synthetic:IMAGES or synthetic:IMAGESxCLASSES "
+            "with at least 2 classes and no fewer images than classes, such as synthetic:60000x100"
+        )
+    return Synthetic(images, classes, seed)
+
+
+def invented(inputs: Inputs, examples: int, classes: int) -> str:
+    """The name of a data set of such examples; of a table with as many numbers for a model."""
+    shape: tuple[int, ...] = inputs.shape
+    if inputs.kind == TABLE:
+        shape = (max(1, inputs.shape[0] // 2),)
+    elif inputs.kind == TOKENS:
+        shape = (*inputs.shape, max(inputs.vocabulary, classes + 1))
+    return f"synthetic-{inputs.kind}:{examples}x{classes}:{'x'.join(str(side) for side in shape)}"
+
+
+def _other(name: str, kind: str, seed: int) -> "SyntheticKind":
+    match = _OTHERS.fullmatch(name)
+    examples = int(match[2] or 600) if match else 0
+    classes = int(match[3] or 4) if match else 0
+    sides = match[4].split("x") if match and match[4] else []
+    shape = tuple(int(side) for side in sides if side) or _SHAPES[kind]
+    good = len(shape) == len(_SHAPES[kind]) and min(shape) >= 1 and prod(shape) <= 1 << 24
+    if classes < 2 or examples < classes or not good or (kind == TOKENS and shape[1] <= classes):  # noqa: PLR2004
+        raise UserError(
+            f"dataset {name!r}: expected synthetic-{kind}, synthetic-{kind}:EXAMPLES, "
+            f"...:EXAMPLESxCLASSES or ...:EXAMPLESxCLASSES:{_FORM[kind]} with at least 2 classes "
+            "and no fewer examples"
+        )
+    return SyntheticKind(kind, examples, classes, shape, seed)
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Images: a fixed scene of blobs per class plus noise per image."""
+
+    images: int
+    num_classes: int
+    seed: int
+
+    def fingerprint(self) -> list[object]:
+        """Size and seed."""
+        return ["synthetic", self.images, self.num_classes, self.seed]
+
+    def extent(self) -> tuple[int, int]:
+        """Images and classes."""
+        return self.images, self.num_classes
+
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
+        """Image i belongs to class i mod C, so every class has the same number within one."""
+        names = tuple(f"class-{label}" for label in range(self.num_classes))
+        labels = np.arange(self.images, dtype=np.int64) % self.num_classes
+        kept, new_labels = select("synthetic", names, labels, classes)
+        pixels = self._draw(labels[kept], shape)
+        return Listing(classes or names, tuple(str(i) for i in kept), new_labels, pixels)
+
+    def _patterns(self, shape: Shape) -> Pixels:
+        """(C, *shape) uint8 in 0..135, the same scene at every size."""
+        rng = generator(self.seed, "synthetic-patterns")
+        blobs = (self.num_classes, _BLOBS)
+        centre, width = rng.uniform(0, 1, (*blobs, 2)), rng.uniform(0.08, 0.25, blobs)
+        colour = rng.uniform(0, 1, (*blobs, 3))[..., : shape[2]]
+        down, across = ((np.arange(side) + 0.5) / side for side in shape[:2])
+        scale = -0.5 / width[..., None] ** 2
+        rows = np.exp((down - centre[..., :1]) ** 2 * scale)
+        columns = np.exp((across - centre[..., 1:]) ** 2 * scale)
+        scene = np.einsum("kby,kbx,kbc->kyxc", rows, columns, colour, optimize=True)
+        patterns: Pixels = (135 * np.minimum(scene, 1)).astype(np.uint8)
+        return patterns
+
+    def _draw(
+        self, labels: npt.NDArray[np.int64], shape: Shape
+    ) -> Generator[Pixels | Unread, None, None]:
+        """Pattern, a brightness 0..40 per image and noise 0..80 per value: at most 255."""
+        patterns = self._patterns(shape)
+        for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
+            rng = generator(self.seed, "synthetic-noise", round_=chunk)
+            wanted = labels[start : start + _CHUNK]
+            images = rng.integers(0, 81, (len(wanted), *shape), dtype=np.uint8)
+            images += patterns[wanted]
+            images += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
+            yield from images
+
+
+@dataclass(frozen=True)
+class SyntheticKind:
+    """Signals, rows, tokens: noise around a class's pattern, or words that a class prefers."""
+
+    kind: str
+    examples: int
+    num_classes: int
+    shape: tuple[int, ...]
+    seed: int
+
+    def fingerprint(self) -> list[object]:
+        """Kind, size and seed."""
+        return ["synthetic", self.kind, self.examples, self.num_classes, self.shape, self.seed]
+
+    def extent(self) -> tuple[int, int]:
+        """Examples and classes."""
+        return self.examples, self.num_classes
+
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
+        """Example i belongs to class i mod C."""
+        del shape
+        names = tuple(f"class-{label}" for label in range(self.num_classes))
+        labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
+        kept, new_labels = select("synthetic", names, labels, classes)
+        none = np.zeros(0, dtype=np.int32)
+        content = Content(self.inputs(), new_labels, classes or names, none, ())
+        return Stream(self._draw(labels[kept]), lambda: content)
+
+    def inputs(self) -> Inputs:
+        """What these examples are."""
+        if self.kind == SIGNAL:
+            return Inputs(SIGNAL, self.shape)
+        if self.kind == TABLE:
+            return Inputs.table(tuple(f"x{number}" for number in range(self.shape[0])))
+        return Inputs(TOKENS, self.shape[:1], self.shape[1])
+
+    def _draw(self, labels: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+        rng = generator(self.seed, "synthetic-patterns", self.kind)
+        patterns = rng.normal(size=(self.num_classes, *self.shape)).astype(np.float32)
+        for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
+            rng = generator(self.seed, "synthetic-noise", self.kind, round_=chunk)
+            wanted = labels[start : start + _CHUNK]
+            if self.kind == TOKENS:
+                yield self._words(rng, wanted)
+                continue
+            found = patterns[wanted] + rng.normal(size=(len(wanted), *self.shape))
+            if self.kind == TABLE:
+                found[rng.random(found.shape) < 0.05] = np.nan  # noqa: PLR2004
+            yield found.astype(np.float32)
+
+    def _words(
+        self, rng: np.random.Generator, labels: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32]:
+        """Half of the words are of the class's own part of the vocabulary; lengths differ."""
+        length, vocabulary = self.shape
+        anything = rng.integers(1, vocabulary, (len(labels), length))
+        own = (anything - 1) // self.num_classes * self.num_classes + labels[:, None] + 1
+        words = np.where(
+            rng.random(anything.shape) < 0.5, anything, np.minimum(own, vocabulary - 1)
+        )  # noqa: PLR2004
+        ends = rng.integers(1, length + 1, len(labels))
+        words[np.arange(length) >= ends[:, None]] = 0
+        return words.astype(np.int32)
+
+
+# --- a user's function ----------------------------------------------------------------
+
+_BYTE = 255
+_PIECE = 4096
+_PLANES = (1, 3)  # channels of an image
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a ``load`` function may return: examples of any kind, and whose they are.
+
+    ``examples`` are images uint8 (n, h, w[, 3]), signals (n, c, t), rows (n, f) with NaN for gaps,
+    or token ids (n, l) with 0 for padding; ``kind`` may be left out where dtype and shape say it.
+    ``labels`` (n,) are whole numbers from 0 into ``classes``. ``clients`` (n,) name the owner of
+    every example, for ``partition=natural``. ``vocabulary`` is the number of token ids. ``columns``
+    name a table's, in order; ``categories`` list the values of those whose numbers are places in
+    that list. ``scale`` is what a signal's numbers are divided by.
+    """
+
+    examples: npt.ArrayLike
+    labels: npt.ArrayLike
+    classes: Sequence[str]
+    kind: str = ""
+    clients: Sequence[object] | None = None
+    vocabulary: int = 0
+    columns: Sequence[str] = ()
+    categories: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's function: ``load(data_path)`` -> :class:`Data`, or examples, labels, class names."""
+
+    name: str
+    data_path: str
+
+    def fingerprint(self) -> list[object]:
+        """The code of the function's module, and when and how large its data path is."""
+        source = sys.modules[self._load().__module__].__file__
+        code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+        path = Path(self.data_path).expanduser()
+        stat = path.stat() if self.data_path and path.exists() else None
+        when = [stat.st_mtime_ns, stat.st_size] if stat else []
+        return ["own", self.name, code, self.data_path, when]
+
+    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing | Stream:
+        """Call the function and check what it returns; UserError, one line, if that is wrong."""
+        load = self._load()
+        try:
+            found = load(self.data_path)
+            data = found if isinstance(found, Data) else Data(*found)
+            examples, labels = np.asarray(data.examples), np.asarray(data.labels)
+            own = tuple(str(name) for name in data.classes)
+        except Exception as error:
+            raise UserError(
+                f"dataset {self.name!r}: load({self.data_path!r}) must return images, labels and "
+                f"class names, or a fedhet.Data: {brief(error)}"
+            ) from error
+        kind = data.kind or _kind(examples)
+        if kind not in KINDS:
+            raise UserError(
+                f"dataset {self.name!r}: kind {kind!r} is unknown (allowed: {', '.join(KINDS)})"
+                if kind
+                else f"dataset {self.name!r}: examples are {_shown(examples)}: which of "
+                f"{', '.join(KINDS)} that is only a fedhet.Data with `kind` can say"
+            )
+        _check_labels(self.name, examples, labels, own)
+        sites, names = self._sites(data, len(labels))
+        kept, labels = select(self.name, own, labels.astype(np.int64), classes)
+        sites = sites[kept] if len(sites) else sites
+        if kind == IMAGE:
+            images = as_pixels(self.name, examples)
+            return image_listing(images, kept, labels, classes or own, shape, sites, names)
+        inputs, stored = self._described(data, kind, examples)
+        content = Content(inputs, labels, classes or own, sites, names)
+        return Stream(_chunks(stored[kept]), lambda: content)
+
+    def _load(self) -> Callable[[str], Any]:
+        load: Callable[[str], Any] = plugins.load("dataset", self.name)
+        if not inspect.isroutine(load):
+            raise UserError(
+                f"dataset {self.name!r} is a {type(load).__name__}, must be a function "
+                "load(data_path)"
+            )
+        return load
+
+    def _sites(self, data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+        """The client column, if there is one."""
+        sites = Sites(frozenset())
+        codes = np.zeros(0, dtype=np.int32)
+        if data.clients is not None:
+            if len(data.clients) != count:
+                raise UserError(
+                    f"dataset {self.name!r}: {len(data.clients)} clients, {count} labels"
+                )
+            import pandas as pd  # noqa: PLC0415  (a second)
+
+            codes = sites.codes([pd.Series([str(name) for name in data.clients], dtype="str")])
+        return codes, sites.done()[0]
+
+    def _described(
+        self, data: Data, kind: str, examples: npt.NDArray[Any]
+    ) -> tuple[Inputs, npt.NDArray[Any]]:
+        """What the examples are, and the examples as they are stored."""
+        from fedhet.data.signals import finite, small_numbers  # noqa: PLC0415  (pandas: a second)
+
+        try:
+            if kind == SIGNAL:
+                inputs = Inputs(SIGNAL, examples.shape[1:], scale=float(data.scale))
+                stored = small_numbers(examples)
+                if not (good := finite(stored)).all():
+                    raise ValueError(f"example {int(np.flatnonzero(~good)[0])} is not finite")
+            elif kind == TABLE:
+                plain = data.columns or [str(i) for i in range(examples.shape[1])]
+                columns = tuple(str(name) for name in plain)
+                lists = {str(n): tuple(str(v) for v in vs) for n, vs in data.categories.items()}
+                inputs = Inputs.table(columns, tuple(lists.items()))
+                stored = _rows(examples, inputs)
+            else:
+                inputs = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary))
+                stored = _tokens(examples, inputs)
+            return load_inputs(inputs.dump()), stored
+        except (ValueError, IndexError, TypeError, UserError) as error:
+            raise UserError(
+                f"dataset {self.name!r}: {kind} examples {_shown(examples)}: {brief(error)}"
+            ) from error
+
+
+def _kind(examples: npt.NDArray[Any]) -> str:
+    """What dtype and shape say; empty where they do not."""
+    if examples.dtype == np.uint8 or examples.ndim == 4:  # noqa: PLR2004
+        return IMAGE
+    if examples.ndim == 3:  # noqa: PLR2004
+        return SIGNAL
+    return TABLE if examples.ndim == 2 and examples.dtype.kind == "f" else ""  # noqa: PLR2004
+
+
+def _shown(array: npt.NDArray[Any]) -> str:
+    return f"{array.dtype}{list(array.shape)}"
+
+
+def _rows(examples: npt.NDArray[Any], inputs: Inputs) -> npt.NDArray[np.float32]:
+    if examples.dtype.kind not in "iufb" or examples.shape[1:] != inputs.stored:
+        raise ValueError(f"must be numbers (n, {len(inputs.columns)}), one for each column")
+    stored = examples.astype(np.float32)
+    if np.isinf(stored).any():
+        raise ValueError("a number is infinite; a gap is NaN")
+    for name, values in inputs.categories:
+        codes = stored[:, inputs.columns.index(name)]
+        codes = codes[~np.isnan(codes)]
+        if (
+            (codes != codes.astype(np.int64)).any()
+            or (codes < 0).any()
+            or (codes >= len(values)).any()
+        ):
+            raise ValueError(f"column {name!r} must hold places in its {len(values)} categories")
+    return stored
+
+
+def _tokens(examples: npt.NDArray[Any], inputs: Inputs) -> npt.NDArray[np.int32]:
+    if examples.dtype.kind not in "iu" or examples.ndim != 2:  # noqa: PLR2004
+        raise ValueError("must be whole numbers (n, l)")
+    if examples.min() < 0 or examples.max() >= inputs.vocabulary:
+        raise ValueError(
+            f"token ids go from {examples.min()} to {examples.max()}, and vocabulary is "
+            f"{inputs.vocabulary}"
+        )
+    return examples.astype(np.int32)
+
+
+def _chunks(stored: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    for start in range(0, len(stored), _PIECE):
+        yield stored[start : start + _PIECE]
+
+
+def _check_labels(
+    name: str, examples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
+) -> None:
+    """UserError for examples that are not labelled."""
+    if not examples.ndim or not len(examples):
+        raise UserError(f"dataset {name!r}: there are no examples")
+    if labels.shape != examples.shape[:1] or labels.dtype.kind not in "iu":
+        raise UserError(
+            f"dataset {name!r}: labels are {_shown(labels)}, must be whole numbers of shape "
+            f"[{len(examples)}]"
+        )
+    if not classes or len(set(classes)) < len(classes) or not all(classes):
+        raise UserError(f"dataset {name!r}: class names must be texts, each another")
+    if labels.min() < 0 or labels.max() >= len(classes):
+        raise UserError(
+            f"dataset {name!r}: labels go from {labels.min()} to {labels.max()}, and there are "
+            f"{len(classes)} class names"
+        )
+
+
+def as_pixels(name: str, images: npt.NDArray[Any]) -> Pixels:
+    """uint8 (n, h, w) or (n, h, w, 3) of any array of images that loses nothing by it.
+
+    Whole numbers from 0 to 255 of any dtype, channels first or last.
+    """
+    planes = images.shape[1:] if images.ndim == 4 else ()  # noqa: PLR2004
+    if planes and planes[2] not in _PLANES and planes[0] in _PLANES:
+        images = images.transpose(0, 2, 3, 1)
+        planes = images.shape[1:]
+    if planes and planes[2] == 1:
+        images = images[..., 0]
+    fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 3)  # noqa: PLR2004
+    whole = images.dtype.kind in "iu" and images.size > 0
+    if not fits or not whole or images.min() < 0 or images.max() > _BYTE:
+        what = f" from {images.min()} to {images.max()}" if fits and whole else ""
+        raise UserError(
+            f"dataset {name!r}: images are {_shown(images)}{what}, must be uint8 (n, h, w, 3) or "
+            "(n, h, w)"
+        )
+    return images.astype(np.uint8, copy=False)
+
+
+def image_listing(  # noqa: PLR0913, PLR0917
+    images: Pixels,
+    kept: Indices,
+    labels: Indices,
+    classes: tuple[str, ...],
+    shape: Shape,
+    sites: npt.NDArray[np.int32] | None = None,
+    site_names: tuple[str, ...] = (),
+) -> Listing:
+    """Those images of an array (n, h, w[, 3]) that are kept, with their labels."""
+    pixels = (to_pixels(Image.fromarray(images[i]), shape) for i in kept)
+    none = np.zeros(0, dtype=np.int32)
+    lost = losses(Image.fromarray(images[0]), shape) if len(kept) else 0  # all are of one size
+    paths = tuple(str(i) for i in kept)
+    return Listing(
+        classes, paths, labels, pixels, sites=none if sites is None else sites,
+        site_names=site_names, losses=Losses([lost] * len(kept)),
+    )  # fmt: skip

@@ -1,0 +1,243 @@
+"""Files of rows as people have them: what is found out of their form, and what is said of it."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from fedhet.data.cache import open_dataset
+from fedhet.data.labels import Reading
+from fedhet.data.rows import Form, open_rows
+from fedhet.errors import UserError
+
+ROWS = [("63", "1.5", "m", "a", "0"), ("41", "2.25", "f", "b", "1"), ("37", "", "m", "b", "0"),
+        ("52", "3", "f", "a", "1")]  # fmt: skip
+NAMES = ("age", "bp", "sex", "site", "ill")
+READING = Reading(target="ill", site=("site",))
+EXPECTED = np.array([[63, 1.5, 0], [41, 2.25, 1], [37, np.nan, 0], [52, 3, 1]], np.float32)
+
+
+def text(separator=",", rows=ROWS, names=NAMES, end="\n"):
+    return "".join(separator.join(row) + end for row in [names, *rows])
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def open_(content, reading=READING, name="p.csv", dataset="table", **keywords):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return open_dataset(
+            dataset, data_path=str(path), reading=reading, cache_dir=tmp_path / "cache", **keywords
+        )
+
+    return open_
+
+
+def rows_as(separator=",", **changes):
+    """The same table, with values written in another way."""
+    return text(separator, [tuple(changes.get(v, v) for v in row) for row in ROWS])
+
+
+FORMS = {
+    "semicolons": (text(";"), "separated by semicolon"),
+    "tabs": (text("\t"), "separated by tab"),
+    "pipes": (text("|"), "separated by pipe"),
+    "sep=": ("sep=;\n" + text(";"), ""),
+    "decimal comma": (rows_as(";", **{"1.5": "1,5", "2.25": "2,25"}), "decimal comma"),
+    "quoted decimals": (rows_as(**{"1.5": '"1,5"', "2.25": '"2,25"'}), "decimal comma"),
+    "utf-8 mark": (b"\xef\xbb\xbf" + text().encode(), ""),
+    "utf-16": (text("\t").encode("utf-16"), "utf-16 by its mark"),
+    "utf-16 big": (b"\xfe\xff" + text().encode("utf-16-be"), "utf-16 by its mark"),
+    "windows lines": (text(end="\r\n"), ""),
+    "mac lines": (text(end="\r"), ""),
+    "comments": ("# of 2024\n#\n\n" + text(), "2 lines of comments"),
+    "a title": ("Report of 2024\n\n" + text(), "lines before the header"),
+    "spaces": (text(" , ".replace(" ,", ",")), ""),
+    "index": (text(rows=[(str(k), *row) for k, row in enumerate(ROWS)], names=("", *NAMES)),
+              "without a name and left out: column-1"),
+    "names of rows": (text(rows=[(f"r{k}", *row) for k, row in enumerate(ROWS)]), "column-1"),
+    "a saved index twice": (
+        text(rows=[(str(k), *row) for k, row in enumerate(ROWS)], names=("Unnamed: 0", *NAMES)),
+        "Unnamed: 0"),
+    "trailing": (text(end=",\n"), "the empty last column"),
+    "trailing in rows": (text(rows=[(*row, "") for row in ROWS]), "the empty last column"),
+    "trailing in the header": (text(names=(*NAMES, "")), "the empty last column of the header"),
+    "quotes": ("".join(",".join(f'"{v}"' for v in row) + "\n" for row in [NAMES, *ROWS]), ""),
+    "single quotes": (rows_as(m="'m'", f="'f'", a="'a'", b="'b'"), "quoted by '"),
+    "the header again": (text() + text().splitlines()[0] + "\n", ""),
+    "thousands": (rows_as(**{"63": '"1,063"', "41": '"2,041"', "37": '"1,037"', "52": '"1,052"'}),
+                  "thousands by ','"),
+    "packed": (gzip.compress(text().encode()), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_a_file_is_found_out_and_said(opened, form):
+    content, said = FORMS[form]
+    data = opened(content)
+    expected = EXPECTED.copy()
+    if form == "thousands":
+        expected[:, 0] = [1063, 2041, 1037, 1052]
+    assert np.array_equal(data.examples, expected, equal_nan=True)
+    assert data.classes == ("0", "1") and data.labels.tolist() == [0, 1, 0, 1]
+    assert data.site_names == ("a", "b") and data.inputs.columns == ("age", "bp", "sex")
+    assert said in " ".join(data.notes)
+
+
+def test_spaces_separate_columns_where_nothing_else_does(opened):
+    data = opened("  a   b y\n 1.0  2 0\n 3   4.5 1\n10 2 1\n", Reading(target="y"))
+    assert data.examples.tolist() == [[1, 2], [3, 4.5], [10, 2]]
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "value"),
+    [
+        (Form(separator="|"), "a,b|y\n1,5|0\n2,5|1\n", 1.5),
+        (Form(decimal=","), "a;y\n1,500;0\n2,250;1\n", 1.5),
+        (Form(decimal=".", thousands=","), "a;y\n1,500;0\n2,250;1\n", 1500),
+        (Form(thousands=".", decimal=","), "a;y\n1.500,5;0\n2.250,5;1\n", 1500.5),
+        (Form(encoding="latin-1"), "\u00e4;y\n1.5;0\n2;1\n".encode("latin-1"), 1.5),
+        (Form(gaps=("-9",)), "a;y\n-9;0\n2;1\n", np.nan),
+        (Form(columns=("a", "y")), "1.5;0\n2;1\n", 1.5),
+        (Form(columns=("a", "y")), "a;y\n1.5;0\n2;1\n", 1.5),
+    ],
+)
+def test_each_finding_has_a_key_that_overrules_it(opened, form, content, value):
+    data = opened(content, Reading(target="y", form=form))
+    assert np.array_equal(data.examples[0, 0], np.float32(value), equal_nan=True)
+
+
+def test_a_german_file_with_both_signs(opened):
+    data = opened("a;y\n1.234,5;0\n2.000,25;1\n17,5;0\n", Reading(target="y"))
+    assert data.examples[:, 0].tolist() == [1234.5, 2000.25, 17.5]
+    assert "decimal comma (decimal); thousands by '.' (thousands)" in data.notes[-1]
+
+
+HEADLESS = {
+    "numbers": "61,131.5,10,3\n74,96.3,11,3\n52,86.6,12,2\n",
+    "numbers and words": "5.1,3.5,setosa\n4.9,3.0,setosa\n6.1,2.9,virginica\n",
+    "words": "vhigh,small,low\nvhigh,big,low\nlow,small,high\n",
+}
+
+
+@pytest.mark.parametrize("case", HEADLESS)
+def test_a_first_line_of_data_is_no_header(opened, case):
+    width = HEADLESS[case].split("\n")[0].count(",") + 1
+    for target in ("ill", "3"):
+        with pytest.raises(UserError, match=r"first line looks like data \(.*columns=c1,c2,c3"):
+            opened(HEADLESS[case], Reading(target=target))
+    names = tuple(f"c{k}" for k in range(1, width + 1))
+    data = opened(HEADLESS[case], Reading(target=names[-1], form=Form(columns=names)))
+    assert len(data.labels) == 3
+
+
+@pytest.mark.parametrize("names", [("0", "1", "2"), ("1990", "1991", "y"), ("a1", "a2", "y")])
+def test_numbers_may_be_the_names_of_columns(opened, names):
+    assert len(opened(",".join(names) + "\n5,6,1\n7,8,0\n", Reading(target=names[2])).labels) == 2
+
+
+BROKEN = {
+    "latin": (b"age,y\n" + b"1,0\n" * 30_000 + b"2,\xe9\n", "line 30002: byte 0xe9 is no utf-8.*enc"),
+    "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, and others 3"),
+    "many": ("x,y\n1,0\n1,0,0\n", "line 3: 3 fields, and the others have 2"),
+    "quote": ('x,y\n1,0\n"2,1\n', "a quote is not closed; quote=none"),
+    "no row": ("x,y\n", "no row below the header"),
+    "empty": ("", "the file is empty"),
+    "workbook": (b"PK\x03\x04....", "save its sheet as CSV"),
+    "binary": (b"\x00\x01" * 500, "no text"),
+    "no such column": (text(names=("age", "bp", "sex", "site", "il")), "target: .* did you mean"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_known_is_one_line_that_says_where(opened, case):
+    content, message = BROKEN[case]
+    with pytest.raises(UserError, match=message) as found:
+        opened(content, READING if case == "no such column" else Reading(target="y"))
+    assert "\n" not in str(found.value) and "p.csv" in str(found.value)
+
+
+def test_lines_of_rows_are_counted_as_an_editor_does(tmp_path):
+    (tmp_path / "t.csv").write_text('# a\nx,y\n"two\nlines",1\n\n3,1\n')
+    file = open_rows([tmp_path / "t.csv"])
+    assert list(file.lines()) == [4, 6]
+
+
+def test_two_columns_of_one_name_are_told_apart(opened):
+    data = opened("a,a,y\n1,2,0\n3,4,1\n", Reading(target="y"))
+    assert data.inputs.columns == ("a", "a.2") and "is called 'a.2'" in data.notes[-1]
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Chunks go to the cache as they come: what is held at a time is bounded."""
+    (tmp_path / "p.csv").write_text("a,b,y\n" + "1.5,2,0\n" * 150_000)
+    file = open_rows([tmp_path / "p.csv"])
+    sizes = [len(chunk) for chunk in file.chunks(["y"], ["a", "b"])]
+    assert sum(sizes) == 150_000 and max(sizes) <= 65_536
+
+
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
+    pq = pytest.importorskip("pyarrow.parquet")
+
+    def open_(columns, reading=READING, **writing):
+        table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+        pq.write_table(table, tmp_path / "p.parquet", **writing)
+        return open_dataset(
+            "table", data_path=str(tmp_path / "p.parquet"), reading=reading,
+            cache_dir=tmp_path / "cache",
+        )  # fmt: skip
+
+    return open_
+
+
+COLUMNS = {
+    "age": [63, 41, 37, 52], "bp": [1.5, 2.25, None, 3], "sex": list("mfmf"), "site": list("abba"),
+    "ill": [0, 1, 0, 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("writing", [{}, {"compression": "zstd", "row_group_size": 1}])
+def test_parquet_is_read_as_the_csv_of_the_same_rows(parquet, writing):
+    data = parquet(COLUMNS, **writing)
+    assert np.array_equal(data.examples, EXPECTED, equal_nan=True)
+    assert data.labels.tolist() == [0, 1, 0, 1] and data.site_names == ("a", "b")
+
+
+def test_columns_of_any_plain_type(parquet):
+    import pyarrow as pa
+
+    big = pa.array([2**60, 2**60 + 1])
+    columns = {"a": pa.array([1, 2], pa.uint8()), "b": pa.array([True, None]),
+               "c": pa.array(["x", "y"]).dictionary_encode(), "g": pa.array([None, None]), "y": big}  # fmt: skip
+    data = parquet(columns, Reading(target="y"))
+    assert np.array_equal(
+        data.examples, [[1, 1, 0, np.nan], [2, np.nan, 1, np.nan]], equal_nan=True
+    )
+    assert data.classes == (str(2**60), str(2**60 + 1))  # as texts: a float has them the same
+
+
+def test_the_index_of_pandas_is_no_feature(parquet):
+    import pandas as pd
+    import pyarrow as pa
+
+    frame = pd.DataFrame(COLUMNS, index=[7, 9, 11, 13])
+    data = parquet(pa.Table.from_pandas(frame))
+    assert data.inputs.columns == ("age", "bp", "sex") and "__index_level_0__" in data.notes[-1]
+
+
+def test_what_is_wrong_with_parquet_is_one_line(parquet, tmp_path):
+    import datetime
+
+    with pytest.raises(UserError, match=r"for categories: x \(4 values\): ignore=x"):
+        parquet(COLUMNS | {"x": [[k] for k in range(4)]})
+    dates = [datetime.date(2020, 1, k + 1) for k in range(4)]
+    with pytest.raises(UserError, match="dates are no numbers: day: .*ignore=day"):
+        parquet(COLUMNS | {"day": dates})
+    (tmp_path / "q.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-9])
+    with pytest.raises(UserError, match="no sound Parquet file"):
+        open_dataset("table", data_path=str(tmp_path / "q.parquet"), reading=READING)

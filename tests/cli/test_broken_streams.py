@@ -1,7 +1,6 @@
 """A terminal, pipe or folder that is gone: what goes on goes on, what cannot begin says so."""
 
 import os
-import signal
 import sys
 
 import pytest
@@ -10,7 +9,6 @@ from cli.refusals import refused
 from fedhet.cli.app import main
 from fedhet.cli.display import RunProgress
 from fedhet.cli.saying import tell
-from fedhet.engines.system import Interrupted, interruptible
 
 ROUNDS = [{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}]
 
@@ -53,41 +51,9 @@ def test_a_full_disk_is_one_line_and_a_reader_that_had_enough_is_none(
         assert end.value.code == 0 and not error
 
 
-def test_a_table_on_a_full_disk_is_one_line(monkeypatch, capsys):
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(SystemExit) as end:
-            main(["keys"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err == "fedhet: error: No space left on device\n"
-
-
 def test_a_working_folder_that_is_gone_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gone").mkdir()
     os.chdir("gone")
     (tmp_path / "gone").rmdir()
     assert "the working folder is gone" in refused(capsys, "runs", ".")
-
-
-@pytest.mark.usefixtures("here")
-def test_what_can_be_no_path_is_one_line(capsys, tmp_path):
-    assert "File name too long" in refused(capsys, "run", "x" * 300)
-    (tmp_path / "c.yaml").write_text('{dataset: image-folder, data-path: "a\\0b"}')
-    assert "'a?b' is not allowed" in refused(capsys, "run", "c.yaml")
-    line = refused(capsys, "run", "quickstart", "dataset=image-folder", "data-path=~nosuch/x")
-    assert "'~nosuch' is the home of no user here" in line
-    assert "~USER of no user here" in refused(capsys, "run", "~nosuch/x.yaml")
-
-
-def test_nohup_is_left_in_force():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interruptible():
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with pytest.raises(Interrupted), interruptible():
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)

@@ -1,33 +1,19 @@
 """The command line in this process: every mistake is one line and a code; nothing is launched."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cli.refusals import refused
-from PIL import Image
 
 from fedhet.cli.app import execute
 from fedhet.engines import session
-from fedhet.engines.system import Interrupted, script
-from fedhet.errors import RunFailedError, UserError
+from fedhet.engines.system import Interrupted
+from fedhet.errors import RunFailedError
 from fedhet.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
-
-
-def test_a_module_without_its_name_is_told_from_a_typo(capsys, here, monkeypatch):
-    (here / "fedmine.py").write_text("raise SystemExit('imported')")
-    monkeypatch.syspath_prepend(str(here))
-    for key, name in (("method", "METHOD"), ("models", "make"), ("dataset", "load")):
-        line = refused(capsys, "run", "quickstart", f"{key}=fedmine")
-        assert f"'fedmine' is a module: write fedmine:NAME, such as fedmine:{name}" in line
-        assert "did you mean" not in line
 
 
 @pytest.mark.parametrize(
@@ -101,19 +87,6 @@ def test_a_wrong_command_is_one_line(capsys, here, words, parts):
     for part in parts:
         assert part in line
     assert list(here.iterdir()) == []
-
-
-def test_a_class_folder_with_too_few_images(capsys, here):
-    for name in ("cat", "dog"):
-        (here / "data" / name).mkdir(parents=True)
-        for i in range(4):
-            pixels = np.full((8, 8, 3), 40 * i, dtype=np.uint8)
-            Image.fromarray(pixels).save(here / "data" / name / f"{i}.png")
-    words = ["dataset=image-folder", "data-path=data", "clients=5", "classes-per-client=2"]
-    line = refused(capsys, "run", "quickstart", *words, "models=cnn-5")
-    assert "cat" in line
-    assert "4" in line
-    assert not (here / "runs").exists()
 
 
 def test_a_missing_model_module_in_the_working_folder_is_found(capsys, here, pretend):
@@ -191,88 +164,6 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
     monkeypatch.setattr(session, "simulate", killed)
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3
     assert f"fedhet resume {here / 'runs' / 'cut'}" in capsys.readouterr().err
-
-
-def test_a_user_without_a_home_is_told_to_set_one(capsys, here, monkeypatch):
-    monkeypatch.delenv("HOME")
-    monkeypatch.delenv("FEDHET_CACHE")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # as `docker run --user 1234`
-    assert refused(capsys, "run", "quickstart", *SMALL) == (
-        "this user has no home directory: set HOME"
-    )
-
-
-FIRST_LINE = """
-import sys
-
-class Stop:
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] in {"torch", "ray", "flwr"}:
-            raise SystemExit(7)
-
-sys.meta_path.insert(0, Stop())
-from fedhet.cli import main
-main(sys.argv[1:])
-"""
-
-
-def first_line(words: str, **where) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", FIRST_LINE, *words.split()]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, **where)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [("run quickstart", True), ("run quickstart --json", False), ("resume x", True),
-     ("keys", False)],
-)  # fmt: skip
-def test_a_terminal_sees_a_line_before_the_imports_that_take_seconds(here, words, said):
-    screen, terminal = os.openpty()
-    done = first_line(words, stderr=terminal)
-    os.write(terminal, b"end")
-    assert (done.returncode, done.stdout) == (7, "")
-    seen = b""
-    while not seen.endswith(b"end"):
-        seen += os.read(screen, 1000)
-    assert seen == (b"fedhet: loading torch and Flower ...\r\nend" if said else b"end")
-    os.close(terminal)
-    os.close(screen)
-
-
-def test_a_pipe_sees_no_such_line(here):
-    assert first_line("run quickstart", stderr=subprocess.PIPE).stderr == ""
-
-
-def test_programs_are_found_where_a_system_python_keeps_them(tmp_path, monkeypatch):
-    """Debian's /usr/bin/python3 with pip's /usr/local/bin, as in a container."""
-    program = tmp_path / "local" / "flwr"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python3"))
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(program.parent))
-    assert script("flwr") == str(program)
-    with pytest.raises(UserError, match="'flower-superlink' is missing in"):
-        script("flower-superlink")
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("", ["is empty", "fedhet keys"]),
-        ("# nothing yet\n", ["is empty"]),
-        ("rounds: 1\nlr: 0.1\nrounds: 2\n", ["rounds: given twice", "line 3"]),
-        ("method: fedssa\nparams:\n  mu0: 0.5\n", ["params", "beside the others", "mu0"]),
-        ("- rounds\n", ["must be a mapping"]),
-        ("alpha: 1.0\n", ["alpha", "changes nothing", "dirichlet"]),
-    ],
-)
-def test_a_wrong_file_is_one_line(capsys, here, text, parts):
-    (here / "mine.yaml").write_text(text, encoding="utf-8")
-    line = refused(capsys, "run", "mine.yaml")
-    for part in parts:
-        assert part in line
-    assert [path.name for path in here.iterdir()] == ["mine.yaml"]
 
 
 def test_a_runs_own_configuration_is_a_preset(capsys, here, pretend):

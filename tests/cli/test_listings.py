@@ -5,13 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 import fedhet
 from fedhet.cli.app import execute
-from fedhet.cli.display import show_table
 from fedhet.models import MODELS
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -62,31 +60,6 @@ def test_models_of_a_kind_a_group_and_of_ones_own_for_given_examples(capsys, her
     assert row["kind"] == "signal"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--kind", "sound"], "--kind: 'sound' is not allowed: image, signal, table, tokens"),
-        (["--kind", "table", "dataset=digits"], "--kind: 'table' is not allowed with dataset=dig"),
-        (["--kind", "table", "cnn-1"], "model 'cnn-1' is for images, and this run's examples"),
-        (["rsnet18"], "model 'rsnet18' is unknown; did you mean 'resnet18'?"),
-        (["rows=3"], "rows: unknown key; did you mean 'rounds'?"),
-        (["cnn-5 weights=absent"], "model 'cnn-5': weights 'absent' cannot be read"),
-    ],
-)
-def test_models_says_in_one_line_what_is_wrong(capsys, words, says):
-    assert execute(["models", *words]) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-
-
-def test_models_in_tables_for_people(capsys):
-    assert execute(["models", "--kind", "signal"]) == 0
-    text = capsys.readouterr().out
-    assert "inception-time" in text and "6 channels and 128 steps" in text
-    assert "for signals also: harcnn-2x1" in text and "@htfe-sen-8" in text
-    assert "@table-5" not in text
-
-
 def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):
     assert execute(["partition", "quickstart", "clients=3"]) == 0
     assert list(here.iterdir()) == []
@@ -105,26 +78,6 @@ def test_partition_as_a_table_and_a_picture_if_asked_for(capsys, here):
     shown = json.loads(capsys.readouterr().out)
     assert [sum(n > 0 for n in row) for row in shown["clients"].values()] == [2] * 10
     assert sum(map(sum, shown["clients"].values())) == 1797
-
-
-def test_names_of_classes_are_text_whatever_they_look_like(capsys, here):
-    """Neither markup of the table nor a formula of the picture."""
-    names = ("[red]", "[bold]cat", r"$\bad$")
-    for name in names:
-        (here / "data" / name).mkdir(parents=True)
-        for i in range(10):
-            pixels = np.full((8, 8, 3), 20 * i, dtype=np.uint8)
-            Image.fromarray(pixels).save(here / "data" / name / f"{i}.png")
-    words = ["dataset=image-folder", "data-path=data", "clients=2", "classes-per-client=2"]
-    assert execute(["partition", "quickstart", *words]) == 0
-    header = capsys.readouterr().out.splitlines()[2]
-    assert all(f" {name} " in header for name in names)
-
-
-def test_a_table_shows_brackets_that_others_put_there(capsys):
-    """Folders are titles; rich would end at a closing tag that nothing opened."""
-    show_table("/data/[/runs]", ("name",), [("[/ward]",)])
-    assert capsys.readouterr().out.count("[/") == 2
 
 
 def test_help_does_not_wait_for_torch(capsys):

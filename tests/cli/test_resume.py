@@ -25,13 +25,6 @@ def test_resume_takes_the_same_configuration(capsys, stopped, pretend, monkeypat
     assert "completed" in refused(capsys, "resume", str(stopped))
 
 
-def test_resume_names_the_key_that_was_edited(capsys, stopped):
-    config = stopped / "config.yaml"
-    config.write_text(config.read_text().replace("lr: 0.01", "lr: 0.02"), encoding="utf-8")
-    line = refused(capsys, "resume", str(stopped))
-    assert line.startswith("lr: config.yaml says '0.02'")
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -64,16 +57,3 @@ def test_whether_states_are_there_is_what_the_run_before_did(capsys, pretend, fi
     assert execute(["resume", "runs/kept", "rounds=2", f"keep-state={second}"])
     deleted = "states were deleted at its end" in capsys.readouterr().err
     assert deleted == (first == "false")
-
-
-def test_a_folder_called_like_a_preset_hides_it_not(here, pretend):
-    launches = pretend()
-    (here / "quickstart").mkdir()
-    assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 0
-    assert launches[-1].config.rounds == 1
-
-
-def test_a_look_at_what_is_no_run_leaves_nothing(capsys, here):
-    (here / "photos").mkdir()
-    refused(capsys, "verify", "photos")
-    assert not list((here / "photos").iterdir())

@@ -1,8 +1,6 @@
 """What others call their folders, classes and clients is shown, and never obeyed by a terminal."""
 
 import json
-import os
-import subprocess
 
 import pytest
 
@@ -36,22 +34,3 @@ def test_names_of_folders_and_reasons(run, capfd):
     execute(["report", str(moved), "--no-models", "--out", str(run.parent / "out")])
     said = "".join(capfd.readouterr())
     assert "\x1b" not in said and "n?]0;owned" in said
-
-
-def test_a_folder_that_leads_deep_and_one_called_like_a_lock(run, capsys, monkeypatch):
-    (run / ".owner").unlink(missing_ok=True)
-    (run / ".owner").mkdir()
-    assert execute(["resume", str(run), "rounds=2"]) == 3
-    assert "Is a directory" in capsys.readouterr().err
-    (run / ".owner").rmdir()
-    monkeypatch.chdir(run)
-    for _ in range(1_500):  # one path of all would be too long for the system
-        os.mkdir("d")
-        os.chdir("d")
-    monkeypatch.chdir(run.parent)
-    try:
-        assert execute(["runs", str(run.parent)]) == 0
-        assert execute(["verify", str(run)]) == 3
-        assert "deep in each other" in capsys.readouterr().err
-    finally:  # too deep for Python's own
-        subprocess.run(["rm", "-rf", str(run / "d")], check=True)

@@ -69,37 +69,6 @@ def test_hundred_clients_never_reach_a_dead_end(per_client):
     assert np.all((counts > 0).sum(axis=0) == 10 * per_client)
 
 
-def test_owners_share_a_class_by_uniform_weights():
-    labels = np.arange(60_000) % 10
-    partition = make_partition(labels, 10, PartitionSpec("classes-per-client", 50))
-    counts = partition.counts(labels, 10)
-    lowest = 0.4 / (0.4 + 9 * 0.6) * 6000 - 1
-    highest = 0.6 / (0.6 + 9 * 0.4) * 6000 + 10  # the last owner gets the remainders
-    held = counts[counts > 0]
-    assert held.min() >= lowest and held.max() <= highest
-    assert held.max() / held.min() > 1.25, "shares are not drawn"
-
-
-@pytest.mark.parametrize("kind", ["classes-per-client", "dirichlet", "dirichlet-balanced"])
-def test_images_of_a_class_are_dealt_at_random(kind):
-    """Neighbouring files, such as frames of one film, must not fall to one client."""
-    labels = np.zeros(1000, dtype=np.int64)
-    spec = PartitionSpec(kind, 2, classes_per_client=1, alpha=100.0)
-    for client in make_partition(labels, 1, spec).clients:
-        assert client.train.min() < 50 and client.train.max() > 950
-
-
-def test_seeds_give_different_owners_and_pairs_of_classes():
-    labels = np.arange(6000) % 10
-    first, second = (
-        make_partition(labels, 10, PartitionSpec("classes-per-client", 20, seed=seed))
-        for seed in (0, 1)
-    )
-    assert not np.array_equal(first.counts(labels, 10) > 0, second.counts(labels, 10) > 0)
-    pairs = {tuple(first.seen(k, labels)) for k in range(20)}
-    assert len(pairs) > 8, "block design instead of random pairs"
-
-
 def test_single_owner_and_dropped_classes_are_named():
     labels = np.arange(300) % 6
     names = ["ant", "bee", "cat", "dog", "elk", "fox"]
@@ -111,11 +80,6 @@ def test_single_owner_and_dropped_classes_are_named():
     gone = [name for name, has in zip(names, owned, strict=True) if not has]
     assert dropped == f"2 classes have no owner and are dropped: {gone[0]}, {gone[1]}"
     assert single.startswith("4 classes have a single owner")
-
-
-def test_no_warning_where_all_is_well():
-    labels = np.arange(6000) % 10
-    assert make_partition(labels, 10, PartitionSpec("classes-per-client", 20)).warnings == ()
 
 
 def test_legacy_leaves_a_third_of_the_images_unused():
@@ -130,16 +94,6 @@ def test_legacy_leaves_a_third_of_the_images_unused():
     assert np.all((counts > 0).sum(axis=1) == 2)
     assert any("belong to no client" in line for line in partition.warnings)
     assert _same(partition, make_partition(labels, 10, spec))
-
-
-def test_legacy_may_draw_a_class_twice():
-    """53 % of clients at N=100, c=8, C=10."""
-    labels = np.arange(60_000) % 10
-    spec = PartitionSpec("classes-per-client", 100, classes_per_client=8, legacy_pfedhn=True)
-    partition = make_partition(labels, 10, spec)
-    distinct = (partition.counts(labels, 10) > 0).sum(axis=1)
-    assert 35 <= (distinct < 8).sum() <= 70
-    assert any("drew a class twice" in line for line in partition.warnings)
 
 
 @settings(deadline=None, max_examples=40)

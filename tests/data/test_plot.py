@@ -1,9 +1,5 @@
 """The bubble plot: a bubble where there are images, none elsewhere, and no global state."""
 
-import re
-import sys
-
-import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,23 +33,3 @@ def test_area_of_the_bubbles_follows_the_counts(tmp_path, clients, classes):
 def test_an_unwritable_path_is_one_line(tmp_path):
     with pytest.raises(UserError, match="plot .*: cannot write"):
         bubble_plot(np.ones((2, 2), dtype=np.int64), ["a", "b"], tmp_path / "none" / "x.png")
-
-
-def test_pyplot_is_not_imported():
-    import subprocess
-
-    code = "import sys, fedhet.data.plot; sys.exit('matplotlib.pyplot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_matplotlibrc_in_the_working_folder_draws_nothing(tmp_path, monkeypatch):
-    counts, names = np.full((3, 2), 40), ["a_b", "$x$"]
-    bubble_plot(counts, names, tmp_path / "here.svg")
-    with mpl.rc_context({"text.usetex": True, "font.size": 30, "axes.linewidth": 9}):
-        bubble_plot(counts, names, tmp_path / "there.svg")  # and no LaTeX was started
-        assert mpl.rcParams["font.size"] == 30
-    drawn = [
-        re.sub(r"<metadata>.*?</metadata>|(#|id=\")\w+", "", (tmp_path / n).read_text(), flags=re.S)
-        for n in ("here.svg", "there.svg")
-    ]
-    assert drawn[0] == drawn[1]

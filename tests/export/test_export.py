@@ -1,6 +1,5 @@
 """`fedhet export`: the model that a client takes home is the one that ran."""
 
-import csv
 import json
 
 import pytest
@@ -10,12 +9,9 @@ from export.exported import percent, recorded, states
 from helpers.pictures import images_of
 from safetensors.torch import load_file
 
-from fedhet.cli import app as cli
 from fedhet.config.registry import METHODS
-from fedhet.data.inputs import Inputs
 from fedhet.export.model import load_model, rebuild
-from fedhet.export.save import describe_input, export, open_state
-from fedhet.site.state import FileStore
+from fedhet.export.save import export
 from fedhet.testing import simulate, small
 
 VARIANTS = [
@@ -97,48 +93,3 @@ def test_exporting_twice_gives_the_same_bytes_and_leaves_the_state_alone(run, mo
     for path in model.iterdir():
         assert (again / path.name).read_bytes() == path.read_bytes()
     assert before == {path.name: path.read_bytes() for path in state.iterdir()}
-
-
-def test_an_older_generation_is_another_model(run, tmp_path):
-    config, folder = run
-    state = states(folder, config)["0"]
-    assert FileStore(state, sync=False).generations() == [2, 3]
-    old, new = open_state(state, 2), open_state(state)
-    assert (old.generation, new.generation) == (2, 3)
-    with folder.clients.open(encoding="utf-8", newline="") as file:
-        rows = {(r["client"], r["round"]): r for r in csv.DictReader(file)}
-    for one in (old, new):
-        row = rows["0", str(one.generation)]
-        assert one.metrics["test_accuracy"] == float(row["test_accuracy"])
-        assert percent(one.model, config, "0", "test") == float(row["test_accuracy"])
-    inputs, _ = images_of(config, "0").batch(torch.arange(4))
-    assert not torch.equal(old.model(inputs), new.model(inputs))
-
-
-def test_a_round_without_an_evaluation_has_no_accuracy(tmp_path):
-    config = small(tmp_path, method="standalone", rounds=2, evaluate_every=2)
-    folder, _ = simulate(config)
-    old = open_state(states(folder, config)["0"], 1)
-    assert old.card()["accuracy"] == {"test": None, "validation": None}
-
-
-def test_the_description_is_written_once(run):
-    config, folder = run
-    path = states(folder, config)["0"] / "client.json"
-    description = json.loads(path.read_text())
-    written = path.stat().st_mtime_ns
-    store = FileStore(path.parent, sync=False)
-    store.describe({key: value for key, value in description.items() if key != "run"})
-    assert path.stat().st_mtime_ns == written
-
-
-def test_the_command_line_prints_the_folder(run, tmp_path, capsys):
-    config, folder = run
-    state = str(states(folder, config)["1"])
-    assert cli.execute(["export", state, "--out", str(tmp_path / "deep" / "m")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "deep" / "m")
-
-
-def test_the_card_of_a_grey_model_says_grey():
-    assert describe_input(Inputs.image(8, grey=True))["channels"] == "grey"
-    assert describe_input(Inputs.image(8))["channels"] == "RGB"

@@ -1,15 +1,11 @@
 """A model of rows, signals or texts, outside its run: raw files in, the recorded accuracy out."""
 
 import csv
-import hashlib
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from safetensors.torch import load, save
 
 from fedhet.errors import UserError
 from fedhet.export.model import load_model
@@ -89,7 +85,6 @@ def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
 
 
 def _path(config):
-    from pathlib import Path  # noqa: PLC0415
 
     return Path(config.data_path)
 
@@ -122,60 +117,3 @@ def test_what_does_not_fit_is_one_line(made, tmp_path):
     with pytest.raises(UserError, match="is a folder: this model takes .* files"):
         predict(model, [tmp_path], tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()
-
-
-def test_an_answer_that_is_not_finite_is_none(made, tmp_path):
-    config, _, model = made
-    large = Path(shutil.copytree(model, tmp_path / "large"))
-    weights = load(large.joinpath("model.safetensors").read_bytes())
-    data = save({n: t * 1e30 if t.is_floating_point() else t for n, t in weights.items()})
-    large.joinpath("model.safetensors").write_bytes(data)
-    card = yaml.safe_load((model / "card.yaml").read_text())
-    card["sha256"] = hashlib.sha256(data).hexdigest()
-    (large / "card.yaml").write_text(yaml.safe_dump(card))
-    with pytest.raises(UserError, match=r"data\.\w+:\d+': the model has no finite answer to it"):
-        predict(large, [Path(config.data_path)], tmp_path / "p.csv")
-    assert not (tmp_path / "p.csv").exists()
-
-
-def test_a_text_file_is_one_text_a_line(made, tmp_path):
-    config, _, model = made
-    (tmp_path / "lines.txt").write_text("oil bank money\ngoal match team\n")
-    if config.dataset != "texts":
-        with pytest.raises(UserError, match="has no column|no sound NPZ file"):
-            predict(model, [tmp_path / "lines.txt"], tmp_path / "p.csv")
-        return
-    predict(model, [tmp_path / "lines.txt"], tmp_path / "p.csv")
-    assert len(answers(tmp_path / "p.csv")) == 2
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(UserError, match="nothing to classify"):
-        predict(model, [tmp_path / "empty.txt"], tmp_path / "p.csv")
-    assert len(answers(tmp_path / "p.csv")) == 2
-
-
-def test_no_input_is_overwritten_and_no_name_is_blamed_on_the_answers(made, tmp_path):
-    config, _, model = made
-    own = Path(shutil.copy(config.data_path, tmp_path))
-    with pytest.raises(UserError, match="one of the files to classify"):
-        predict(model, [own], own)
-    assert own.read_bytes() == _path(config).read_bytes()
-    with pytest.raises(UserError, match=f"^'{'x' * 300}': File name too long"):
-        predict(model, [Path("x" * 300)], tmp_path / "p.csv")
-
-
-def test_rows_and_texts_of_a_parquet_file_are_answered_as_those_of_the_csv(made, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
-    reader = pytest.importorskip("pyarrow.csv")
-    config, _, model = made
-    if not config.data_path.endswith(".csv"):
-        pytest.skip("signals come as NPZ")
-    text = reader.ConvertOptions(null_values=[""], strings_can_be_null=True)
-    parquet.write_table(
-        reader.read_csv(config.data_path, convert_options=text), tmp_path / "in.parquet"
-    )
-    predict(model, [tmp_path / "in.parquet"], tmp_path / "parquet.csv")
-    predict(model, [_path(config)], tmp_path / "csv.csv")
-    ours, theirs = answers(tmp_path / "parquet.csv"), answers(tmp_path / "csv.csv")
-    assert list(ours) == list(range(90)) and list(theirs) == list(range(2, 92))
-    for row, line in zip(ours.values(), theirs.values(), strict=True):
-        assert row | {"path": ""} == line | {"path": ""}

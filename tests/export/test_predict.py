@@ -13,11 +13,8 @@ from PIL import Image
 from safetensors.torch import load, save
 
 from fedhet.cli import app as cli
-from fedhet.data.images import to_pixels
 from fedhet.errors import UserError
-from fedhet.export.images import find_images
-from fedhet.export.model import load_model
-from fedhet.export.predict import classify, predict
+from fedhet.export.predict import predict
 
 
 def rows_of(path):
@@ -43,32 +40,6 @@ def test_predictions_of_files_have_the_recorded_accuracy(run, model, tmp_path):
     assert 100.0 * right / len(rows) == float(recorded(folder)["0"]["test_accuracy"])
 
 
-def test_other_kinds_of_image_are_converted_as_in_training(model, tmp_path):
-    wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 70), dtype=np.uint8))
-    wide.save(tmp_path / "grey.png")
-    predict(model, [tmp_path / "grey.png"], tmp_path / "p.csv")
-    loaded, _ = load_model(model)
-    _, shares = classify(loaded, torch.from_numpy(to_pixels(wide, (32, 32, 3))[None].copy()))
-    row = rows_of(tmp_path / "p.csv")[0]
-    assert [float(row[f"p_class-{k}"]) for k in range(4)] == pytest.approx(
-        shares[0].tolist(), rel=1e-5
-    )
-
-
-def test_predictions_are_made_without_denormal_numbers(model):
-    """As the accuracies of the run were."""
-    loaded, _ = load_model(model)
-    tiny, found = torch.tensor([1e-39]), []
-
-    def infer(inputs):
-        found.append(float(tiny * 0.5))
-        return torch.zeros(len(inputs), len(loaded.classes))
-
-    loaded.forward = infer
-    classify(loaded, torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
-    assert found == [0.0] and float(tiny * 0.5) > 0
-
-
 def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
     folder = tmp_path / "mixed"
     (folder / "deep").mkdir(parents=True)
@@ -86,17 +57,6 @@ def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):
     assert cli.execute([*words[:2], str(folder / "broken.png"), *words[3:]]) == 2
     assert len(rows_of(out)) == 1  # the file from before is left as it was
     assert not list(tmp_path.glob(".*tmp"))
-
-
-def test_a_file_is_classified_once_and_any_name_is_allowed(model, tmp_path):
-    names = ["a,b.png", 'q"uote.png', "line\nbreak.png", "\udcff.png"]
-    for name in names:
-        Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
-        (tmp_path / "x.png").rename(tmp_path / name)
-    found = find_images([tmp_path / names[0], tmp_path])
-    assert len(found) == len(names) and found[0] == str(tmp_path / names[0])
-    predict(model, [tmp_path], tmp_path / "p.csv")
-    assert {row["path"] for row in rows_of(tmp_path / "p.csv")} == set(found)
 
 
 def test_what_is_no_exported_model(model, tmp_path):
@@ -142,18 +102,3 @@ def test_what_is_no_exported_model(model, tmp_path):
     assert "d1" in said(spoilt)
     (spoilt / "model.safetensors").unlink()
     assert "cannot be read" in said(spoilt)
-
-
-def test_what_cannot_be_classified(model, tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        predict(model, [tmp_path / "none.png"], tmp_path / "p.csv")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no image file"):
-        predict(model, [tmp_path / "empty"], tmp_path / "p.csv")
-    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
-    with pytest.raises(UserError, match="cannot be written"):
-        predict(model, [tmp_path / "x.png"], tmp_path / "nowhere" / "p.csv")
-    with pytest.raises(UserError, match="one of the files to classify"):
-        predict(model, [tmp_path], tmp_path / "x.png")
-    with Image.open(tmp_path / "x.png") as there:
-        assert there.size == (8, 8)

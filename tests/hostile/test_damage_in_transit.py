@@ -114,7 +114,9 @@ HANDSHAKES = [
     {"seen": ["nobody's"]}, {"images": [0, 0]}, {"images": [2**62, 1]}, {"images": [1.5, 2.5]},
     {"train-images": 0}, {"train-images": 10**9}, {"train-images": True}, {"model": "os system"},
     {"model": "x" * 201}, {"device": "cuda:99999"}, {"device": ""}, {"clients": -1},
-    {"clients": 2**62}, {"error": ""},
+    {"clients": 2**62}, {"clients": "abc"}, {"error": ""}, {"seen": [], "images": []},
+    {"train-images": 17}, {"images": [2**62, 2**62]}, {"seen": ["0"] * 2000},
+    {"classes": [], "seen": [], "images": []},
 ]  # fmt: skip
 
 

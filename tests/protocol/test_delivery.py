@@ -155,16 +155,3 @@ def test_a_reply_that_flower_cannot_unpack_is_its_nodes_error(kind):
     assert made.has_error() and made.error.code == DAMAGED
     answers = "" if kind == "Message" else identity  # nobody can say what that one answers
     assert made.metadata.reply_to_message_id == answers
-
-
-def test_what_is_no_message_is_an_error_too():
-    record = ConfigRecord({"a": 1})
-    made = take_damaged_replies()(record.object_id, {record.object_id: record.deflate()})
-    assert made.error.code == DAMAGED
-
-
-def test_a_sound_reply_is_unpacked_as_before():
-    identity, reply = reply_of_three()
-    made = take_damaged_replies()(reply.object_id, packed(reply))
-    assert made.content.config_records["info"]["client"] == "5"
-    assert made.metadata.reply_to_message_id == identity

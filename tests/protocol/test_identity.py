@@ -6,7 +6,6 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedhet.config.load import envelope
-from fedhet.data.inputs import Inputs
 from fedhet.errors import RunFailedError
 from fedhet.protocol.handshake import Handshake, Roster, Terms
 from fedhet.testing import LocalGrid, simulate, small
@@ -27,63 +26,14 @@ def liar(**lies):
     return tamper
 
 
-def repeated(info):
-    return [info["seen"][0]] * 2000
-
-
-LIES = {
-    "one class 2,000 times": dict(seen=repeated, images=lambda i: [1] * 2000, train_images=2000),
-    "a class twice in its list": dict(classes=lambda i: [*i["classes"], i["classes"][0]]),
-    "counts of 2^62": dict(images=lambda i: [2**62, 2**62]),
-    "negative counts": dict(images=lambda i: [i["images"][0] + 9, i["images"][1] - 9 - 10**6]),
-    "a count of 0": dict(images=lambda i: [0, i["train-images"]]),
-    "10^9 images": dict(images=lambda i: [10**9 - 1, 1], train_images=10**9),
-    "more images than its classes have": dict(train_images=lambda i: i["train-images"] + 1),
-    "20,000 classes more": dict(classes=lambda i: [*i["classes"], *map(str, range(20_000))]),
-    "no classes": dict(classes=[], seen=[], images=[]),
-    "classes kept back": dict(seen=[], images=[]),
-    "a class outside its list": dict(seen=lambda i: [i["seen"][0], "zebra"]),
-    "a name of 300 characters": dict(classes=lambda i: [*i["classes"], "x" * 300]),
-    "a name of two lines": dict(classes=lambda i: [*i["classes"], "x\ny"]),
-    "a number for a name": dict(classes=[1, 2, 3]),
-    "images=[1e300]": dict(images=[1e300, 1e300]),
-    "400 digits": dict(images=["9" * 400, "9" * 400]),
-    "clients=abc": dict(clients="abc"),
-    "clients=-1": dict(clients=-1),
-    "clients=10^18": dict(clients=10**18),
-    "an id with a way out": dict(client=".."),
-    "no id": dict(client=""),
-    "a number for an id": dict(client=7),
-    "train-images NaN": dict(train_images=float("nan")),
-    "train-images a text": dict(train_images="48"),
-    "a model name of 100 kB": dict(model="m" * 100_000),
-    "a model name of two lines": dict(model="cnn-5\nx"),
-    "a device of 100 kB": dict(device="c" * 100_000),
-    "a text for a list": dict(seen="ab"),
-}
-
-
 @pytest.fixture
 def grid(tmp_path):
     return LocalGrid(envelope(small(tmp_path), {}), 3)
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_declaration_that_makes_no_sense_is_refused_whole(grid, lie):
-    grid.tamper = liar(**LIES[lie])
-    roster = Roster()
-    assert Handshake(grid, "x", roster).query() == ["0", "2"]
-    assert list(roster.infos) == list(roster.generations) == list(roster.nodes) == ["0", "2"]
-    ((who, reason),) = roster.refusals()
-    assert who == "node 101" and roster.refused == {101: reason}
-    assert 10 < len(reason) < 500 and reason.isprintable()
-
-
 def test_a_refusal_stands_in_the_failures(tmp_path):
     """The run goes on as if the liar had not come; ids and reasons are named in the summary."""
-    folder, _ = simulate(
-        small(tmp_path, rounds=1, start_timeout=0.5), tamper=liar(**LIES["clients=abc"])
-    )
+    folder, _ = simulate(small(tmp_path, rounds=1, start_timeout=0.5), tamper=liar(clients="abc"))
     done = json.loads(folder.summary.read_text())
     assert done["status"] == "completed" and done["clients"] == 2
     (failure,) = done["failures"]
@@ -183,12 +133,3 @@ def test_a_node_of_other_examples_is_refused_in_the_handshake(tmp_path):
         (record,) = folder.read_rounds()
         assert record["replied"] == 2
         assert any(reason in failure["reason"] for failure in record["failures"])
-
-
-def test_a_table_of_other_columns_is_refused():
-    ours, theirs = Inputs.table(("age", "chol")), Inputs.table(("chol", "age"))
-    assert ours.differs(theirs) == "column 'chol' stands where this run has 'age'"
-    assert not ours.differs(ours)
-    coded = (("sex", ("f", "m")),)
-    other = (("sex", ("m", "f")),)
-    assert Inputs.table(("sex",), coded).differs(Inputs.table(("sex",), other))

@@ -1,18 +1,15 @@
 """Client ids bound to keys: a member that takes another's name is refused."""
 
-import json
-
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from fedhet.config.load import build_config, envelope
+from fedhet.config.load import envelope
 from fedhet.deploy.certs import make
 from fedhet.engines.grid import InlineGrid
-from fedhet.errors import UserError
 from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake, Names, Roster
 from fedhet.protocol.messages import TRAIN, Instruction, request
-from fedhet.testing import LocalGrid, simulate, small
+from fedhet.testing import LocalGrid, small
 
 
 @pytest.fixture
@@ -84,20 +81,6 @@ def test_a_folder_of_keys_says_who_is_who(grid, keys):
     assert nodes == {"1": 101} and "there is no 0.pub" in refused[100]
     grid.badges[101] = ("1", b"no key")
     assert asked(grid, folder)[0] == {}
-
-
-def test_a_folder_without_keys_is_a_mistake(tmp_path):
-    with pytest.raises(UserError, match="client-keys: '.*' holds no public keys"):
-        Names(str(tmp_path))
-    (tmp_path / "a.pub").write_text("nothing")
-    with pytest.raises(UserError, match="a.pub' is not a public key"):
-        Names(str(tmp_path))
-    assert build_config({"client-keys": str(tmp_path)}).client_keys == str(tmp_path)
-
-
-def test_a_simulation_has_no_keys(tmp_path, keys):
-    folder, _ = simulate(small(tmp_path, rounds=1, client_keys=str(keys[0])))
-    assert json.loads(folder.summary.read_text())["failures"] == []
 
 
 def test_the_content_of_a_message_cannot_be_guessed():

@@ -3,18 +3,16 @@
 import csv
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, RecordDict
 from PIL import Image
 
 from fedhet.config.load import envelope
-from fedhet.data.inputs import Inputs
 from fedhet.engines.grid import InlineGrid
 from fedhet.errors import RunFailedError
-from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
+from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.testing import LocalGrid, simulate, small
 
 
@@ -102,18 +100,6 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
     assert handshake.query(patience=0.05) == [] and not roster.refused
 
 
-def test_a_node_whose_question_was_lost_is_asked_again_three_times_at_most(grid):
-    def broken(node, message, reply):
-        return Message(Error(code=5, reason="gone"), reply_to=message) if node == 2 else reply
-
-    grid.tamper = broken
-    roster = Roster()
-    handshake = Handshake(grid, "x", roster)
-    for _ in range(5):
-        handshake.query(patience=0.3)
-    assert queries(grid).count(102) == 3 and "gone" in roster.refused[102]
-
-
 def folder(path, classes, size=40):
     rng = np.random.default_rng(0)
     for name in classes:
@@ -152,15 +138,6 @@ def test_the_handshake_unites_the_classes_of_private_folders(tmp_path):
     assert (tmp_path / "state-1").is_dir()
 
 
-def test_a_class_that_is_not_listed_leaves_out_that_client_only(tmp_path, caplog, capfd):
-    folders = (("cat", "dog"), ("dog",), ("dog", "zebra"))
-    header, summary, clients = private(tmp_path, folders, classes=["cat", "dog"])
-    assert header == "client,cat,dog" and summary["status"] == "completed"
-    assert {client for client, _ in clients} == {"hospital-0", "hospital-1"}
-    assert "zebra" not in caplog.text and "data (its log: no. " in caplog.text
-    assert "'zebra' is not one of the classes" in capfd.readouterr().err
-
-
 def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_path, caplog, capfd):
     own = {0: {"model": "cnn-4"}, 1: {"model": "cnn-7"}, 2: {"device": "cuda:7"}}
     _, _, clients = private(tmp_path, (("a", "b"), ("a", "b"), ("a", "b")), own)
@@ -168,16 +145,6 @@ def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_p
     assert "model (its log: no. " in caplog.text and "device (its log: no. " in caplog.text
     said = capfd.readouterr().err
     assert "model 'cnn-7' is unknown" in said and "device: 'cuda:7' is not there" in said
-
-
-def test_hidden_classes_need_a_list(tmp_path):
-    with pytest.raises(RunFailedError, match="classes: .* the run must name them"):
-        private(tmp_path, (("a", "b"), ("b", "c")), secure_sum="masked", sum_min=2)
-    _, summary, _ = private(
-        tmp_path / "2", (("a", "b"), ("b", "c")), secure_sum="masked", sum_min=2,
-        classes=["a", "b", "c"],
-    )  # fmt: skip
-    assert summary["failures"] == []
 
 
 def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
@@ -191,30 +158,3 @@ def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
     with pytest.raises(RunFailedError, match="this run: data: its data cannot be used: [^;]*$"):
         simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)
     assert capfd.readouterr().err.count("data-path is empty") == 3
-
-
-def declared(client, columns=("age", "dose"), classes=("a",)):
-    info = ClientInfo(client, classes, classes, (5,), 5, "mlp-1", "cpu")
-    return replace(info, inputs=Inputs.table(columns, ()))
-
-
-def test_what_examples_are_is_what_most_clients_have_not_what_the_first_one_says():
-    roster = Roster()
-    for client, columns in (("liar", ("x",)), ("b", ("age", "dose")), ("c", ("age", "dose"))):
-        roster.admit(declared(client, columns))
-        roster.nodes[client] = len(roster.nodes)
-    roster.fix_classes(())
-    assert roster.ids == ["b", "c"] and roster.inputs.columns == ("age", "dose")
-    assert [(node, "liar" in reason) for node, reason in roster.refusals()] == [("node 0", True)]
-    with pytest.raises(ValueError, match="'late': its"):
-        roster.admit(declared("late", ("x",)))
-
-
-def test_a_client_that_is_dropped_may_have_gone_before():
-    roster = Roster()
-    for client, name in (("liar", "zebra"), ("b", "a")):
-        roster.admit(declared(client, classes=(name,)))
-    roster.nodes["b"] = 1  # the liar's node is not there any more
-    roster.fix_classes(("a",))
-    assert roster.ids == ["b"]
-    assert [who for who, _ in roster.refusals()] == ["liar"]

@@ -6,7 +6,7 @@ from fedhet.config.load import envelope
 from fedhet.engines.grid import InlineGrid
 from fedhet.errors import RunFailedError
 from fedhet.protocol import handshake
-from fedhet.protocol.handshake import Handshake, Roster, Terms
+from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import instruction
 from fedhet.testing import LocalGrid, small
 
@@ -74,30 +74,6 @@ def test_a_simulation_waits_for_nobody_who_was_refused(tmp_path, monkeypatch, ca
     assert "starting with 2 of 3 clients (refused: client id 'a/b'" in caplog.text
 
 
-def test_a_node_that_knows_its_own_fault_is_not_told_it_again(grid, monkeypatch):
-    monkeypatch.setattr(
-        "fedhet.client_app.load_local", lambda *_, **__: (_ for _ in ()).throw(ValueError("broken"))
-    )
-    roster = Roster()
-    Handshake(grid, "x", roster).query(patience=60)
-    assert len(roster.refused) == 3 and told(grid) == []
-
-
-def test_who_is_left_out_after_the_handshake_is_told_too(grid):
-    roster = Roster()
-    shake = Handshake(grid, "x", roster, Terms())
-    shake.query(patience=60)
-    roster.refuse(101, "it brings too many classes")
-    shake.query(patience=60)
-    assert (101, "it brings too many classes") in told(grid)
-
-
-def test_a_simulation_tells_nobody(grid, monkeypatch):
-    monkeypatch.setattr(LocalGrid, "pull_interval", 0.0, raising=False)
-    Handshake(grid, "x", Roster()).query(patience=60)
-    assert told(grid) == []
-
-
 def test_missing_nodes_are_waited_for_aloud(grid, monkeypatch):
     monkeypatch.setattr(handshake, "PATIENT", 0.0)
     said = []
@@ -115,9 +91,3 @@ def test_missing_nodes_are_waited_for_aloud(grid, monkeypatch):
         Handshake(grid, "x", Roster()).wait(0, 0.3, said.append)
     assert said[0].startswith("waiting for clients since ")
     assert len(said) == 2
-
-
-def test_nobody_is_told_of_a_short_wait(grid):
-    said = []
-    Handshake(grid, "x", Roster()).wait(2, 60, said.append)
-    assert said == [""]

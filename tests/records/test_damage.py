@@ -6,16 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from flwr.app import Message
 
-from fedhet.cli import actions
 from fedhet.cli.app import execute
-from fedhet.engines import session
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
-from fedhet.records.verification import Finding, Verification, VerifyError
 from fedhet.testing import simulate, small
 
 ROUNDS = 3
@@ -81,10 +77,6 @@ def last(run: Path) -> int:
 
 def older(run: Path) -> None:
     put(state(run, "0", last(run)), state(run, "0", 1).with_name("older~").read_bytes())
-
-
-def another(run: Path) -> None:
-    put(state(run, "0", last(run)), state(run, "1", last(run)).read_bytes())
 
 
 def altered(path: Path) -> None:
@@ -171,21 +163,6 @@ def test_a_summary_of_other_rounds_is_named(runs, tmp_path, capsys):
         assert "summary.json" in said and (key in said or "round 99" in said)
 
 
-def test_a_damaged_summary_is_computed_again_only_where_states_are_kept(tmp_path, capsys):
-    kinds = ({}, {"keep_state": False})
-    for number, keys in enumerate(kinds):
-        folder, _ = simulate(small(tmp_path, name=f"{number}", engine="inline", **keys))
-        write_text(folder.summary, "{")
-        said = complaint(folder.path, capsys, "resume")
-        assert ("computes it again" in said) == (not keys)
-
-
-def test_an_older_checkpoint_is_told_from_a_crash(runs, tmp_path, capsys):
-    run = copy(runs["done"], tmp_path)
-    put(run / SERVER, (runs["cut"] / SERVER).read_bytes())
-    assert SERVER in complaint(run, capsys, "verify")
-
-
 def test_what_a_crash_leaves_is_no_damage(runs, tmp_path):
     run = copy(runs["cut"], tmp_path)
     lines(run / "rounds.jsonl", lambda x: [*x, b'{"round": 3, "cut sho'])
@@ -216,30 +193,6 @@ def test_a_lost_state_is_accepted_only_when_asked_and_stands_in_the_summary(runs
     assert execute(["verify", str(run)]) == 0
 
 
-def test_with_every_client_needed_a_lost_state_ends_the_run(tmp_path):
-    def hurt(node, message, reply):
-        what = instruction(message)
-        if message.metadata.message_type == "train" and (what.round, node) == (1, 1):
-            flip(Path(what.state_dir) / what.experiment / "1" / "00000001.safetensors")
-        return reply
-
-    config = small(tmp_path, rounds=3, min_replies=3, max_skipped_rounds=0, name="all")
-    with pytest.raises(RunFailedError, match="is damaged"):
-        simulate(config, tamper=hurt)
-
-
-def test_a_reply_without_the_digest_of_a_state_is_left_out(tmp_path):
-    def silent(node, message, reply):
-        if node == 1 and message.metadata.message_type == "train":
-            reply.content["info"]["state"] = "x"
-            return Message(reply.content, reply_to=message)
-        return reply
-
-    folder, _ = simulate(small(tmp_path, rounds=1), tamper=silent)
-    (failure,) = json.loads(folder.summary.read_text())["failures"]
-    assert failure["client"] == "1" and "digest" in failure["reason"]
-
-
 def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
     order, original = [], os.fsync
 
@@ -255,34 +208,6 @@ def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
     assert order[final + 1] == "checkpoint"  # the folder: the new name
 
 
-def test_a_link_in_a_run_folder_is_not_followed(runs, tmp_path, capsys):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious.safetensors").write_text("x")
-    for name in ("log.txt", "state/more", "flwr", "checkpoint/link", ".lock"):
-        run = copy(runs["cut"], tmp_path / name.replace("/", "-"))
-        (run / name).symlink_to(outside)
-        for command in ("verify", "resume"):
-            assert f"{name}' is a link" in complaint(run, capsys, command)
-    run = copy(runs["cut"], tmp_path / "pipe")
-    os.mkfifo(run / "log.txt")
-    assert "log.txt" in complaint(run, capsys, "resume")
-    assert (outside / "precious.safetensors").read_text() == "x"
-
-
-def test_states_elsewhere_belong_to_one_run_folder(tmp_path, capsys):
-    states = tmp_path / "states"
-    config = small(tmp_path, rounds=ROUNDS, name="own", state_dir=str(states))
-    with pytest.raises(Cut):
-        simulate(config, tamper=_cut)
-    run = tmp_path / "runs" / "own"
-    assert execute(["verify", str(run)]) == 0
-    stranger = Path(shutil.copytree(run, tmp_path / "stranger"))
-    before = sorted(states.rglob("*"))
-    assert "state-dir" in complaint(stranger, capsys, "resume")
-    assert sorted(states.rglob("*")) == before
-
-
 def test_a_full_disk_leaves_no_half_folder(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, os.strerror(28))
@@ -294,34 +219,3 @@ def test_a_full_disk_leaves_no_half_folder(tmp_path, monkeypatch):
             RunFolder.create(config, "x")
     assert not (tmp_path / "runs" / "full").exists()
     RunFolder.create(config, "x")
-
-
-def test_many_damages_are_one_short_line_in_an_error_and_whole_in_verify(
-    tmp_path, capsys, monkeypatch
-):
-    lost = [Finding(f"state {i} is gone", str(i)) for i in range(12)]
-    found = Verification(tmp_path, clients=20, findings=lost)
-    monkeypatch.setattr(session, "verify", lambda path, trust: (RunFolder(path), found))
-    hint = f"`fedhet resume {tmp_path} --accept-lost` goes on without these clients"
-    with pytest.raises(VerifyError) as error:
-        actions.verify(tmp_path, as_json=False)
-    assert capsys.readouterr().out.splitlines() == [f"state {i} is gone" for i in range(12)]
-    assert str(error.value) == f"12 findings in '{tmp_path}'; {hint}"
-    with pytest.raises(VerifyError) as error:
-        found.raise_for()
-    said = str(error.value)
-    assert said.startswith("state 0 is gone; state 1 is gone; ")
-    assert said.endswith(f"; 9 more, which `fedhet verify` lists; {hint}")
-    found.raise_for(accept_lost=True)
-    elsewhere = [Finding("line 2 is cut"), *lost[:2]]
-    with pytest.raises(VerifyError, match="^line 2 is cut; state 0 is gone; state 1 is gone$"):
-        Verification(tmp_path, clients=20, findings=elsewhere).raise_for()
-
-
-def test_nobody_goes_on_when_every_state_is_lost(runs, tmp_path, capsys):
-    run = Path(shutil.copytree(runs["cut"], tmp_path / "run"))
-    for client in (run / "state").glob("*/*"):
-        if client.is_dir():
-            shutil.rmtree(client)
-    assert execute(["resume", str(run), "--accept-lost"]) == 3
-    assert "no client is left to go on with" in capsys.readouterr().err

@@ -9,10 +9,7 @@ import pytest
 import yaml
 from PIL import Image
 
-import fedhet
 from fedhet.cli.app import execute
-from fedhet.errors import UserError
-from fedhet.records.checkpoint import load_checkpoint, save_checkpoint
 from fedhet.testing import simulate, small
 
 
@@ -81,55 +78,6 @@ def test_no_state_dir_of_a_strangers_deletes_or_writes_outside(home, monkeypatch
     assert outside(home) == before
 
 
-@pytest.mark.parametrize("experiment", ["../.ssh", ".", "/etc", "", "a\0b"])
-def test_no_experiment_leads_out(home, capsys, experiment):
-    run = crafted(home / "run", experiment)
-    before = outside(home)
-    assert execute(["resume", str(run)]) == 3
-    assert "experiment" in capsys.readouterr().err
-    assert outside(home) == before
-
-
-def test_the_place_and_name_that_it_says_it_was_made_at_mean_nothing(home):
-    run = crafted(home / "run", "ab", out=str(home / "elsewhere"), name=".ssh", keep_state=True)
-    before = outside(home)
-    assert execute(["resume", str(run)]) == 0
-    assert outside(home) == before
-    assert (run / "state" / "ab" / "0" / "client.json").exists()
-
-
-BOOKS = {  # every value is of its kind; together they cannot be
-    "a class beyond the list": lambda b: b["roster"]["infos"]["1"]["seen"].__setitem__(0, 99),
-    "a class without a count": lambda b: b["roster"]["infos"]["1"]["images"].pop(),
-    "a client without a generation": lambda b: b["roster"]["generations"].pop("1"),
-}
-
-
-@pytest.mark.parametrize("kind", BOOKS)
-def test_a_checkpoint_that_contradicts_itself_is_one_line(home, capsys, kind):
-    folder, _ = simulate(small(home, engine="inline", name="own", rounds=1))
-    kept = load_checkpoint(folder.checkpoint)
-    BOOKS[kind](kept.meta)
-    save_checkpoint(folder.checkpoint, kept)
-    assert execute(["resume", str(folder.path), "rounds=2"]) == 3
-    said = capsys.readouterr().err
-    assert "server.safetensors" in said and "Traceback" not in said
-
-
-def test_a_clients_id_cannot_lead_out(home):
-    folder, _ = simulate(small(home, engine="inline", name="own", rounds=1))
-    with pytest.raises(UserError, match="client"):
-        fedhet.load_run(folder.path).model("../../.ssh")
-
-
-def test_states_elsewhere_go_with_a_run_that_does_not_keep_them(home):
-    config = small(
-        home, engine="inline", name="own", state_dir=str(home / "states"), keep_state=False
-    )
-    folder, _ = simulate(config)
-    assert not (home / "states" / folder.experiment).exists()
-
-
 def test_two_run_folders_do_not_go_on_from_the_same_states(home, capsys):
     config = small(home, engine="inline", name="own", state_dir=str(home / "states"), rounds=1)
     folder, _ = simulate(config)
@@ -140,32 +88,6 @@ def test_two_run_folders_do_not_go_on_from_the_same_states(home, capsys):
     shutil.rmtree(folder.path)
     assert execute(words) == 0
     assert execute(["verify", str(copy)]) == 0
-
-
-def test_a_run_with_its_states_inside_goes_on_wherever_it_is(home, monkeypatch):
-    folder, _ = simulate(small(home, engine="inline", name="own", rounds=1))
-    moved = folder.path.rename(home / "moved")
-    monkeypatch.setenv("XDG_STATE_HOME", str(home / "another machine"))
-    assert execute(["resume", str(moved), "rounds=2"]) == 0
-    assert execute(["verify", str(moved)]) == 0
-
-
-def test_nobody_is_talked_into_giving_a_folder_of_states_that_is_none(home, capsys):
-    run = crafted(home / "run")
-    before = picture(home)
-    assert execute(["resume", str(run), f"state-dir={home}"]) == 2
-    assert "holds no clients' states" in capsys.readouterr().err
-    assert picture(home) == before
-
-
-def test_a_stranger_gets_no_account_and_no_download(home, capsys):
-    run = crafted(home / "run", "ab", tracker="mlflow")
-    assert execute(["resume", str(run)]) == 2
-    assert "tracker" in capsys.readouterr().err
-    run = crafted(home / "other", "ab", dataset="cifar10", data_path=str(home / "elsewhere"))
-    before = picture(home)
-    assert execute(["resume", str(run)]) == 2
-    assert "data-path" in capsys.readouterr().err and picture(home) == before
 
 
 MODULE = """

@@ -1,6 +1,5 @@
 """The public data set: nobody's examples, the same everywhere, and only where a method asks."""
 
-import json
 from typing import ClassVar
 
 import numpy as np
@@ -8,11 +7,9 @@ import pytest
 from PIL import Image
 
 from fedhet.clients.standalone import StandaloneClient
-from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS, Method
 from fedhet.errors import RunFailedError, UserError
-from fedhet.site import local_data
-from fedhet.site.local_data import PublicSet, load_partition, open_public, own_copy, public_digest
+from fedhet.site.local_data import load_partition, open_public, own_copy, public_digest
 from fedhet.strategies.base import MethodStrategy
 from fedhet.testing import simulate, small
 
@@ -83,19 +80,6 @@ def test_none_of_it_is_a_clients_and_it_comes_through_the_cache(tmp_path, monkey
     assert counts[0] == "client,class-0,class-1,class-2,class-3"
 
 
-def test_a_method_that_does_not_ask_never_opens_one(tmp_path, monkeypatch):
-    def never(*words):
-        raise AssertionError("opened")
-
-    monkeypatch.setattr(local_data, "_opened", never)
-    assert simulate(small(tmp_path, rounds=1))[0].read_rounds()[0]["replied"] == 3
-
-
-def test_the_server_alone_may_have_one(tmp_path):
-    run = deployed(tmp_path, ["", ""], method="server", public_path=pictures(tmp_path / "p"))
-    assert run.read_rounds()[0]["public"] == 10 and run.read_rounds()[0]["replied"] == 2
-
-
 def test_copies_in_other_places_are_the_same_and_other_images_are_refused(tmp_path):
     copies = [pictures(tmp_path / f"copy-{k}") for k in range(2)]
     copies += [pictures(tmp_path / "other", seed=1), ""]
@@ -134,42 +118,6 @@ def test_one_pixel_one_label_or_another_size_is_another_digest(tmp_path):
     assert len(found) == 4
 
 
-def test_a_rounds_sample_is_the_same_for_all_and_another_each_round(tmp_path):
-    config = small(tmp_path, method="everybody", public_dataset="synthetic:60x3")
-    one = PublicSet(open_public(config), "cpu")
-    first, again, later = one.sample(8, 5, 1), one.sample(8, 5, 1), one.sample(8, 5, 2)
-    assert first.labels.tolist() == list(range(8)) and first.examples.shape == (8, 32, 32, 3)
-    assert first.examples.equal(again.examples) and not first.examples.equal(later.examples)
-    assert len(one.sample(1000, 5, 1)) == 60
-    clients, _ = load_partition(config, 3)
-    mine, theirs = (
-        np.asarray(d.examples).reshape(len(d.labels), -1) for d in (one.dataset, clients)
-    )
-    assert not (mine[:, None] == theirs[None]).all(axis=2).any(), "drawn with another seed"
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"public-path": "/x"}, "public-path: '/x' changes nothing with method=fedssa: it uses no"),
-        ({"public-dataset": "digits"}, "public-dataset: 'digits' changes nothing with method"),
-        ({"method": "everybody"}, "public-path: '' is not allowed with method=everybody, which"),
-        (
-            {"method": "everybody", "public-dataset": "digits"},
-            "public-dataset: 'digits' is not allowed: it is what the clients' own",
-        ),
-        (
-            {"method": "server", "public-path": "/x", "dataset": "image-folder", "data-path": "/x"},
-            "public-path: '/x' is not allowed: it is what the clients' own",
-        ),
-    ],
-)
-def test_where_it_makes_no_sense_it_is_refused(values, text):
-    with pytest.raises(UserError, match=text) as error:
-        build_config(values)
-    assert "\n" not in str(error.value)
-
-
 def test_a_wrong_public_set_is_one_line_that_says_which(tmp_path):
     config = small(tmp_path, method="server", public_path=str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"public data set: data-path.*none") as error:
@@ -177,9 +125,3 @@ def test_a_wrong_public_set_is_one_line_that_says_which(tmp_path):
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="public data set: dataset 'digit' is unknown"):
         open_public(config.model_copy(update={"public_dataset": "digit"}))
-
-
-def test_a_run_keeps_the_keys(tmp_path):
-    run, _ = simulate(small(tmp_path, method="server", public_dataset="synthetic:60x3"))
-    assert run.started_config()["public-dataset"] == "synthetic:60x3"
-    assert json.loads(run.summary.read_text())["status"] == "completed"

@@ -9,12 +9,10 @@ from hostile.deployed import Deployed, files
 from PIL import Image
 
 from fedhet.clients.fedssa import FedSSAClient
-from fedhet.config.registry import METHODS
 from fedhet.config.schema import kebab
 from fedhet.errors import RunFailedError
-from fedhet.protocol.checks import OURS
 from fedhet.protocol.messages import instruction
-from fedhet.protocol.reasons import MOST, Word, told
+from fedhet.protocol.reasons import Word
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.limits import Limits
 from fedhet.site.state import FileStore
@@ -155,49 +153,6 @@ def test_every_limit_has_a_word_and_every_word_a_meaning():
     assert all(word.meaning for word in Word)
 
 
-@pytest.mark.parametrize("number", [0, -1, MOST + 1, 2**62, "17", 1.5, True, [1], b"x"])
-def test_a_liars_number_is_not_repeated(number):
-    assert told("state", number) == f"state (its log: no. unknown): {Word.STATE.meaning}"
-
-
-@pytest.mark.parametrize(
-    "word", ["", "x" * 9999, "/etc/passwd", "\x1b[31m", 7, ["state"], b"state"]
-)
-def test_a_liars_word_is_not_repeated(word):
-    assert told(word, 17) == "no word that is known (its log: no. 17)"
-
-
-@pytest.mark.parametrize("name", ["sha256", "status", "sampled", "round", "failed", "novelty",
-                                  "ensemble_weight", "test_accuracyx", "xtrain_loss"])  # fmt: skip
-def test_only_declared_metrics_are_taken(tmp_path, name):
-    def add(node, message, reply):
-        if node == 1 and message.metadata.message_type == "train":
-            reply.content["metrics"][name] = 0.5
-            return Message(reply.content, reply_to=message)
-        return reply
-
-    folder, _ = simulate(small(tmp_path, rounds=1), tamper=add)
-    (record,) = folder.read_rounds()
-    (failure,) = record["failures"]
-    assert failure["client"] == "1" and f"metric '{name}' is not declared" in failure["reason"]
-    assert record["replied"] == 2 and len(record["sha256"]) == 64
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_what_honest_clients_send_is_declared(tmp_path, method):
-    seen: set[str] = set()
-
-    def listen(node, message, reply):
-        if message.metadata.message_type == "train":
-            seen.update(reply.content["metrics"])
-        return reply
-
-    folder, _ = simulate(small(tmp_path, method=method, rounds=1, image_size=16), tamper=listen)
-    assert folder.read_rounds()[0]["failures"] == []
-    own = METHODS[method].strategy.metric_ranges
-    assert all(OURS.fullmatch(name) or name in own for name in seen) and "train_flops" in seen
-
-
 def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
     config = small(tmp_path, method="standalone", lr=1e30, rounds=2, max_skipped_rounds=5)
     with pytest.raises(RunFailedError, match="'model/.*' is not finite after round 1: "):
@@ -237,16 +192,3 @@ def test_generations_that_a_client_goes_back_to(tmp_path):
     assert store.load(3, str(again)) and store.load(2, digests[2])
     assert store.generations() == [2, 3] and store._set_aside() == [3]
     assert ask(3, 3, again)["error"] == "instruction"
-
-
-def test_a_lost_round_of_everybody_names_words_once(tmp_path):
-    """The line that ends a run is no list of numbers."""
-    config = small(tmp_path, rounds=1, max_skipped_rounds=0, name="all")
-
-    def wall(grid):
-        (tmp_path / "wall").write_text("")
-        for context in grid.contexts.values():
-            context.node_config["state-dir"] = str(tmp_path / "wall" / "x")
-
-    with pytest.raises(RunFailedError, match=r"valid replies: state: [^;]*$"):
-        simulate(config, before=wall, simulated=False)

@@ -3,8 +3,6 @@
 import csv
 import json
 
-import numpy as np
-
 from fedhet.testing import simulate, small
 
 
@@ -38,30 +36,3 @@ def test_nodes_bring_a_csv_each_and_who_has_other_columns_is_refused(tmp_path):
     reasons = [failure["reason"] for failure in summary["failures"]]
     assert any("column 'ca' stands where this run has 'age'" in reason for reason in reasons)
     assert run.read_rounds()[-1]["replied"] == 2
-
-
-def test_who_brings_windows_of_another_shape_or_no_windows_is_refused(tmp_path):
-    rng = np.random.default_rng(0)
-    for name, steps in (("a", 16), ("b", 16), ("c", 20)):
-        x = rng.normal(size=(40, 2, steps)).astype(np.float32)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(40) % 2)
-    (tmp_path / "d.npz").write_text("x,y\n1,0\n")
-
-    def give(grid):
-        for k, name in enumerate("abcd"):
-            node = {"data-dir": str(tmp_path / f"{name}.npz"), "name": name,
-                    "state-dir": str(tmp_path / f"s{k}")}  # fmt: skip
-            grid.contexts[100 + k].node_config.clear()
-            grid.contexts[100 + k].node_config.update(node)
-
-    config = small(
-        tmp_path, dataset="signals", clients=4, models=["conv1d-5"], start_timeout=1,
-        representation=16, classes="0,1", rounds=1,
-    )  # fmt: skip
-    run, _ = simulate(config, before=give, simulated=False)
-    assert {row["client"] for row in csv.DictReader(run.clients.open())} == {"a", "b"}
-    reasons = "; ".join(f["reason"] for f in json.loads(run.summary.read_text())["failures"])
-    assert "examples are signal of shape (2, 20), and this run's are signal of shape (2, 16)" in (
-        reasons
-    )
-    assert len(json.loads(run.summary.read_text())["failures"]) == 2

@@ -83,23 +83,3 @@ def test_runs_inside_are_those_that_have_begun(folder):
     assert found is not None and len(found.look().rounds) == 2
     for name in ("b1", "nobody", "", "..", "../x", "sweeps"):
         assert view.inside(name) is None
-
-
-def test_a_strangers_index_leads_nowhere(tmp_path):
-    outside = begin(tmp_path / "outside")
-    inner = tmp_path / "sent"
-    names = ["../outside", str(outside), "..", "", "a\0b", 3, None, {"x": 1}]
-    index(inner, [*(listed(name) for name in names), "text", None, {"values": 3, "name": "x"}])
-    view = SweepView(inner)
-    state = view.look().state
-    assert [row[0] for row in state.tables[0].rows] == ["x"]
-    assert all(view.inside(str(name)) is None for name in names)
-
-
-def test_damaged_files_are_named(folder):
-    (folder / "sweeps" / "p" / "sweep.json").write_text("[1")
-    (folder / "a1" / "rounds.jsonl").write_text('{"round": "x"}\n')
-    state = SweepView(folder).look().state
-    assert len(state.damage) == 1 and "sweep.json" in state.damage[0]
-    rows = {row[0]: row for row in state.tables[0].rows}
-    assert rows["a1"][2] == "failed" and "line 1: round" in rows["a1"][-1]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.records.run_folder import RunFolder
-from fedhet.watch.beside import watcher
-from fedhet.watch.finding import open_view
 from fedhet.watch.plain import follow
-from fedhet.watch.server import address, listen, new_token, serve
+from fedhet.watch.server import address, listen, new_token, serve, watcher
+from fedhet.watch.view import open_view
 
 
 def watch(place: Path | None, superlink: str, port: int, *, plain: bool) -> None:

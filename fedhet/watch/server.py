@@ -1,241 +1,128 @@
-"""The page of a run or sweep, on 127.0.0.1 alone, for whoever was given its address.
+"""The page of a run or sweep, on 127.0.0.1, for whoever was given its address.
 
-Nobody else may read it: every request needs the random token in its path, a ``Host`` that is this
-address (a page elsewhere whose name is made to lead here has its own), and, where a browser tells,
-an origin that is this page. GET is all there is. What is sent comes with a content policy under
-which the page loads its own script and style and asks nothing of anybody else.
+Every request needs the random token in its path, this address as ``Host`` and, where a browser
+tells, this page as its origin. GET is all there is. The content policy lets the page load its own
+script and style and nothing else.
 """
 
 import asyncio
+import contextlib
+import hashlib
 import json
 import secrets
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
 from urllib.parse import quote
 
-import jinja2
 import uvicorn
+from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedhet.engines.system import guarded
 from fedhet.errors import UserError
 from fedhet.files import finite
-from fedhet.watch.view import Look, Value, View
+from fedhet.watch.view import RunView, SweepView, open_view
 
 HOST = "127.0.0.1"
-POLL, REST = 1.0, 5.0  # seconds between looks at what goes on, and at what is over
-ALIVE = 15.0  # seconds of silence after which the browser is told that we are there
-HEAD = 16_384  # bytes of a request: others are refused before all of it is there
-STREAMS = 32  # pages that may be open at a time
-ROUNDS = 2_000  # that are sent: of more every n-th, which a curve does not show
-VIEWS = 64  # runs of a sweep whose pages are remembered
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+POLL, REST = 0.9, 5.0  # seconds that a look is kept while a run goes on, and when it is over
+HEAD = 16_384  # bytes of a request: larger ones are refused
+FAREWELL = 5.0  # seconds for an orderly end
 HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin", "Cache-Control": "no-store",
+}  # fmt: skip
 ASSETS = {"page.js": "text/javascript", "page.css": "text/css"}
 
 
-class Guard:
-    """Answers whoever may not read with a status and nothing else."""
+class Page:
+    """Answers requests below the token; all who look share a look."""
 
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self.app = app
-        self.host = f"{HOST}:{port}"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI; the headers of every answer are set here."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def dressed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *own]
-            await send(message)
-
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
-        await (refusal or self.app)(scope, receive, dressed)
-
-    def _refusal(self, method: str, headers: Headers) -> Response | None:
-        if method != "GET":
-            return PlainTextResponse("GET only", 405, {"Allow": "GET"})
-        if headers.getlist("host") != [self.host]:
-            return PlainTextResponse("no such host", 421)
-        origins = set(headers.getlist("origin"))
-        if origins - {f"http://{self.host}"}:
-            return PlainTextResponse("another origin", 403)
-        if set(headers.getlist("sec-fetch-site")) - {"same-origin", "none"}:
-            return PlainTextResponse("another site", 403)
-        return None
-
-
-@dataclass
-class Shared:
-    """One view for all who look: read at most once in ``POLL`` seconds."""
-
-    view: View
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _last: Look | None = None
-    _at: float = 0.0
-
-    async def look(self) -> Look:
-        """What the last look found, or a new one."""
-        async with self._lock:
-            last = self._last
-            pause = REST if last is not None and last.state.over else POLL
-            if last is None or time.monotonic() - self._at >= pause:
-                last = self._last = await run_in_threadpool(self.view.look)
-                self._at = time.monotonic()
-            return last
-
-
-class Pages:
-    """Answers requests below the token."""
-
-    def __init__(self, view: View, token: str, stopping: Callable[[], bool]) -> None:
-        self.token, self.stopping = token, stopping
-        self.views: dict[str, Shared] = {"": Shared(view)}
-        self.streams = 0
+    def __init__(self, view: RunView | SweepView, token: str, port: int) -> None:
+        self.token, self.host = token, f"{HOST}:{port}"
+        self.views: dict[str, RunView | SweepView] = {"": view}
+        self.looks: dict[str, tuple[float, str]] = {}  # when to look again, and the JSON
+        self.lock = asyncio.Lock()
         place = files("fedhet.watch") / "page"
         self.assets = {name: (place / name).read_bytes() for name in ASSETS}
-        environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        self.page = environment.from_string((place / "page.html").read_text(encoding="utf-8"))
+        html = (place / "page.html").read_text(encoding="utf-8")
+        self.page = Environment(autoescape=True).from_string(html)
 
-    def app(self, port: int) -> ASGIApp:
-        """With the guard before everything."""
-        routes = [
-            Route("/{token}/", self.html),
-            Route("/{token}/run/{name}/", self.html),
-            Route("/{token}/events", self.events),
-            Route("/{token}/run/{name}/events", self.events),
-            Route("/{token}/{asset}", self.asset),
-        ]
-        app = Starlette(routes=routes)
+    def app(self) -> Starlette:
+        """The application; the check stands before everything."""
+        check = Middleware(BaseHTTPMiddleware, dispatch=self.check)
+        app = Starlette(routes=[Route("/{token}/{rest:path}", self.answer)], middleware=[check])
         app.router.redirect_slashes = False
-        return Guard(app, port)
+        return app
 
-    async def html(self, request: Request) -> Response:
-        """The page, without any figure: those come as events."""
-        shared = self._shared(request)
-        if shared is None:
-            return PlainTextResponse("not found", 404)
-        inner = "name" in request.path_params
-        state = (await shared.look()).state
-        text = self.page.render(root=f"/{self.token}/", inner=inner, name=state.name)
-        return Response(text, media_type="text/html; charset=utf-8")
+    async def check(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Refuse requests of other pages, other hosts and other methods."""
+        headers = request.headers
+        if request.method != "GET":
+            answer: Response = PlainTextResponse("GET only", 405, {"Allow": "GET"})
+        elif headers.getlist("host") != [self.host]:
+            answer = PlainTextResponse("no such host", 421)
+        elif set(headers.getlist("origin")) - {f"http://{self.host}"}:
+            answer = PlainTextResponse("another origin", 403)
+        elif set(headers.getlist("sec-fetch-site")) - {"same-origin", "none"}:
+            answer = PlainTextResponse("another site", 403)
+        else:
+            answer = await call_next(request)
+        answer.headers.update(HEADERS)
+        return answer
 
-    async def asset(self, request: Request) -> Response:
-        """Script and style."""
-        name = request.path_params["asset"]
-        if not self._knows(request) or name not in self.assets:
-            return PlainTextResponse("not found", 404)
-        return Response(self.assets[name], media_type=f"{ASSETS[name]}; charset=utf-8")
+    async def answer(self, request: Request) -> Response:
+        """The page (``""``), its data (``data``), both of a cell (``run/NAME/``), or an asset."""
+        token, rest = request.path_params["token"], request.path_params["rest"]
+        missing = PlainTextResponse("not found", 404)
+        if not secrets.compare_digest(token.encode(errors="replace"), self.token.encode()):
+            return missing
+        if rest in self.assets:
+            return Response(self.assets[rest], media_type=f"{ASSETS[rest]}; charset=utf-8")
+        name, last = "", rest
+        if rest.startswith("run/"):
+            name, _, last = rest.removeprefix("run/").partition("/")
+        slash = rest.endswith(("/", "/data")) or "/" not in rest
+        found = await self.look(name) if last in {"", "data"} and slash else None
+        if found is None:
+            return missing
+        if last == "data":
+            tag = f'"{hashlib.sha256(found.encode()).hexdigest()[:20]}"'
+            if request.headers.get("if-none-match") == tag:
+                return Response(status_code=304)
+            return Response(found, media_type="application/json", headers={"ETag": tag})
+        shown = self.page.render(root=f"/{self.token}/", inner=name, name=json.loads(found)["name"])
+        return Response(shown, media_type="text/html; charset=utf-8")
 
-    async def events(self, request: Request) -> Response:
-        """Server-sent events: all at first, then what is new."""
-        shared = self._shared(request)
-        if shared is None:
-            return PlainTextResponse("not found", 404)
-        if self.streams >= STREAMS:
-            return PlainTextResponse("too many pages are open", 503)
-        return StreamingResponse(self._stream(shared), media_type="text/event-stream")
-
-    def _knows(self, request: Request) -> bool:
-        return secrets.compare_digest(
-            request.path_params["token"].encode(errors="replace"), self.token.encode()
-        )
-
-    def _shared(self, request: Request) -> Shared | None:
-        """The view that a path names; None if it names none, or the token is another."""
-        if not self._knows(request):
-            return None
-        name = request.path_params.get("name", "")
-        if name not in self.views:
-            view = self.views[""].view.inside(name)
-            if view is None:
-                return None
-            while len(self.views) > VIEWS:
-                del self.views[next(key for key in self.views if key)]
-            self.views[name] = Shared(view)
-        return self.views[name]
-
-    async def _stream(self, shared: Shared) -> AsyncIterator[str]:
-        sent, spoke = Sent(), time.monotonic()
-        self.streams += 1
-        try:
-            while not self.stopping():
-                for event in sent.new(await shared.look()):
-                    spoke = time.monotonic()
-                    yield event
-                if time.monotonic() - spoke > ALIVE:
-                    spoke = time.monotonic()
-                    yield ": still here\n\n"
-                await asyncio.sleep(POLL)
-        finally:
-            self.streams -= 1
-
-
-@dataclass
-class Sent:
-    """What one page has been told."""
-
-    look: Look | None = None
-    state: str = ""
-    era: int = -1
-    rounds: int = 0
-
-    def new(self, look: Look) -> list[str]:
-        """Events that bring it up to date."""
-        events: list[str] = []
-        if look is self.look:
-            return events
-        self.look = look
-        state = json.dumps(finite(asdict(look.state)), allow_nan=False)
-        if state != self.state:
-            self.state = state
-            events.append(event("state", state))
-        count = len(look.rounds)
-        grown = count > self.rounds
-        again = look.era != self.era and bool(count or self.rounds)
-        # A curve of every n-th round is drawn again as a whole.
-        anew = again or (grown and count > ROUNDS)
-        if anew or grown:
-            rows = thinned(look.rounds) if anew else look.rounds[self.rounds :]
-            self.era, self.rounds = look.era, count
-            told: Mapping[str, Any] = {"anew": anew, "of": count, "rows": rows}
-            events.append(event("rounds", json.dumps(finite(told), allow_nan=False)))
-        return events
-
-
-def event(name: str, data: str) -> str:
-    """One event; JSON has no line ends."""
-    return f"event: {name}\ndata: {data}\n\n"
-
-
-def thinned(rows: Sequence[Sequence[Value]]) -> Sequence[Sequence[Value]]:
-    """At most ``ROUNDS`` of them, evenly, with the last."""
-    step = -(-len(rows) // ROUNDS)
-    return rows[(len(rows) - 1) % step :: step] if step > 1 else rows
+    async def look(self, name: str) -> str | None:
+        """What a view says now, as JSON; None for a cell that is not there."""
+        async with self.lock:
+            if name not in self.views:
+                view = self.views[""].inside(name)
+                if view is None:
+                    return None
+                self.views[name] = view
+            until, text = self.looks.get(name, (0.0, ""))
+            if time.monotonic() >= until:
+                look = await run_in_threadpool(self.views[name].look)
+                text = json.dumps(finite(look), allow_nan=False)
+                pause = REST if look["over"] else POLL
+                self.looks[name] = time.monotonic() + pause, text
+            return text
 
 
 def listen(port: int) -> socket.socket:
@@ -255,23 +142,53 @@ def listen(port: int) -> socket.socket:
 
 
 def new_token() -> str:
-    """What nobody guesses: 24 random bytes, as text for an address."""
+    """24 random bytes, as text for an address."""
     return secrets.token_urlsafe(24)
 
 
 def address(found: socket.socket, token: str) -> str:
-    """Where the page is."""
+    """Return where the page is."""
     return f"http://{HOST}:{found.getsockname()[1]}/{quote(token)}/"
 
 
-def serve(view: View, found: socket.socket, token: str) -> None:
-    """Until a signal."""
-    server: uvicorn.Server | None = None
-    pages = Pages(view, token, lambda: server is not None and server.should_exit)
+def serve(view: RunView | SweepView, found: socket.socket, token: str) -> None:
+    """Serve the page until a signal."""
     config = uvicorn.Config(
-        pages.app(found.getsockname()[1]), log_level="critical", access_log=False,
+        Page(view, token, found.getsockname()[1]).app(), log_level="critical", access_log=False,
         server_header=False, proxy_headers=False, ws="none", lifespan="off",
         timeout_graceful_shutdown=3, http="h11", h11_max_incomplete_event_size=HEAD,
     )  # fmt: skip
-    server = uvicorn.Server(config)
-    server.run(sockets=[found])
+    uvicorn.Server(config).run(sockets=[found])
+
+
+@contextlib.contextmanager
+def watcher(folder: Path, tls: str = "") -> Iterator[str]:
+    """Serve the page of a run folder meanwhile, from a process of its own; yield its address.
+
+    ``tls`` is the folder of the server whose sites are shown with it, if there is one. The token
+    goes through a pipe, where no list of processes shows it.
+    """
+    token = new_token()
+    with listen(0) as found:
+        program = [sys.executable, "-P", "-m", "fedhet.watch.server"]
+        process = subprocess.Popen(
+            guarded([*program, str(found.fileno()), str(folder), tls]), stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, pass_fds=[found.fileno()], start_new_session=True,
+        )  # fmt: skip
+        where = address(found, token)
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(token.encode())
+        yield where
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(FAREWELL)
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    number, run, superlink = sys.argv[1:]
+    serve(open_view(Path(run), superlink), socket.socket(fileno=int(number)), sys.stdin.read())

@@ -31,7 +31,8 @@ def failure(client: str, reason: str) -> dict[str, str]:
 
 def scores(*rows: tuple[int, str, float]) -> str:
     """``clients.csv``: round, client and accuracy."""
-    table = [[r, client, "cnn-1", r, accuracy, 1.0, ""] for r, client, accuracy in rows]
+    more = [""] * (len(CLIENT_COLUMNS) - 4)
+    table = [[r, client, "cnn-1", r, accuracy, *more] for r, client, accuracy in rows]
     return csv_text([[*CLIENT_COLUMNS, OTHER], *table])
 
 

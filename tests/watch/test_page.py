@@ -1,153 +1,145 @@
-"""The page in a real browser, over a real run that goes on meanwhile."""
+"""Who may read the page, what it is sent, and how a browser shows it: a real server."""
 
-import json
-import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
+import httpx
 import pytest
-from helpers.browser import chromium, look_like, needed
-from network.programs import wait_for
 from watch.folders import append, begin, end, failure, line, scores
 
-from fedhet.watch.beside import watcher
+from fedhet.errors import UserError
+from fedhet.watch.server import HEADERS, listen, watcher
 
-pytestmark = [needed, pytest.mark.network]
-EVIL = "<img src=x onerror=document.title='evil'>"
-RUN = (
-    "run quickstart engine=inline clients=2 models=cnn-5 rounds=999 local-epochs=1 out=. --watch "
-    "--name live"
-)
+pytestmark = pytest.mark.network
+EVIL = "<img src=x onerror=alert(1)>"
+get = partial(httpx.get, timeout=60, trust_env=False)
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with chromium() as driver:
-        yield driver
-
-
-def texts(browser, selector: str) -> list[str]:
-    script = "return [...document.querySelectorAll(arguments[0])].map(one => one.textContent)"
-    return browser.execute_script(script, selector)
-
-
-def press(browser, name: str, number: int) -> list[str]:
-    """Press a heading of a table; the first column then."""
-    script = "document.querySelectorAll(arguments[0])[arguments[1]].click()"
-    browser.execute_script(script, f"#{name} th button", number)
-    return texts(browser, f"#{name} tbody tr td:first-child")
-
-
-def open_page(browser, where: str, ready: str) -> None:
-    browser.get(where)
-    wait_for(lambda: bool(texts(browser, ready)), f"{ready} is drawn")
-
-
-def told_address(said: Path) -> str:
-    found = re.search(r"watch it at (\S+)", said.read_text())
-    return found[1] if found else ""
-
-
-def test_a_run_is_watched_while_it_goes_on_and_after_its_end(tmp_path, browser):
-    said = tmp_path / "said"
-    with said.open("w") as log:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "fedhet", *RUN.split()], cwd=tmp_path, stderr=log, stdout=log
-        )
-    try:
-        wait_for(lambda: told_address(said), "the run says where its page is")
-        open_page(browser, told_address(said), "#facts dd")
-        wait_for(lambda: len(texts(browser, "#rounds tbody tr")) > 1, "two rounds are shown")
-        assert texts(browser, "#status") == ["running"]
-        assert run.poll() is None
-        run.send_signal(signal.SIGINT)
-        assert run.wait(60) == 130
-    finally:
-        run.kill()
-        run.wait()
-    wait_for(lambda: "has ended" in texts(browser, "#link")[0], "the page says that we are gone")
-    assert texts(browser, "#rounds tbody tr")  # and still shows the last
-    with watcher(tmp_path / "live") as where:
-        open_page(browser, where, "#rounds tbody tr")
-        assert (texts(browser, "#status"), texts(browser, "#says")) == (["stopped"], ["SIGINT"])
-        assert len(texts(browser, "svg path")) == 6
-        assert texts(browser, "#clients tbody tr td:first-child") == ["0", "1"]
+def folder(tmp_path_factory):
+    run = begin(tmp_path_factory.mktemp("watched") / EVIL.replace("/", ""), rounds=9)
+    for number in range(1, 6):
+        append(run / "rounds.jsonl", line(number, failures=[failure("1", EVIL)] * (number == 2)))
+    append(run / "clients.csv", scores((5, "0", 10.0)))
+    return run
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """A sweep of two runs that a stranger sent, one with names that would be markup."""
-    folder = tmp_path_factory.mktemp("sent")
-    place = folder / "sweeps" / "p"
-    place.mkdir(parents=True)
-    cells = [
-        {"name": name, "values": {"method": EVIL, "seed": k}, "state": "pending", "reason": EVIL}
-        for k, name in enumerate(("a", "b"))
-    ]
-    (place / "sweep.json").write_text(json.dumps({"cells": cells}))
-    for name in ("a", "b"):
-        begin(folder / name, rounds=40)
-    failures = [failure(EVIL, EVIL)]
-    append(folder / "a" / "rounds.jsonl", "".join(line(r, failures=failures) for r in range(1, 41)))
-    append(folder / "a" / "clients.csv", scores((40, "0", 9.0), (40, "10", 80.0), (40, "2", 10.0)))
-    end(folder / "a", 40, reason=EVIL)
+def page(folder):
+    """The address of a page, served by a process of its own."""
     with watcher(folder) as where:
         yield where
 
 
-def test_it_asks_only_where_it_comes_from_and_complains_of_nothing(page, browser):
-    browser.get("about:blank")  # what an earlier page asks again and again ends with it
-    browser.get_log("performance"), browser.get_log("browser")
-    open_page(browser, page, "#grids td a")
-    open_page(browser, page + "run/a/", "#rounds tbody tr")
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = {
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    }
-    assert {url for url in asked if not url.startswith((page, "data:"))} == set()
-    assert {page + "events", page + "run/a/events", page + "page.js"} <= asked
-    assert browser.get_log("browser") == []
+def test_a_page_with_a_strict_policy_and_escaped_names(page):
+    answer = get(page)
+    assert answer.status_code == 200 and "&lt;img" in answer.text and EVIL not in answer.text
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    assert "access-control-allow-origin" not in answer.headers and "server" not in answer.headers
+    for name, kind in (("page.js", "text/javascript"), ("page.css", "text/css")):
+        assert get(page + name).headers["content-type"].startswith(kind)
 
 
-def test_names_are_text(page, browser):
-    open_page(browser, page, "#grids td a")
-    assert texts(browser, "#grids tbody th") == [EVIL]
-    browser.find_element("css selector", "#grids td a").click()
-    wait_for(lambda: texts(browser, "#failures tbody tr"), "the run's page is there")
-    assert EVIL in texts(browser, "#failures tbody td")
-    assert browser.execute_script("return document.images.length") == 0
-    assert browser.title == "completed: a"
+def test_data_is_everything_and_is_sent_once(page):
+    answer = get(page + "data")
+    assert answer.json()["title"] == "fedssa on digits" and len(answer.json()["rounds"]) == 5
+    again = get(page + "data", headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304 and not again.content
 
 
-def test_tables_sort_and_curves_are_read_by_keyboard(page, browser):
-    open_page(browser, page + "run/a/", "#rounds tbody tr")
-    assert texts(browser, "#clients tbody tr td:first-child") == ["0", "1", "2", "10", EVIL]
-    assert press(browser, "clients", 4)[:3] == ["10", "2", "0"]  # by accuracy
-    assert press(browser, "clients", 4)[:3] == ["0", "2", "10"]
-    slider = browser.find_element("css selector", "#cursor input")
-    assert texts(browser, "#cursor output") == ["40"]
-    slider.send_keys("\ue012" * 3)  # arrow left
-    assert texts(browser, "#cursor output") == ["37"]
-    assert texts(browser, "figcaption")[0].startswith("test 370.00 %")
-    assert slider.get_attribute("aria-valuetext").startswith("round 37: test 370.00 %")
-    names = "return [...document.querySelectorAll('.scroll')].map(one => one.tabIndex + one.role)"
-    assert set(browser.execute_script(names)) == {"0region"}
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 421),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)
+def test_other_pages_and_hosts_are_refused(page, headers, status):
+    assert get(page + "data", headers=headers).status_code == status
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("place", ["", "run/a/"])
-def test_it_fits_and_follows_the_system_into_the_dark(page, browser, width, place):
-    script = "return [document.documentElement.scrollWidth, getComputedStyle(document.body)"
-    script += ".backgroundColor]"
-    colours = []
-    for scheme in ("light", "dark"):
-        look_like(browser, width, scheme)
-        open_page(browser, page + place, "tbody tr")
-        wide, colour = browser.execute_script(script)
-        assert wide <= width
-        colours.append(colour)
-    assert colours == ["rgb(255, 255, 255)", "rgb(20, 24, 29)"]
+def test_another_token_method_or_path_finds_nothing(page):
+    base, _, token = page.rstrip("/").rpartition("/")
+    for path in (
+        "/",
+        f"/{token[:-1]}/",
+        f"/{token}/run/x/",
+        f"/{token}/../{token}/x",
+        f"/{token}/page.html",
+    ):
+        assert get(base + path).status_code == 404, path
+    assert httpx.post(page, trust_env=False).status_code == 405
+
+
+def test_it_listens_here_alone_and_says_when_a_port_is_taken():
+    with listen(0) as found:
+        assert found.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(UserError, match="cannot be used: Address already in use"):
+            listen(found.getsockname()[1])
+    with pytest.raises(UserError, match="--port: 70000 cannot be used"):
+        listen(70_000)
+
+
+def test_the_command_ends_with_ctrl_c_and_takes_no_proxy(folder):
+    words = [sys.executable, "-m", "fedhet", "watch", str(folder)]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        where = process.stdout.readline().strip()
+        assert get(where).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_the_process_beside_a_run_ends_with_it(folder):
+    with watcher(folder) as where:
+        assert get(where).status_code == 200
+    port = int(where.split(":")[2].partition("/")[0])
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.skipif(not shutil.which("chromedriver"), reason="needs chromium")
+def test_in_a_browser_at_400_pixels_in_the_dark(page, folder, tmp_path):
+    from selenium import webdriver  # noqa: PLC0415
+    from selenium.webdriver.support.ui import WebDriverWait  # noqa: PLC0415
+
+    options = webdriver.ChromeOptions()
+    for one in ("--headless", "--no-sandbox", "--disable-gpu", "--no-proxy-server",
+                "--blink-settings=preferredColorScheme=0",
+                f"--user-data-dir={tmp_path}"):  # fmt: skip
+        options.add_argument(one)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    browser = webdriver.Chrome(options=options, service=service)
+    try:
+        narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+        browser.get(page)
+        script, wait = browser.execute_script, WebDriverWait(browser, 30)
+        wait.until(lambda _: script("return document.querySelectorAll('path.curve').length") == 6)
+        assert script("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+        assert script("return document.documentElement.scrollWidth") <= 400
+        assert script("return document.querySelectorAll('img').length") == 0
+        assert EVIL in script("return document.getElementById('tables').textContent")
+        append(folder / "rounds.jsonl", line(6))
+        end(folder, 6)
+        wait.until(
+            lambda _: script("return document.getElementById('status').textContent") == "completed"
+        )
+        assert "6 of 9" in script("return document.getElementById('facts').textContent")
+        script("document.getElementById('clients-0').click()")
+        assert (
+            script("return document.getElementById('clients-0').closest('th').ariaSort")
+            == "ascending"
+        )
+        assert not browser.get_log("browser")
+    finally:
+        browser.quit()

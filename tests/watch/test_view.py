@@ -1,0 +1,160 @@
+"""What a folder says: a run through all its states, damage, a sweep's grid, and the plain lines."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from watch.folders import append, begin, end, failure, line, scores
+
+from fedhet.cli.app import execute
+from fedhet.errors import UserError
+from fedhet.records.run_folder import RunFolder
+from fedhet.watch import plain, view
+from fedhet.watch.view import RunView, SweepView, open_view
+
+
+@pytest.fixture(autouse=True)
+def asked_each_time(monkeypatch):
+    monkeypatch.setattr(view, "ASK", 0.0)
+
+
+def table(look, name):
+    (found,) = [one for one in look["tables"] if one["name"] == name]
+    return [
+        dict(zip((title for title, _ in found["columns"]), row, strict=True))
+        for row in found["rows"]
+    ]
+
+
+def test_a_run_from_its_beginning_to_its_end(tmp_path):
+    run = begin(tmp_path / "run", rounds=4)
+    one = RunView(run)
+    assert (one.look()["status"], one.look()["over"]) == ("not running", True)
+    with RunFolder(run).lock():
+        RunFolder(run).wait_for("a site")
+        assert one.look()["says"] == "a site" and one.look()["status"] == "waiting"
+        RunFolder(run).wait_for("")
+        for number in (1, 2, 3):
+            append(run / "rounds.jsonl", line(number))
+        append(run / "rounds.jsonl", '{"round": 4')  # not whole yet
+        look = one.look()
+        facts = dict(look["facts"])
+        assert look["status"] == "running" and facts["round"] == "3 of 4"
+        assert facts["time left"] == "about 0:02" and facts["sent down"] == "9.0 kB"
+        assert facts["accuracy"] == "30.00 %" and "balanced accuracy" not in facts
+    assert "it was broken off" in one.look()["says"]
+    end(run, 3, "failed", "too few replies")
+    assert (one.look()["status"], one.look()["says"]) == ("failed", "too few replies")
+
+
+def test_clients_and_the_reasons_of_failures(tmp_path):
+    run = begin(tmp_path / "run")
+    append(run / "rounds.jsonl", line(1, failures=[failure("1", "it is\nlate")]))
+    append(run / "rounds.jsonl", line(2, lost=[{"client": "0", "reason": "gone", "round": 1}]))
+    append(run / "clients.csv", scores((1, "0", 50.0), (2, "1", 60.0)))
+    look = RunView(run).look()
+    zero, one = table(look, "clients")
+    assert (zero["accuracy"], zero["examples"], zero["why"]) == (50.0, 3, "lost: gone")
+    assert (one["failures"], one["in the last round"]) == (1, "replied")
+    assert one["why"] == "round 1: it is late"
+    assert table(look, "failures") == [{"round": 1, "client": "1", "why": "it is late"}]
+
+
+def test_the_runs_metric_is_the_headline_with_a_second_beside_it(tmp_path):
+    run = begin(tmp_path / "run", metric="log_loss")
+    append(run / "rounds.jsonl", line(1, test_log_loss_mean=0.3, test_balanced_accuracy_mean=41.0))
+    look = RunView(run).look()
+    assert dict(look["facts"])["log loss"] == "0.3"
+    assert dict(look["facts"])["balanced accuracy"] == "41.00 %"
+    assert look["curves"][0]["title"] == "log loss"
+
+
+def test_damage_is_named_and_looked_over(tmp_path):
+    run = begin(tmp_path / "run")
+    append(run / "clients.csv", "nothing\n")
+    (run / "partition.csv").write_text("client,a\n0,x\n")
+    damage = " ".join(RunView(run).look()["damage"])
+    assert "'clients.csv'" in damage and "'partition.csv'" in damage and str(tmp_path) not in damage
+
+
+def test_places(tmp_path):
+    for words, said in (
+        ((None, ""), "give a run folder or a sweep's"),
+        ((tmp_path / "no", ""), "no such run"),
+        ((tmp_path, ""), "no run is there"),
+    ):
+        with pytest.raises(UserError, match=said):
+            open_view(*words)
+
+
+def sweep(folder: Path) -> Path:
+    """Two methods, two seeds: one cell finished, one runs, one failed, one has not begun."""
+    cells = []
+    for method in ("fedssa", "fd"):
+        for seed in (0, 1):
+            name = f"{method}-{seed}"
+            cells.append(
+                {"name": name, "values": {"method": method, "seed": seed}, "state": "pending"}
+            )
+            if name != "fd-1":
+                begin(folder / name, rounds=4, seed=seed)
+                append(folder / name / "rounds.jsonl", line(1))
+    end(folder / "fedssa-0", 4)
+    cells[2] |= {"state": "failed", "reason": "no room"}
+    cells.append({"name": "../evil", "values": {}})
+    (folder / "sweeps" / "x").mkdir(parents=True)
+    (folder / "sweeps" / "x" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    return folder
+
+
+def test_a_sweeps_grid(tmp_path):
+    with RunFolder(sweep(tmp_path) / "fedssa-1").lock():
+        look = SweepView(tmp_path).look()
+    states = {row["cell"]: row["state"] for row in table(look, "cells")}
+    assert states == {
+        "fedssa-0": "finished",
+        "fedssa-1": "running",
+        "fd-0": "failed",
+        "fd-1": "pending",
+    }
+    (grid,) = look["grids"]
+    assert grid["columns"] == ["seed=0", "seed=1"] and [row[0] for row in grid["rows"]] == [
+        "fedssa",
+        "fd",
+    ]
+    assert [cell["text"] for cell in grid["rows"][0][1]] == ["10.00", "running 10.00 1/4"]
+    assert grid["rows"][1][1][1] == {"text": "pending", "state": "pending", "run": ""}
+    assert dict(look["facts"])["time left"] == "about 0:06" and look["status"] == "running"
+
+
+def test_cells_that_have_begun_have_a_page(tmp_path):
+    one = SweepView(sweep(tmp_path))
+    one.look()
+    assert one.inside("fedssa-0").look()["name"] == "fedssa-0"
+    assert one.inside("fd-1") is one.inside("../evil") is one.inside("") is None
+
+
+def test_plain_lines_of_a_run(tmp_path, monkeypatch):
+    run = begin(tmp_path / "run", rounds=2)
+    append(run / "rounds.jsonl", line(1, failures=[failure("1", "late")]))
+    steps = iter([lambda: append(run / "rounds.jsonl", line(2)), lambda: end(run, 2)])
+    monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
+    with RunFolder(run).lock():
+        said = list(plain.follow(RunView(run)))
+    assert said[0] == "run: fedssa on digits"
+    assert said[1].startswith("round 1 of 2: accuracy 10.00 %, validation 5.00 %, 10th percentile")
+    assert said[2] == "  client 1 failed: late" and said[3] == "running"
+    assert said[4].startswith("round 2 of 2: accuracy 20.00 %")
+    assert said[-5] == "completed" and said[-4].startswith("round: 2 of 2, accuracy: 20.00 %")
+    assert said[-1].startswith("  client 1, examples 4, failures 1, why round 1: late")
+
+
+def test_plain_lines_of_a_sweep_and_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    sweep(tmp_path)
+    assert execute(["watch", str(tmp_path), "--plain"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "cell fedssa-0, what fedssa seed=0, state finished, round 4, of 4, metric 10"
+    assert "state failed" in said[3] and said[3].endswith("why no room")
+    assert said[-1] == "finished: 1, pending: 1, broken off: 1, failed: 1, rounds: 6 of 12"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedhet.cli.display import RunProgress
 from fedhet.config.load import build_config, load_noted
@@ -56,13 +56,18 @@ class Run:
         return [{**{k: v for k, v in row.items() if k != OTHER}, **row[OTHER]} for row in rows]
 
     def model(
-        self, client: str | int, generation: int | None = None, *, trust: bool = False
+        self,
+        client: str | int,
+        generation: int | Literal["best"] | None = None,
+        *,
+        trust: bool = False,
     ) -> Personalised:
         """A client's personalised model, on the CPU and in evaluation mode.
 
         Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
-        ``generation`` is the round after which it is taken, the newest if None. UserError if the
-        client has no state here: never sampled, another machine's, or ``keep-state=false``; or if
+        ``generation`` is the round after which it is taken, ``best`` that of the best validation
+        (``keep-best``), the newest if None. ``model.predict(examples)`` gives a DataFrame.
+        UserError if the client has no state here: never sampled, another machine's, or ``keep-state=false``; or if
         the run names code of others, unless this user made it or ``trust``.
         """
         states = self._folder.states(build_config(self._folder.opened(trust=trust)))

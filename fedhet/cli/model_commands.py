@@ -12,7 +12,7 @@ from fedhet.errors import UserError, one_line
 from fedhet.files import plain_path
 
 
-def export(
+def export(  # noqa: PLR0913, PLR0917  (options of a command)
     state: Annotated[
         Path,
         typer.Argument(
@@ -28,6 +28,17 @@ def export(
     every: Annotated[
         bool, typer.Option("--all", help="STATE is a run folder: every client's, in OUT/<client>")
     ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="the state of the best validation round (keep-best)")
+    ] = False,
+    predictions: Annotated[
+        bool,
+        typer.Option(
+            "--predictions",
+            help="STATE is a run folder: its clients' answers (keep-predictions) "
+            "as the CSV file OUT",
+        ),
+    ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
     images: Annotated[
         list[Path] | None,
@@ -38,21 +49,27 @@ def export(
     """Write a client's personalised model, or all of a run's; the last line is the folder."""
     loading()
     from fedhet.export.save import export as write
-    from fedhet.export.save import export_all
+    from fedhet.export.save import export_all, export_predictions
 
     if images and not onnx:
         raise UserError("--images: only used with --onnx")
+    if best and generation is not None:
+        raise UserError("--generation does not go with --best")
+    if predictions:
+        print(f"{export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
+        return
     if every and generation is not None:
         raise UserError("--generation does not go with --all, which takes each client's newest")
     wanted = (images or []) if onnx else None
     if every:
-        made, left_out = export_all(state, out, images=wanted, trust=trust)
+        made, left_out = export_all(state, out, best=best, images=wanted, trust=trust)
         for client, reason in left_out.items():
             print(one_line(f"fedhet: left out: client {client}: {reason}", None), file=sys.stderr)
         print(f"{len(made)} of {len(made) + len(left_out)} clients")
         print(plain_path(out))
         return
-    print(write(state, out, generation=generation, images=wanted, trust=trust))
+    chosen = "best" if best else generation
+    print(write(state, out, generation=chosen, images=wanted, trust=trust))
 
 
 def predict(

@@ -88,6 +88,15 @@ class Personalised(nn.Module):
         self._client.tensors = dict(self.named_buffers(recurse=False))
         return self._client.infer(inputs)
 
+    def predict(self, examples: Any) -> Any:
+        """Classes and probabilities as a DataFrame; see :func:`fedhet.export.predict.frame_of`.
+
+        ``examples``: a DataFrame, a path or several, or an array of examples as they are stored.
+        """
+        from fedhet.export.predict import frame_of  # noqa: PLC0415  (it imports this module)
+
+        return frame_of(self, examples)
+
     def parameter_count(self) -> int:
         """Trained numbers of all parts; BatchNorm's statistics are not among them."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -1,9 +1,12 @@
 """``fedhet predict``: an exported model classifies files of its kind; a CSV of probabilities."""
 
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +17,10 @@ from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
 from fedhet.files import csv_text, replacing
 from fedhet.training.denormals import without_denormals
-from fedhet.training.loop import autocast
+from fedhet.training.loop import EVALUATION_BATCH, autocast
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,57 @@ def _write(model: Personalised, found: Iterable[tuple[list[str], Tensor]], path:
             )
             count += len(paths)
     return count
+
+
+def frame_of(model: Personalised, examples: Any) -> "DataFrame":
+    """Classes and probabilities of examples: columns ``class`` and ``p_<class>``.
+
+    ``examples`` are a DataFrame with the columns of the training data, a path or several, or an
+    array (n, ...) of examples as they are stored. The index is the DataFrame's, else the names of
+    files and lines. UserError if they are not what the model takes.
+    """
+    import pandas as pd  # noqa: PLC0415  (half a second)
+
+    index: Any = None
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(examples, pd.DataFrame):
+            index, path = examples.index, Path(folder) / "examples.csv"
+            examples.to_csv(path, index=False)
+            found = batches([path], model.inputs)
+        elif isinstance(examples, np.ndarray | Tensor):
+            found = _array_batches(model, torch.as_tensor(examples))
+        else:
+            places = [examples] if isinstance(examples, str | Path) else list(examples)
+            paths = [Path(place).expanduser() for place in places]
+            if model.inputs.kind == IMAGE:
+                found = ImageFiles(find_images(paths), model.inputs.image_shape).batches()
+            else:
+                found = batches(paths, model.inputs)
+        names: list[str] = []
+        labels: list[int] = []
+        rows: list[list[float]] = []
+        for these, stored in found:
+            answers, probabilities = classify(model, stored)
+            names += these
+            labels += answers
+            rows += probabilities.tolist()
+    columns = [f"p_{name}" for name in model.classes]
+    frame = pd.DataFrame(rows, columns=columns, index=names if index is None else index)
+    frame.insert(0, "class", [model.classes[label] for label in labels])
+    return frame
+
+
+def _array_batches(model: Personalised, examples: Tensor) -> Iterator[tuple[list[str], Tensor]]:
+    """Names and pieces of an array of examples as they are stored; UserError for another shape."""
+    like = torch.from_numpy(model.inputs.zeros(1))
+    if examples.shape[1:] != like.shape[1:]:
+        raise UserError(
+            f"examples: an array of {tuple(examples.shape)}, and this model takes (n, "
+            f"{', '.join(map(str, like.shape[1:]))}) {str(like.dtype).removeprefix('torch.')}"
+        )
+    for start in range(0, len(examples), EVALUATION_BATCH):
+        piece = examples[start : start + EVALUATION_BATCH].to(like.dtype)
+        yield [str(start + place) for place in range(len(piece))], piece
 
 
 @torch.inference_mode()

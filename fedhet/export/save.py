@@ -7,9 +7,10 @@ all, and says in ``card.yaml`` what the model is.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from safetensors.torch import load_file
 
 import fedhet
 from fedhet import plugins
@@ -18,10 +19,10 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
-from fedhet.files import appearing, client_order, plain_path
+from fedhet.files import appearing, client_order, csv_text, plain_path, write_text
 from fedhet.reading.structured import read_json
 from fedhet.records.run_folder import RunFolder
-from fedhet.site.state import DESCRIPTION, FileStore, StateError, accuracies_of
+from fedhet.site.state import DESCRIPTION, PREDICTIONS, FileStore, StateError, accuracies_of
 
 _CARD = ("method", "architecture", "run", "client")  # of the description, for the card
 
@@ -84,7 +85,7 @@ def export(
     state: Path,
     out: Path,
     *,
-    generation: int | None = None,
+    generation: int | Literal["best"] | None = None,
     images: Sequence[Path] | None = None,
     trust: bool = False,
 ) -> Path:
@@ -115,9 +116,14 @@ def export(
 
 
 def export_all(
-    run: Path, out: Path, *, images: Sequence[Path] | None = None, trust: bool = False
+    run: Path,
+    out: Path,
+    *,
+    best: bool = False,
+    images: Sequence[Path] | None = None,
+    trust: bool = False,
 ) -> tuple[list[Path], dict[str, str]]:
-    """:func:`export` the newest state of every client of a run to ``out/<client>``.
+    """:func:`export` the newest (or ``best``) state of every client to ``out/<client>``.
 
     Returns the folders made, and the reason for every client that was left out. UserError if there
     is no state at all, or if anything is at ``out``.
@@ -127,14 +133,44 @@ def export_all(
         raise UserError(f"out: '{out}' already exists: choose a new folder, nothing is overwritten")
     states = _states_of(plain_path(run), trust=trust)
     made, left_out = [], {}
+    generation: Literal["best"] | None = "best" if best else None
     for state in states:
         try:
-            made.append(export(state, out / state.name, images=images, trust=trust))
+            made.append(
+                export(state, out / state.name, generation=generation, images=images, trust=trust)
+            )
         except UserError as error:
             left_out[state.name] = str(error)
     if not made:
         raise UserError(f"no client of '{run}' has a model: {next(iter(left_out.values()))}")
     return made, left_out
+
+
+def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
+    """Write what clients of a run with ``keep-predictions`` answered, as one CSV; returns its rows.
+
+    Columns: client, split (val or test), row (of the data set), y (the true class) and p_<class>.
+    UserError if there is nothing, or something at ``out``.
+    """
+    out = plain_path(out)
+    if out.exists():
+        raise UserError(f"out: '{out}' already exists: choose a new file, nothing is overwritten")
+    lines: list[list[Any]] = []
+    for state in _states_of(plain_path(run), trust=trust):
+        path = state / f"{PREDICTIONS}.safetensors"
+        classes = [str(name) for name in _read_description(state)["classes"]]
+        if not lines:
+            lines.append(["client", "split", "row", "y", *(f"p_{name}" for name in classes)])
+        found = load_file(path) if path.exists() else {}
+        for part in ("val", "test"):
+            if f"{part}/p" in found:
+                parts = (found[f"{part}/{name}"].tolist() for name in ("row", "y", "p"))
+                rows = zip(*parts, strict=True)
+                lines += [[state.name, part, row, classes[y], *p] for row, y, p in rows]
+    if len(lines) < 2:  # noqa: PLR2004  (the head alone)
+        raise UserError(f"'{run}' holds no predictions: run with keep-predictions=true")
+    write_text(out, csv_text(lines), private=True)
+    return len(lines) - 1
 
 
 def _states_of(run: Path, *, trust: bool) -> list[Path]:
@@ -152,8 +188,12 @@ def _states_of(run: Path, *, trust: bool) -> list[Path]:
     return sorted(found, key=lambda path: client_order(path.name))
 
 
-def open_state(state: Path, generation: int | None = None, *, trust: bool = False) -> Exported:
+def open_state(
+    state: Path, generation: int | Literal["best"] | None = None, *, trust: bool = False
+) -> Exported:
     """The inference model in a client's state folder; None means the newest generation.
+
+    ``best`` is the state of the best validation round, of a run with ``keep-best``.
 
     UserError where it names code of others, unless this user made the run or ``trust``.
     """
@@ -207,7 +247,12 @@ def _nearby(folder: Path) -> str:
     return f"did you mean '{found[0]}'{more}?"
 
 
-def _choose(store: FileStore, generation: int | None) -> int:
+def _choose(store: FileStore, generation: int | Literal["best"] | None) -> int:
+    if generation == "best":
+        best = store.best()
+        if best is None:
+            raise UserError(f"state '{store.folder}' holds no best state: run with keep-best=true")
+        return best
     there = store.generations()
     if not there:
         raise UserError(f"state '{store.folder}' holds no generation: the client has not trained")

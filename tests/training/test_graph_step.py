@@ -1,0 +1,133 @@
+"""``GraphStep`` without a GPU: stand-ins for CUDA's streams and graphs record and replay."""
+
+import logging
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from fedhet.training.optimisers import SGD
+from fedhet.training.steps import WARM_UP, EagerStep, GraphStep
+
+
+class Stream:
+    def wait_stream(self, other):
+        assert isinstance(other, Stream)
+
+
+class Graph:
+    """Replays what the body did when it was captured; registered generators go on drawing."""
+
+    def __init__(self, log):
+        self.log, self.generators, self.step = log, [], None
+        log.append(self)
+
+    def register_generator_state(self, generator):
+        self.generators.append(generator)
+
+    def replay(self):
+        self.log.append("replay")
+        self.step()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """What was made and replayed, in order."""
+    log, current = [], Stream()
+
+    @contextmanager
+    def beside(stream):
+        log.append("warm-up")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.cuda, "stream", beside)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(log))
+    return log
+
+
+def capturing(monkeypatch, step, model):
+    """Let ``torch.cuda.graph`` record ``step``: nothing that it runs has an effect."""
+
+    @contextmanager
+    def graph(made):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        yield
+        model.load_state_dict(before)
+
+        def replay():
+            step.clear()
+            step.loss = step.body(step.inputs, step.labels)
+
+        made.step = replay
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+
+
+def parts(draws=()):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimiser = SGD([(list(model.parameters()), 0.1)])
+
+    def body(inputs, labels):
+        noise = torch.randn(inputs.shape, generator=draws[0]) if draws else 0.0
+        loss = nn.functional.cross_entropy(model(inputs + noise), labels)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return model, body, optimiser.clear
+
+
+def data(sizes):
+    made = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(n, 4, generator=made), torch.randint(0, 3, (n,), generator=made))
+        for n in sizes
+    ]
+
+
+def test_losses_are_those_of_the_eager_step_to_the_bit(cuda, monkeypatch):
+    batches = data([8] * (WARM_UP + 1) + [5] + [8] * 3)
+    _, body, clear = parts()
+    eager = EagerStep(body, clear)
+    wanted = [eager(*batch) for batch in batches]
+    model, body, clear = parts()
+    step = GraphStep(body, clear, 8, [])
+    capturing(monkeypatch, step, model)
+    found = [step(*batch) for batch in batches]
+    assert torch.equal(torch.stack(found), torch.stack(wanted))
+    kinds = ["graph" if isinstance(one, Graph) else one for one in cuda]
+    assert kinds == ["warm-up"] * WARM_UP + ["graph"] + ["replay"] * 4, "one batch is eager"
+
+
+def test_generators_are_registered_and_go_on_drawing(cuda, monkeypatch):
+    draws = torch.Generator().manual_seed(3)
+    model, body, clear = parts([draws])
+    step = GraphStep(body, clear, 8, [draws])
+    capturing(monkeypatch, step, model)
+    for batch in data([8] * (WARM_UP + 2)):
+        step(*batch)
+    (graph,) = [one for one in cuda if isinstance(one, Graph)]
+    assert graph.generators == [draws]
+
+
+def test_a_capture_that_fails_is_said_once_and_stays_eager(cuda, monkeypatch, caplog):
+    @contextmanager
+    def graph(made):
+        raise RuntimeError("operation not permitted when stream is capturing")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    _, body, clear = parts()
+    step = GraphStep(body, clear, 8, [])
+    batches = data([8] * (WARM_UP + 3))
+    with caplog.at_level(logging.WARNING, logger="fedhet"):
+        found = [step(*batch) for batch in batches]
+    assert caplog.text.count("training stays eager") == 1
+    _, body, clear = parts()
+    eager = EagerStep(body, clear)
+    assert torch.equal(torch.stack(found), torch.stack([eager(*batch) for batch in batches]))
+    assert "replay" not in cuda

@@ -55,10 +55,13 @@ class Counter:
         """
         data = (config.dataset, config.data_path, config.classes, config.image_size, config.grey)
         images, classes, inputs = _once(self._extents, data, lambda: extent(config))
-        kind = config.model_copy(update=ALIKE), classes, inputs
-        own, others = _once(self._counts, kind, lambda: _per_example(config, classes, inputs))
-        clients, share = clients_of(config), config.split[0] / sum(config.split)
-        return config.rounds * config.cohort(clients) * (own * images * share / clients + others)
+        once = {"local_steps": 0, "local_epochs": 1} if config.local_steps else {}
+        kind = config.model_copy(update=ALIKE | once), classes, inputs
+        own, others = _once(self._counts, kind, lambda: _per_example(*kind))
+        clients = clients_of(config)
+        examples: float = config.local_steps * config.batch_size  # of a client's round
+        examples = examples or images * config.split[0] / sum(config.split) / clients
+        return config.rounds * config.cohort(clients) * (own * examples + others)
 
 
 def _once(known: dict[object, T | Unknown], key: object, make: Callable[[], T]) -> T:
@@ -93,30 +96,21 @@ def extent(config: RunConfig) -> tuple[int, int, Inputs]:
     By its name or the names of its files. Of chosen ``classes`` each is taken to have as many
     examples as any. Raise UserError if they cannot be counted.
     """
-    images, classes, inputs = _whole(config)
-    chosen = len(config.classes) or classes
-    return images * min(chosen, classes) // classes, chosen, inputs
-
-
-def _whole(config: RunConfig) -> tuple[int, int, Inputs]:
-    name, pictures = config.dataset, Inputs.image(config.image_size, grey=config.grey)
-    if name in EXTENTS:
-        return *EXTENTS[name], pictures
+    name, inputs = config.dataset, Inputs.image(config.image_size, grey=config.grey)
     if name in DATASETS:
         data = open_dataset(
             name, data_path=config.data_path, classes=config.classes, reading=reading_of(config)
         )
         return len(data.labels), len(data.classes), data.inputs
-    source = find_source(name, data_path=config.data_path, seed=config.seed, downloads=Path())
-    if not isinstance(source, ImageFolder | Synthetic | SyntheticKind):
-        raise UserError(f"dataset '{name}': only its own code can count its examples")
-    images, classes = source.extent()
-    if classes < 2 or images < classes:
-        raise UserError(
-            f"data-path '{config.data_path}': {images} images of {classes} classes are too few: "
-            "expected <class>/<image>"
-        )
-    return images, classes, source.inputs() if isinstance(source, SyntheticKind) else pictures
+    images, classes = EXTENTS.get(name, (0, 0))
+    if not classes:
+        source = find_source(name, data_path=config.data_path, seed=config.seed, downloads=Path())
+        if not isinstance(source, ImageFolder | Synthetic | SyntheticKind):
+            raise UserError(f"dataset '{name}': only its own code can count its examples")
+        images, classes = source.extent()
+        inputs = source.inputs() if isinstance(source, SyntheticKind) else inputs
+    chosen = len(config.classes) or classes
+    return images * min(chosen, classes) // classes, chosen, inputs
 
 
 def _per_example(config: RunConfig, count: int, inputs: Inputs) -> tuple[float, float]:

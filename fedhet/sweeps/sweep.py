@@ -429,7 +429,7 @@ class Sweep:
             self._lock.release()
 
     def running(self) -> list[Job]:
-        """Return the jobs whose process lives."""
+        """Return the running jobs."""
         return [job for job in self.jobs if job.state == RUNNING]
 
     def seconds_left(self) -> float | None:
@@ -440,12 +440,10 @@ class Sweep:
         seconds = sum((job.ended or now) - job.started for job in ran)
         if rounds <= 0:
             return None
-        todo = sum(
-            job.cell.config.rounds - job.rounds
-            for job in self.jobs
-            if job.state == RUNNING or (job.due and job.process is None)
-        )
-        return todo * seconds / rounds / max(1, len(self.running()))
+        rest = [job for job in self.jobs if job.due and job.process is None]
+        running = self.running()
+        todo = sum(job.cell.config.rounds - job.rounds for job in running + rest)
+        return todo * seconds / rounds / max(1, len(running))
 
     def counts(self) -> dict[str, int]:
         """Return the number of cells by state."""
@@ -454,13 +452,14 @@ class Sweep:
 
     def index(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``."""
-        cells = [
-            {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-             "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
-            for job in self.jobs
-        ]  # fmt: skip
-        head = {"format": 1, "sweep": self.name, "title": self.title, "note": self.note}
-        return head | {"cells": cells}
+        return {
+            "format": 1, "sweep": self.name, "title": self.title, "note": self.note,
+            "cells": [
+                {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
+                 "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
+                for job in self.jobs
+            ],
+        }  # fmt: skip
 
     def _prepare(self) -> None:
         try:
@@ -524,8 +523,8 @@ class Sweep:
             return job.process.why
         code = job.process.exitcode
         if code is not None and code < 0:
-            names = {one.value: one.name for one in signal.Signals}
             guess = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
+            names = {one.value: one.name for one in signal.Signals}
             return f"killed by {names.get(-code, -code)}{guess}, after round {job.rounds}"
         with open_regular(self._file(job, "log")) as (file, size):
             file.seek(max(job.logged, size - LAST))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.clients.base import Needs, Setup
+from fedhet.clients.base import Needs
 from fedhet.models.small import small_model
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
@@ -59,9 +59,6 @@ def hold_out(labels: Array, share: float, rng: np.random.Generator) -> Array:
 
 class FedAPENClient(AveragingClient[FedAPENParams]):
     """Shares one of its two models; keeps the other and lambda."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
 
     def build(self) -> dict[str, nn.Module]:
         """w_k, theta and lambda."""

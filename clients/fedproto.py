@@ -1,6 +1,6 @@
 """FedProto on the client: representations are drawn to the global prototypes of their classes."""
 
-from fedhet.clients.prototypes import PrototypeClient
+from fedhet.clients.class_vectors import PrototypeClient
 from fedhet.strategies.fedproto import FedProtoParams
 
 

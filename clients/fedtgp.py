@@ -1,6 +1,6 @@
 """FedTGP on the client: as FedProto; what differs is how the server makes its prototypes."""
 
-from fedhet.clients.prototypes import PrototypeClient
+from fedhet.clients.class_vectors import PrototypeClient
 from fedhet.strategies.fedtgp import FedTGPParams
 
 

@@ -36,8 +36,7 @@ from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
 from fedhet.strategies.averaging import ClassSums, short_of
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import payloads_of, sums_of, told
-from fedhet.strategies.prototypes import PrototypeStrategy
+from fedhet.strategies.class_vectors import PrototypeStrategy, payloads_of, sums_of, told
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
 

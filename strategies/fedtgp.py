@@ -39,8 +39,7 @@ from fedhet.config.schema import REPRESENTATION, Params
 from fedhet.protocol.payload import Array
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import stacked
-from fedhet.strategies.prototypes import PrototypeStrategy
+from fedhet.strategies.class_vectors import PrototypeStrategy, stacked
 from fedhet.strategies.server_training import (
     MOST_EPOCHS,
     load_state,

@@ -24,6 +24,9 @@ RESUMABLE = (
     "start-timeout", "keep-state", "state-dir", "tracker",
 )  # fmt: skip
 
+KEPT = 4  # configurations that a process hands on
+_handed: dict[str, RunConfig] = {}  # by the text that went with them
+
 
 def find_method(name: str) -> Method:
     """The method of that name, ours or another's; UserError with the nearest name otherwise."""
@@ -328,8 +331,15 @@ def check_replies(config: RunConfig) -> None:
 
 
 def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:
-    """The ``config`` scalar of Flower's run config: configuration and run identity as JSON."""
-    return json.dumps({"config": config.flat(), "run": dict(run)}, separators=(",", ":"))
+    """Return the ``config`` scalar of Flower's run config: configuration and identity as JSON.
+
+    In this process :func:`from_run_config` hands on ``config`` itself.
+    """
+    text = json.dumps({"config": config.flat(), "run": dict(run)}, separators=(",", ":"))
+    while len(_handed) >= KEPT:
+        del _handed[next(iter(_handed))]
+    _handed[text] = config
+    return text
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
@@ -342,7 +352,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str,
     text = str(run_config.get("config", ""))
     if text:
         loaded = parse_object(text, "run config", "config")
-        return build_config(loaded["config"]), dict(loaded["run"])
+        return _handed.get(text) or build_config(loaded["config"]), dict(loaded["run"])
     values = {k: v for k, v in run_config.items() if k in COMMON or v != ""}
     shipped = RunConfig()
     if values.get("models") == ",".join(shipped.models):  # nobody's choice: the kind's own group

@@ -27,6 +27,7 @@ from fedhet.sums.contribution import (
     SPENT,
     Method,
     Own,
+    Summand,
     SumMetrics,
     Vector,
     cells_of,
@@ -125,29 +126,32 @@ class Part:
         return self.notes.mask(what.round, self.cohort, self.sent, words, reply), numbers
 
     def leave(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
-        """Take an upload as what it adds, with a share of the noise where there is any.
+        """Take an upload as what it adds, and show it to the client, without the noise.
 
-        The client is shown it without the noise. Called before the client's state is saved.
+        Called before the client's state is saved.
         """
+        self.client.added(self.add(upload, received, round_, budget))
+        return Empty()
+
+    def add(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Vector:
+        """Return what an upload adds (L,), clipped; its words get a share of the noise."""
         config, own = self.client.config, self._own()
         self._steps.clear()
         if not config.dp_clip:
             vector = self.method.contribution(upload, own).flat
             self._put(vector)
-        else:
-            if self.notes is None and not self.client.setup.simulated:
-                raise UserError(
-                    "secure-sum: 'unmasked' is not allowed with dp-clip on a network: a client's "
-                    "own share of the noise does not protect a vector that is seen"
-                )
-            step = upload.since(received) if self.method.sums_updates else upload
-            added = self.method.contribution(step, own)
-            values = clipped(added.values, config.dp_clip)
-            self._put(values, round_, budget)
-            self._put(added.counts)
-            vector = np.concatenate([values, added.counts])
-        self.client.added(vector)
-        return Empty()
+            return vector
+        if self.notes is None and not self.client.setup.simulated:
+            raise UserError(
+                "secure-sum: 'unmasked' is not allowed with dp-clip on a network: a client's own "
+                "share of the noise does not protect a vector that is seen"
+            )
+        step = upload.since(received) if self.method.sums_updates else upload
+        added = self.method.contribution(step, own)
+        values = clipped(added.values, config.dp_clip)
+        self._put(values, round_, budget)
+        self._put(added.counts)
+        return Summand(values, added.counts).flat
 
     def _put(self, vector: Vector, round_: int = 0, budget: Budget | None = None) -> None:
         """Append a part of the vector in steps of the words' grid, noised if there is a budget."""

@@ -157,7 +157,7 @@ class Summed:
 
 def cells_of(matrix: NDArray[np.int64], largest: float) -> Vector:
     """A confusion matrix (C, C) as a part of a sum, (C * C,) float64, within ``largest``."""
-    return np.minimum(matrix, 1 << BITS).ravel() * (largest / 2**BITS)
+    return np.asarray(np.minimum(matrix, 1 << BITS).ravel() * (largest / 2**BITS))
 
 
 def matrix_of(total: Vector, classes: int, largest: float) -> NDArray[np.int64]:

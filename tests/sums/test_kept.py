@@ -93,23 +93,6 @@ def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     refused("too-few-survivors", site.notes("a").unmask, 1, fewer)
 
 
-@pytest.mark.parametrize(
-    ("members", "word"),
-    [
-        (("a", "b", "x"), "stranger-in-cohort"),
-        (("a", "b", "b", "c"), "member-named-twice"),
-        (("b", "c", "d"), "not-in-cohort"),
-        (("a", "b"), "cohort-too-small"),
-    ],
-)
-def test_a_cohort_that_would_give_somebody_away_is_refused_before_training(
-    site, members, word
-) -> None:
-    cohort = Cohort(members, 1, 4)
-    refused(word, site.notes("a").repeated, 1, cohort, SENT)
-    refused(word, site.notes("a").mask, 1, cohort, SENT, WORDS, REPLY)
-
-
 def test_a_site_may_ask_for_more_members_than_the_run(site) -> None:
     cohort = Cohort(NAMES, 1, 4)
     refused("cohort-too-small", site.notes("a", Terms(5)).repeated, 1, cohort, SENT)
@@ -153,17 +136,6 @@ def test_a_client_that_was_killed_before_it_wrote_all_down_has_sent_nothing(
     assert site.notes("a").repeated(1, cohort, SENT) is not None
 
 
-@pytest.mark.parametrize(
-    ("members", "word"),
-    [
-        (("a", "b"), "too-few-survivors"),
-        (("b", "c", "d"), "not-a-survivor"),
-    ],
-)
-def test_shares_are_for_survivors_that_give_nobody_away(site, members, word) -> None:
-    refused(word, site.unmask, "a", site.upload(), members)
-
-
 @pytest.mark.parametrize("later", [Terms(2), Terms(3, 6)])
 def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> None:
     """The same run under another configuration: how few may be left hangs on the old threshold."""
@@ -173,33 +145,6 @@ def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> Non
     assert (Terms().survivors(9), later.survivors(9)) == (7, 6)
     six = Survivors(names[:6], 1, collector.boxes_for("a")[:6])
     refused("too-few-survivors", whole.notes("a", later).unmask, 1, six)
-
-
-def test_nothing_is_opened_for_what_was_not_uploaded(site) -> None:
-    collector = site.upload(attempt=2)
-    refused("unmask-without-upload", site.unmask, "a", collector, None, 1)
-
-
-def test_boxes_of_another_attempt_and_with_a_bit_flipped_stay_closed(site) -> None:
-    old, new = site.upload(1), site.upload(2)
-    boxes = new.boxes_for("a").copy()
-    boxes[1] = old.boxes_for("a")[1]
-    boxes[2, 7] ^= 4
-    opened = site.notes("a").unmask(1, Survivors(NAMES, 2, boxes))
-    assert opened.closed == ("b", "c")
-    assert not opened.shares[1:3].any() and opened.shares[0].any() and opened.shares[3].any()
-
-
-def test_whoever_was_sent_something_else_shares_no_mask(site) -> None:
-    """The total is noise, and boxes of the one are closed to the others."""
-    collector = Collector(NAMES, len(WORDS), Terms())
-    for name in NAMES:
-        sent = b"\1" * 32 if name == "d" else SENT
-        arrays = site.notes(name).mask(1, Cohort(NAMES, 1, 4), sent, WORDS, REPLY).arrays
-        collector.take(name, *arrays)
-    collector.close()
-    assert site.unmask("a", collector).closed == ("d",)
-    assert site.unmask("d", collector).closed == ("a", "b", "c")
 
 
 # --- keys and proofs -------------------------------------------------------------------------
@@ -217,12 +162,6 @@ def test_a_key_that_was_kept_is_not_exchanged_for_another(site) -> None:
 
 def test_a_key_that_gives_no_secret_is_not_accepted(site) -> None:
     assert site.introduce("a", {"e": SumKey(bytes(32))}) == ["e"]
-
-
-def test_one_key_under_two_names_makes_no_cohort(site) -> None:
-    assert site.introduce("a", {"e": site.keys["b"]}) == []
-    members = ("a", "b", "c", "e")
-    refused("member-named-twice", site.notes("a").repeated, 1, Cohort(members, 1, 4), SENT)
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_a_vector_is_clipped_and_its_counts_are_not(tmp_path):
     sent = HeaderRows(np.arange(4), np.full((4, 8), 5, np.float32), np.full(4, 2, np.float32))
     rows = sent.weight[ids] + np.float32(3)
     upload = HeaderRows(ids, rows, sent.bias[ids])  # a step of 3 in 16 entries: a norm of 12
-    vector = part.add(upload, sent, account(part.client))
+    vector = part.add(upload, sent, 1, account(part.client))
     header, owners = vector[:36].reshape(4, 9), vector[36:]
     assert np.allclose(header[ids, :8], 3 / 12, rtol=1e-6) and not header[ids, 8].any()
     assert np.linalg.norm(header) == pytest.approx(1.0) and owners.sum() == len(ids)
@@ -118,7 +118,7 @@ def test_a_vector_that_is_not_finite_does_not_leave(tmp_path):
     bad = HeaderRows(ids, np.full((len(ids), 8), np.nan, np.float32), np.zeros(2, np.float32))
     sent = HeaderRows(np.arange(4), np.zeros((4, 8), np.float32), np.zeros(4, np.float32))
     with pytest.raises(ValueError, match="NaN or infinity"):
-        part.add(bad, sent, account(part.client))
+        part.add(bad, sent, 1, account(part.client))
     assert not part._steps and account(part.client).epsilon == 0
 
 
@@ -170,7 +170,7 @@ def test_a_share_protects_nothing_that_is_seen(tmp_path):
     part.client.setup = replace(part.client.setup, simulated=False)
     upload = part.client.upload()
     with pytest.raises(UserError, match="'unmasked' is not allowed with dp-clip on a network"):
-        part.add(upload, upload, account(part.client))
+        part.add(upload, upload, 1, account(part.client))
 
 
 def test_noise_that_does_not_fit_into_words_is_refused_with_what_would_do(tmp_path):

@@ -7,14 +7,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import pytest
 from network.federation import TRAINS, Federation, simulated_hash
 from network.programs import wait_for
 
 from fedhet.deploy.server_folder import CONNECTION
 from fedhet.engines.system import script
 
-pytestmark = pytest.mark.network
 CLOSED = (
     "/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/health", "/",
     "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs",

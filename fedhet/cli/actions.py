@@ -14,7 +14,7 @@ from fedhet.cli.sweep import Progress as SweepProgress
 from fedhet.config.load import load_config, load_noted
 from fedhet.data.images import Indices
 from fedhet.data.inputs import noun
-from fedhet.deploy.server_folder import tls_of
+from fedhet.deploy.control import tls_of
 from fedhet.engines import preflight, session
 from fedhet.engines.session import find_preset
 from fedhet.engines.system import interruptible

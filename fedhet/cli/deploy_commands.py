@@ -50,8 +50,8 @@ def server(
     ] = None,
 ) -> None:
     """Serve a federation: TLS, keys of TLS/clients, and nothing but the clients' API outside."""
+    from fedhet.deploy.control import ServerFolder
     from fedhet.deploy.server import FederationServer
-    from fedhet.deploy.server_folder import ServerFolder
 
     folder = ServerFolder(tls.expanduser().absolute())
     state = (database or folder.database).expanduser().absolute()
@@ -246,9 +246,7 @@ def status(
 ) -> None:
     """Nodes with their models, examples, last rounds and failures, and the runs."""
     from fedhet.cli.display import show_table
-    from fedhet.deploy.control_api import Control
-    from fedhet.deploy.server_folder import ServerFolder
-    from fedhet.deploy.status import collect
+    from fedhet.deploy.control import Control, ServerFolder, collect
     from fedhet.records.summary import percent
 
     folder = ServerFolder(superlink.expanduser().absolute())

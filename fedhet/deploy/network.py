@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 from cryptography import x509
@@ -65,9 +65,9 @@ def address(host: str, port: int) -> str:
 def via(server: str) -> str:
     """Say through which proxy of which variable ``host:port`` is reached; empty if directly."""
     host = urlsplit(f"//{server}").hostname or ""
-    found = getproxies_environment()
+    found = getproxies()
     proxy = found.get("https") or found.get("all")
-    if not proxy or proxy_bypass_environment(host):
+    if not proxy or proxy_bypass(host):
         return ""
     parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
     place = address(parts.hostname or "?", parts.port or 80)  # its password is not printed
@@ -106,8 +106,7 @@ def _refused(error: BaseException | None) -> ssl.SSLCertVerificationError | None
 
 def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> UserError:
     """What is wrong with the server's certificate."""
-    own = x509.load_pem_x509_certificate(read_ca(ca))
-    if reason := validity(own):
+    if reason := validity(read_certificate(ca)):
         return UserError(f"the CA's certificate '{ca}' {reason}")
     if error.verify_code in (EXPIRED, NOT_YET, *OTHER_NAME):
         found = _shown(server)
@@ -133,7 +132,7 @@ def _shown(server: str) -> x509.Certificate | None:
             client.stream("POST", f"https://{server}/v1/fleet/check", content=b"") as answer,
         ):
             link = answer.extensions["network_stream"].get_extra_info("ssl_object")
-            return x509.load_der_x509_certificate(link.getpeercert(binary_form=True))
+            return x509.load_der_x509_certificate(link.getpeercert(True))
     except (httpx.HTTPError, OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
 
@@ -171,14 +170,18 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
     return key
 
 
-def read_ca(path: Path) -> bytes:
-    """A CA's certificate (PEM); UserError if the file holds none."""
+def read_certificate(path: Path) -> x509.Certificate:
+    """A certificate (PEM); UserError if the file holds none."""
     try:
-        text = path.read_bytes()
-        x509.load_pem_x509_certificate(text)
+        return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"'{path}' is no certificate: {error}") from error
-    return text
+
+
+def read_ca(path: Path) -> bytes:
+    """A CA's certificate (PEM) as it is in the file; UserError if it holds none."""
+    read_certificate(path)
+    return path.read_bytes()
 
 
 def knows(server: str, ca: Path, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What stands between the clients and the SuperLink: Flower's Fleet API passes, nothing else does.
+"""The reverse proxy of ``fedhet server``: Flower's Fleet API passes, nothing else does.
 
 One port of Flower carries the clients' API and two others that ask for no credential. So the
 SuperLink listens on 127.0.0.1 only, and this proxy is what the outside reaches. It is nginx where
@@ -22,6 +22,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedhet.deploy.certs import Credentials
+from fedhet.deploy.network import address
 
 FLEET = "/v1/fleet/"
 METHOD = re.compile(re.escape(FLEET) + "[a-z-]+")
@@ -66,7 +67,7 @@ http {{
 
 
 @dataclass(frozen=True)
-class Fence:
+class ReverseProxy:
     """Listens at ``host``:``port`` and passes on to 127.0.0.1:``inner``."""
 
     host: str
@@ -78,9 +79,7 @@ class Fence:
         """Name and command line of the proxy; files that it needs are written to ``home``."""
         nginx = shutil.which("nginx")
         if nginx is not None:
-            listen = (
-                f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-            )
+            listen = address(self.host, self.port)
             text = NGINX.format(
                 home=home, inner=self.inner, listen=listen, fleet=FLEET, patience=int(PATIENCE),
                 largest=LARGEST, certificate=self.credentials.certificate, key=self.credentials.key,
@@ -92,11 +91,11 @@ class Fence:
         return "built in", [sys.executable, "-P", "-m", "fedhet.deploy.reverse_proxy", *words]
 
 
-def application(fence: Fence) -> Starlette:
+def application(proxy: ReverseProxy) -> Starlette:
     """The proxy as an ASGI application."""
-    trust = ssl.create_default_context(cafile=str(fence.credentials.ca))
+    trust = ssl.create_default_context(cafile=str(proxy.credentials.ca))
     client = httpx.AsyncClient(
-        base_url=f"https://127.0.0.1:{fence.inner}", verify=trust, timeout=PATIENCE,
+        base_url=f"https://127.0.0.1:{proxy.inner}", verify=trust, timeout=PATIENCE,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64), trust_env=False,
     )  # fmt: skip
 
@@ -149,10 +148,10 @@ def application(fence: Fence) -> Starlette:
 def main(words: list[str]) -> None:
     """Serve until a signal: HOST PORT INNER TLS."""
     host, port, inner, folder = words
-    fence = Fence(host, int(port), int(inner), Credentials(Path(folder)))
+    proxy = ReverseProxy(host, int(port), int(inner), Credentials(Path(folder)))
     uvicorn.run(
-        application(fence), host=host, port=fence.port, log_level="warning", access_log=False,
-        ssl_certfile=str(fence.credentials.certificate), ssl_keyfile=str(fence.credentials.key),
+        application(proxy), host=host, port=proxy.port, log_level="warning", access_log=False,
+        ssl_certfile=str(proxy.credentials.certificate), ssl_keyfile=str(proxy.credentials.key),
         timeout_graceful_shutdown=1, server_header=False,
     )  # fmt: skip
 

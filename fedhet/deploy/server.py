@@ -1,4 +1,4 @@
-"""``fedhet server``: a SuperLink for the outside, fenced, with the keys of ``tls/clients``."""
+"""``fedhet server``: a SuperLink behind a reverse proxy, with the keys of ``tls/clients``."""
 
 import contextlib
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedhet.deploy.control_api import Control
-from fedhet.deploy.reverse_proxy import Fence
-from fedhet.deploy.server_folder import ServerFolder
+from fedhet.deploy.control import Control, ServerFolder
+from fedhet.deploy.network import Waiting, address, read_certificate, validity
+from fedhet.deploy.reverse_proxy import ReverseProxy
 from fedhet.engines.system import environment, free_ports, guarded, script
 from fedhet.errors import RunFailedError, UserError
 
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class FederationServer:
-    """SuperLink and fence: both run, or the command ends, to be started again by its supervisor."""
+    """SuperLink and reverse proxy; the command ends when one of them does."""
 
     folder: ServerFolder
     host: str
@@ -37,6 +37,11 @@ class FederationServer:
     _seen: dict[str, str] = field(default_factory=dict)
     _runs: dict[int, str] = field(default_factory=dict)
     _registered: set[str] = field(default_factory=set)
+
+    @property
+    def where(self) -> str:
+        """What it listens at, ``host:port``."""
+        return address(self.host, self.port)
 
     def run(self) -> None:
         """Until a signal (the caller turns it into an exception); UserError if it cannot start."""
@@ -58,7 +63,12 @@ class FederationServer:
             lock.release()
 
     def _check(self) -> None:
-        """The port is free, and the database can be one."""
+        """UserError for an expired certificate, a taken port, or a database that cannot be made."""
+        for path in (self.folder.credentials.certificate, self.folder.credentials.ca):
+            if path.is_file() and (reason := validity(read_certificate(path))):
+                raise UserError(
+                    f"'{path}' {reason}; `fedhet certs` makes new ones, in a new folder"
+                )
         home = self.database.parent
         made = home == self.folder.home  # by us
         if self.database.is_dir() or not (home.is_dir() or made):
@@ -69,9 +79,7 @@ class FederationServer:
             try:
                 probe.bind((self.host, self.port))
             except (OSError, OverflowError) as error:
-                raise UserError(
-                    f"--host, --port: {self.host}:{self.port} cannot be used: {error}"
-                ) from error
+                raise UserError(f"--host, --port: {self.where} cannot be used: {error}") from error
 
     def _serve(self, started: list[subprocess.Popen[bytes]]) -> None:
         credentials = self.folder.credentials
@@ -90,21 +98,26 @@ class FederationServer:
             control.close()  # a SuperLink does not end before its connections
 
     def _follow(self, control: Control, started: list[subprocess.Popen[bytes]]) -> None:
-        """Wait for the SuperLink, open the fence, and say what happens."""
+        """Wait for the SuperLink, start the reverse proxy, and say what happens."""
         credentials = self.folder.credentials
         self._await(control, started[0])
-        kind, words = Fence(self.host, self.port, self.inner, credentials).command(self.folder.home)
+        proxy = ReverseProxy(self.host, self.port, self.inner, credentials)
+        kind, words = proxy.command(self.folder.home)
         started.append(self._start(words))
-        self.say(f"clients reach {self.host}:{self.port} (fence: {kind}); log: {self.folder.log}")
+        self.say(f"clients reach {self.where} (reverse proxy: {kind}); log: {self.folder.log}")
         self.say(f"submit a run: fedhet run CONFIG --superlink {self.folder.tls}")
+        waiting = Waiting("the SuperLink", self.say)
         while True:
-            for process, name in zip(started, ("SuperLink", "fence"), strict=True):
+            for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=True):
                 if process.poll() is not None:
                     raise RunFailedError(
                         f"the {name} ended with code {process.returncode}: see {self.folder.log}"
                     )
-            with contextlib.suppress(RunFailedError):  # busy for a moment: the next look tells
+            try:
                 self._look(control)
+                waiting.over()
+            except RunFailedError as error:  # mostly busy for a moment
+                waiting.failed(str(error))
             time.sleep(LOOK)
 
     def _start(self, words: list[str]) -> subprocess.Popen[bytes]:
@@ -116,12 +129,13 @@ class FederationServer:
             )  # fmt: skip
 
     def _await(self, control: Control, link: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START
+        deadline, waiting = time.monotonic() + START, Waiting("the SuperLink", self.say)
         while True:
             try:
                 control.nodes()
                 return
             except RunFailedError as error:
+                waiting.failed(f"{error} (log: {self.folder.log})")
                 if link.poll() is not None or time.monotonic() > deadline:
                     raise RunFailedError(f"{error} (log: {self.folder.log})") from error
             time.sleep(0.2)
@@ -146,7 +160,7 @@ class FederationServer:
 
 
 def _stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """The fence first, so that no client talks to a SuperLink that is going."""
+    """The reverse proxy first, so that no client talks to a SuperLink that is going."""
     for process in reversed(started):
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedhet.deploy import bundle
-from fedhet.deploy.server_folder import CONNECTION, connect
+from fedhet.deploy.control import CONNECTION, connect
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import Interrupted, undisturbed
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailedError, UserError, one_line
 from fedhet.files import private_files
 from fedhet.protocol.flower import CallError, NamedControl, UnsentError
 
@@ -137,7 +137,7 @@ def _follow(
                 status, details = "", ""
                 silent += 1
                 away = away if silent > 1 else f"{datetime.now():%H:%M:%S}"
-                reader.say(f"waiting for '{connection}', which has not answered since {away}")
+                reader.say(f"waiting for '{connection}' since {away}: {one_line(error)}")
                 if silent > SILENCES:
                     raise RunFailedError(f"'{connection}' does not answer: {error}") from error
             asked = time.monotonic()

@@ -21,7 +21,7 @@ from fedhet.config.load import (
 )
 from fedhet.config.schema import RunConfig
 from fedhet.deploy import bundle
-from fedhet.deploy.server_folder import ServerFolder, connect, tls_of
+from fedhet.deploy.control import ServerFolder, connect, tls_of
 from fedhet.deploy.submit import submit_remote
 from fedhet.engines import preflight
 from fedhet.engines.grid import run as simulate

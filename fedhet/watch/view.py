@@ -162,9 +162,8 @@ class RunView:
             titles = [("round", "count"), ("client", "text"), ("why", "text")]
             tables.append(_table("failures", "Failures", titles, newest, len(failed) - len(newest)))
         if self.sites is not None:
-            warm = get(folder.sites, folder.read_sites, {})
             times = Counter(client for _, client, _ in failed)
-            tables.insert(0, self.sites.table(scores, times, warm))
+            tables.insert(0, self.sites.table(scores, times))
             self.files.problems |= {Path("sites"): self.sites.problem}
         clients = len(examples) or _count(config.get("clients"))
         columns, rows = _rounds(rounds, metric, second)
@@ -302,8 +301,7 @@ class Sites:
 
     def __init__(self, tls: Path) -> None:
         """``tls``: the folder that `fedhet server` was given; UserError if it never was."""
-        from fedhet.deploy.control_api import Control  # noqa: PLC0415  (Flower)
-        from fedhet.deploy.server_folder import ServerFolder  # noqa: PLC0415
+        from fedhet.deploy.control import Control, ServerFolder  # noqa: PLC0415  (Flower)
 
         folder = ServerFolder(tls)
         self.control = Control(folder.control(), folder.credentials.ca)
@@ -325,19 +323,16 @@ class Sites:
                 return Path(run.folder)
         raise UserError("watch: this server has had no run whose folder is here: name one")
 
-    def table(
-        self, scores: Mapping[str, Any], failed: Mapping[str, int], warm: Mapping[str, bool]
-    ) -> Look:
+    def table(self, scores: Mapping[str, Any], failed: Mapping[str, int]) -> Look:
         """Every site with the last round that it took part in, and how often it failed."""
-        columns = [("site", "text"), ("now", "text"), ("since", "text"), ("warm", "text"),
+        columns = [("site", "text"), ("now", "text"), ("since", "text"),
                    ("last round", "count"), ("failures", "count")]  # fmt: skip
         rows = [
             [one_line(node.name or str(node.id), 80), node.status, _local(node.since),
-             {True: "yes", False: "no"}.get(warm.get(node.name), ""),
              getattr(scores.get(node.name), "generation", None), failed.get(node.name, 0)]
             for node in self._nodes()
         ]  # fmt: skip
-        note = "offline: silent since then; warm: as the node said when the run met it"
+        note = "offline: silent since then"
         return _table("sites", "Sites", columns, rows, note=note)
 
 

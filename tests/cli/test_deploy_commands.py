@@ -17,12 +17,10 @@ from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.deploy import node, submit
 from fedhet.deploy.certs import make
-from fedhet.deploy.control_api import Node, Run
+from fedhet.deploy.control import CONNECTION, Node, Run, ServerFolder, collect, connect
 from fedhet.deploy.network import CertificateError
 from fedhet.deploy.node import REFUSALS, NodePlan, said
 from fedhet.deploy.node import Node as Keeper
-from fedhet.deploy.server_folder import CONNECTION, ServerFolder, connect
-from fedhet.deploy.status import collect
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import UserError

@@ -16,7 +16,7 @@ from fedhet.config.checks import idle
 from fedhet.config.key_errors import KEYS
 from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
-from fedhet.deploy import server_folder, submit
+from fedhet.deploy import control, submit
 from fedhet.engines import launch, session
 from fedhet.errors import RunFailedError
 from fedhet.protocol.flower import CallError
@@ -275,12 +275,12 @@ def test_a_superlink_that_is_away_is_waited_for_aloud(superlink, here):
     said = []
     submit.submit_remote(launch.Launch(small(here), folder), "local", lambda _: None, said.append)
     (line,) = said
-    assert line.startswith("waiting for 'local', which has not answered since ")
+    assert line.startswith("waiting for 'local' since ")
 
 
 def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkeypatch, here):
     superlink.append(("finished:failed", "nobody is there"))
-    monkeypatch.setattr(submit, "connect", lambda _: server_folder.CONNECTION)
+    monkeypatch.setattr(submit, "connect", lambda _: control.CONNECTION)
     folder = RunFolder.create(small(here), "r")
     with pytest.raises(RunFailedError, match=f"nobody is there .run folder: {folder.path}"):
         submit.submit_remote(launch.Launch(small(here), folder), "tls", lambda _: None, print)

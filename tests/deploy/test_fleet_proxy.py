@@ -1,4 +1,4 @@
-"""The fence of `fedhet server`: the Fleet API passes as it is, nothing else does."""
+"""The reverse proxy of `fedhet server`: the Fleet API passes as it is, nothing else does."""
 
 import asyncio
 import http.server
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from fedhet.deploy.certs import make
-from fedhet.deploy.reverse_proxy import LARGEST, Fence, application
+from fedhet.deploy.reverse_proxy import LARGEST, ReverseProxy, application
 from fedhet.engines.system import free_ports
 
 
@@ -37,7 +37,7 @@ def fence(tmp_path_factory):
     context.load_cert_chain(tls.certificate, tls.key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield Fence("127.0.0.1", 1, server.server_port, tls)
+    yield ReverseProxy("127.0.0.1", 1, server.server_port, tls)
     server.shutdown()
 
 
@@ -80,5 +80,5 @@ def test_neither_other_verbs_nor_too_much(fence):
 
 
 def test_a_server_that_is_away_looks_like_one_that_comes_back(fence):
-    away = Fence(fence.host, fence.port, free_ports(1)[0], fence.credentials)
+    away = ReverseProxy(fence.host, fence.port, free_ports(1)[0], fence.credentials)
     assert ask(away, "/v1/fleet/pull-messages").status_code == 502

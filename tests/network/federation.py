@@ -18,8 +18,7 @@ from network.pace import patience
 from network.programs import Process, wait_for
 
 from fedhet.config.load import build_config
-from fedhet.deploy.control_api import Control
-from fedhet.deploy.server_folder import ServerFolder
+from fedhet.deploy.control import Control, ServerFolder
 from fedhet.engines.system import environment, free_ports, script
 from fedhet.errors import RunFailedError
 from fedhet.protocol.messages import instruction

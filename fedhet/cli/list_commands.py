@@ -22,6 +22,28 @@ def runs(
     listings.runs(folder, as_json=as_json)
 
 
+def init(
+    path: Annotated[str, typer.Argument(metavar="FILE", help="a table, texts, signals, images")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="what you know of it")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the preset to write; FILE.yaml here")] = None,
+) -> None:
+    """Say what a file of yours holds, and write a preset that runs it."""
+    loading(as_json=False)
+    from fedhet.config.load import build_config, read_overrides
+    from fedhet.data.describe import initialise, preset_lines
+    from fedhet.site.local_data import load_dataset, reading_of
+
+    def checked(keys):  # type: ignore[no-untyped-def]
+        config = build_config(keys)
+        return reading_of(config), lambda: load_dataset(config)
+
+    found, target = initialise(path, read_overrides(words or []), out, checked)
+    for line in preset_lines(found, target):
+        print(line)
+
+
 def keys(
     word: Annotated[
         str | None,
@@ -123,5 +145,5 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
 
 def add_commands(command: Register) -> None:
     """Make them commands of ``fedhet``."""
-    for function in (runs, keys, methods, models, new, report):
+    for function in (init, runs, keys, methods, models, new, report):
         command()(function)

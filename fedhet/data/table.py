@@ -2,8 +2,8 @@
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -237,6 +237,63 @@ def _count(column: Column) -> str:
     return f"{column.name} ({many} values)"
 
 
+_TARGETS = re.compile(
+    r"(^|_)(target|label|labels|class|classes|y|outcome|diagnosis|num|result|response|species|sentiment"
+    r"|status|ill|died|survived|survival|death|event|disease|churn|default|category|output|quality"
+    r"|variety|income|fraud|type)(_|$)"
+)
+_SITES = re.compile(
+    r"(^|_)(site|hospital|centre|center|clinic|institution|ward|device|subject|person|participant"
+    r"|user|client|branch|factory|machine|station|school)(_?id|_?code)?(_|$)"
+)
+
+
+def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
+    """The column that is most likely the class: by its name, else the last of few values."""
+    taken = {*reading.site, *reading.ignore, reading.text}
+    few = [
+        name for name, one in columns.items()
+        if name not in taken and one.counts is not None and one.known > 0
+        and 2 <= len(one.counts) <= max(2, min(100, one.known // 5)) and (one.whole or one.words)
+    ]  # fmt: skip
+    named = [name for name in few if _TARGETS.search(snake(name).replace(" ", "_"))]
+    exact = [name for name in named if _TARGETS.fullmatch(snake(name).replace(" ", "_"))]
+    edge = [name for name in (list(columns)[-1], next(iter(columns))) if name in few]
+    for found in (exact, named, edge, few):
+        if found:
+            return found[-1]
+    raise UserError(
+        f"target: no column has few values, as a class does: target=COLUMN names one of "
+        f"{listed(list(columns))}; labels={{low: ..5, high: 5..}} cuts a measurement"
+    )
+
+
+def guess_site(columns: Mapping[str, Column], reading: Reading) -> str:
+    """The column that names whose a row is, by its name and values; empty for none."""
+    for name, one in columns.items():
+        if name == reading.target or name in reading.ignore or not is_site(name):
+            continue
+        if one.counts and 2 <= len(one.counts) <= one.known // 20:
+            return name
+    return ""
+
+
+def is_site(name: str) -> bool:
+    """Whether a column is called like whose an example is."""
+    return _SITES.search(snake(name).replace(" ", "_")) is not None
+
+
+def guess_text(columns: Mapping[str, Column], reading: Reading, *, alone: bool = False) -> str:
+    """The column of the longest texts; with ``alone`` empty unless it is what the file is about."""
+    texts = {n: one.longest for n, one in columns.items() if n != reading.target and one.words}
+    best = max(texts, key=lambda name: texts[name], default="")
+    if alone:
+        numbers = sum(one.is_number and not one.is_id for one in columns.values())
+        many = best and (columns[best].counts is None or len(columns[best].counts or ()) > FEW)
+        return best if many and texts[best] >= 8 and numbers <= 2 and len(columns) <= 6 else ""
+    return best
+
+
 # --- tables ----------------------------------------------------------------
 
 
@@ -313,7 +370,7 @@ class Table(DataFile):
 
     def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
         """The rows of a file, in its order."""
-        reading = self.reading
+        reading, guessed = with_target(file, self.reading)
         check_columns(file, reading)
         features = left_columns(file, reading)
         made, said = Plan(tuple(features), reading.categories), []
@@ -339,7 +396,7 @@ class Table(DataFile):
                     yield coded.numbers(chunk)
 
         return Stream(
-            chunks(), lambda: keys.content(coded.inputs(), (), [*said, *about_file(file)])
+            chunks(), lambda: keys.content(coded.inputs(), (), [*guessed, *said, *about_file(file)])
         )
 
 
@@ -352,6 +409,24 @@ class _Some(Chunk):
     def at(self, index: int, column: str) -> str:
         """See :meth:`Chunk.at`."""
         return super().at(int(self.places[index]), column)
+
+
+def with_target(
+    file: RowFile, reading: Reading, *, texts: bool = False
+) -> tuple[Reading, list[str]]:
+    """The reading with a guess for the target and the text that nobody names, and a line of it."""
+    lacks_text = texts and not reading.text
+    if reading.target and not lacks_text:
+        return reading, []
+    if reading.declared:
+        raise UserError("target: '' is not allowed on a network: name the column of the class")
+    columns = look(file, [name for name in file.columns if name not in file.index])
+    target = reading.target or guess_target(columns, reading)
+    made = replace(reading, target=target)
+    if lacks_text:
+        made = replace(made, text=guess_text(columns, made))
+    line = f"target '{made.target}'" + (f", text '{made.text}'" if lacks_text else "")
+    return made, [f"{line}: taken by name and values (target=COLUMN says otherwise)"]
 
 
 def check_columns(file: RowFile, reading: Reading) -> None:
@@ -436,7 +511,7 @@ class Texts(DataFile):
 
     def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
         """The texts of a file, in its order."""
-        reading = self.reading
+        reading, guessed = with_target(file, self.reading, texts=True)
         need(file.columns, [reading.text], "text", file.where)
         need(file.columns, [reading.target], "target", file.where)
         need(file.columns, reading.site, "site", file.where)
@@ -454,7 +529,7 @@ class Texts(DataFile):
         def content():  # type: ignore[no-untyped-def]
             count = sum(empty)
             warnings = (f"{count} texts have no word",) if count else ()
-            return keys.content(inputs, warnings, about_file(file))
+            return keys.content(inputs, warnings, [*guessed, *about_file(file)])
 
         return Stream(chunks(), content)
 

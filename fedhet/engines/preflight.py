@@ -69,6 +69,8 @@ def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
 
 def check_declared(config: RunConfig) -> None:
     """UserError for what every node of a network would refuse to learn from its own files."""
+    if config.dataset in ("table", "texts") and not config.target:
+        raise UserError("target: '' is not allowed on a network: name the column of the class")
     for name, values in config.categories:
         if not values:
             raise UserError(

@@ -1,0 +1,237 @@
+"""``fedhet init``: say what a file holds, and write a preset that runs it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedhet.data.cache import Dataset
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
+from fedhet.data.labels import GAPS, Reading, listed
+from fedhet.data.rows import (
+    NPZ_SUFFIXES,
+    ROW_SUFFIXES,
+    NoHeader,
+    RowFile,
+    find_files,
+    holds,
+    open_rows,
+)
+from fedhet.data.signals import Npz
+from fedhet.data.table import (
+    Column,
+    guess_site,
+    guess_target,
+    guess_text,
+    is_site,
+    look,
+    plan,
+)
+from fedhet.errors import UserError
+
+_SHOWN = 40  # columns that are listed
+_TRAINING = {  # group of models, epochs, batch size, learning rate
+    IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 2, 16, 0.01),
+    SIGNAL: (["@signal-5"], 2, 16, 0.01), TABLE: (["@table-5"], 2, 16, 0.05),
+    TOKENS: (["@tokens-5"], 2, 16, 0.1),
+}  # fmt: skip
+_ABOUT = {
+    "dataset": "kind of data", "data-path": "the file", "target": "column of the class",
+    "site": "column that names the client; no model sees it", "text": "column of the text",
+    "categories": "columns that are no numbers, with their values; a network needs the values",
+    "ignore": "columns that no model sees", "classes": "class names in label order",
+    "columns": "names of the columns: the file has no header",
+    "gaps": "what counts as a gap", "partition": "how examples are dealt to clients",
+    "clients": "number of clients; 0: as many as the data names", "models": "one model after another",
+    "method": "`fedhet methods` lists all", "rounds": "communication rounds",
+    "local-epochs": "epochs of local training per round", "batch-size": "examples per step",
+    "lr": "learning rate of SGD", "image-size": "side of the images, pixels",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Described:
+    """Lines for the user, and the keys of a preset that runs the file."""
+
+    lines: tuple[str, ...]
+    keys: Mapping[str, Any]
+
+    def preset(self, name: str) -> str:
+        """The preset as commented YAML."""
+        head = [
+            f"# fedhet run {name}",
+            "# Written by `fedhet init`; `fedhet keys` says what more there is.",
+        ]
+        body = []
+        for key, value in self.keys.items():
+            text = (
+                value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+            )
+            body.append(f"{key}: {text}" + (f"  # {_ABOUT[key]}" if key in _ABOUT else ""))
+        return "\n".join([*head, *body]) + "\n"
+
+
+Checked = Callable[[Mapping[str, Any]], tuple[Reading, Callable[[], Dataset]]]
+
+
+def describe(path: str, given: Mapping[str, Any], checked: Checked) -> Described:
+    """What is at ``path``, with the keys that somebody gave; UserError for what cannot be used.
+
+    ``checked`` checks keys; it gives the reading that they mean, and what opens their data.
+    """
+    keys: dict[str, Any] = {"dataset": given.get("dataset") or _dataset(Path(path).expanduser())}
+    keys["data-path"] = path
+    keys |= {key: value for key, value in given.items() if key not in keys}
+    lines: list[str] = []
+    if keys["dataset"] in ("table", "texts") or keys["dataset"] == "signals" and not _is_npz(path):
+        keys, lines = _of_rows(keys, given, checked)
+    if keys["dataset"] == "signals" and _is_npz(path) and "site" not in given:
+        names = [name for name in Npz(Path(path).expanduser()).names if is_site(name)]
+        keys |= {"site": names} if names else {}
+    dataset = checked(keys)[1]()
+    keys = _training(keys, given, dataset)
+    return Described((*lines, *dataset.notes, *(f"warning: {w}" for w in dataset.warnings)), keys)
+
+
+def _is_npz(path: str) -> bool:
+    return holds(Path(path).expanduser(), (*NPZ_SUFFIXES, ".npy"))
+
+
+def _dataset(path: Path) -> str:
+    if not path.exists():
+        raise UserError(f"'{path}': no such file or folder")
+    if holds(path, (*NPZ_SUFFIXES, ".npy")):
+        return "signals"
+    if path.suffix.lower() == ".zip" or path.is_dir() and not holds(path, ROW_SUFFIXES):
+        return "image-folder"
+    return "table"
+
+
+def _of_rows(
+    keys: dict[str, Any], given: Mapping[str, Any], checked: Checked
+) -> tuple[dict[str, Any], list[str]]:
+    """The keys with what is guessed of a file of rows, and lines about its columns."""
+    reading, _ = checked(keys)
+    paths = find_files(keys["dataset"], keys["data-path"], ROW_SUFFIXES)
+    try:
+        file = open_rows(paths, reading.form)
+    except NoHeader as error:
+        names = [f"c{k}" for k in range(1, error.width + 1)]
+        keys["columns"] = names
+        reading = replace(reading, form=replace(reading.form, columns=tuple(names)))
+        file = open_rows(paths, reading.form)
+    index = set(file.index) - {reading.target, *reading.site}
+    columns = look(file, [name for name in file.columns if name not in index])
+    if "dataset" not in given and guess_text(columns, reading, alone=True):
+        keys["dataset"] = "texts"
+    lines = [
+        f"{file.where.removeprefix('data-path ')}: {_rows_of(columns):,} rows, {len(columns)} columns"
+    ]
+    if not reading.target:
+        keys["target"] = guess_target(columns, reading)
+        lines.append(
+            f"target: '{keys['target']}' is taken for the class (target=COLUMN says otherwise)"
+        )
+    reading = replace(reading, target=reading.target or keys["target"])
+    if keys["dataset"] == "signals":
+        return keys, lines
+    several = len(paths) > 1
+    if not reading.site and not several and (site := guess_site(columns, reading)):
+        keys["site"] = [site]
+        lines.append(f"site: '{site}' is taken for whose a row is (site=COLUMN says otherwise)")
+        reading = replace(reading, site=(site,))
+    if keys["dataset"] == "texts":
+        keys.setdefault("text", guess_text(columns, reading))
+        return keys, lines
+    return _features(keys, given, file, columns, reading, lines)
+
+
+def _rows_of(columns: Mapping[str, Column]) -> int:
+    return max((column.rows for column in columns.values()), default=0)
+
+
+def _features(  # noqa: PLR0913, PLR0917
+    keys: dict[str, Any],
+    given: Mapping[str, Any],
+    file: RowFile,
+    columns: Mapping[str, Column],
+    reading: Reading,
+    lines: list[str],
+) -> tuple[dict[str, Any], list[str]]:
+    """Categories with their values, what is ignored, and a line for each column."""
+    taken = {reading.target, *reading.site, *reading.ignore}
+    features = {name: one for name, one in columns.items() if name not in taken}
+    found = plan(features, reading)
+    once = [n for n in found.mixed if features[n].words == _same(features[n])]
+    if once:
+        keys["gaps"] = sorted({*(one for one in GAPS if one), *(features[n].word for n in once)})
+    mixed = [name for name in found.mixed if name not in once]
+    left = [*found.left_out, *found.dates, *found.many, *mixed]
+    if left:
+        keys["ignore"] = [*reading.ignore, *left]
+    if found.categories:
+        keys["categories"] = {name: list(values) for name, values in found.categories}
+    coded = dict(found.categories)
+    why = {
+        **dict.fromkeys(found.left_out, "left out: another value in every row"),
+        **dict.fromkeys(found.dates, "left out: dates"),
+        **dict.fromkeys(found.many, "left out: too many values for categories"),
+        **dict.fromkeys(mixed, "left out: numbers and words"),
+    }
+    for name, column in list(features.items())[:_SHOWN]:
+        kind = why.get(name) or (
+            f"{len(coded[name])} categories: {listed(coded[name], 5)}" if name in coded
+            else f"numbers {column.low:g} to {column.high:g}"
+        )  # fmt: skip
+        gaps = f", {column.gaps:,} gaps" if column.gaps else ""
+        lines.append(f"  {name}: {kind}{gaps}")
+    if len(features) > _SHOWN:
+        lines.append(f"  ... and {len(features) - _SHOWN} more columns")
+    return keys, lines
+
+
+def _same(column: Column) -> int:
+    """How often its first word occurs."""
+    return (column.counts or {}).get(column.word.strip(), 0)
+
+
+def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
+    """The keys with classes, partition and training."""
+    models, epochs, batch, rate = _TRAINING[dataset.inputs.kind]
+    if dataset.inputs.kind != IMAGE and "labels" not in keys:
+        keys["classes"] = list(dataset.classes)
+    sites = np.bincount(dataset.sites, minlength=len(dataset.site_names))
+    if "partition" not in given:
+        natural = len(sites) > 1 and np.sum(sites >= 10) > 1
+        keys["partition"] = "natural" if natural else "iid"
+    if keys["partition"] == "natural":
+        keys["clients"] = 0
+    else:
+        keys.setdefault("clients", int(max(2, min(5, len(dataset.labels) // 30))))
+    rest = {"models": models, "method": "fedssa", "rounds": 20, "local-epochs": epochs,
+            "batch-size": batch, "lr": rate}  # fmt: skip
+    return keys | {key: value for key, value in rest.items() if key not in keys}
+
+
+def initialise(
+    path: str, words: Mapping[str, Any], out: Path | None, checked: Checked
+) -> tuple[Described, Path]:
+    """Describe and write the preset, beside where the command is given; UserError if it exists."""
+    stem = Path(path).name.split(".")[0] or "data"
+    target = out or Path(f"{stem}.yaml")
+    if target.exists():
+        raise UserError(f"'{target}' is already there: --out NAME.yaml writes another")
+    found = describe(path, words, checked)
+    try:
+        target.write_text(found.preset(str(target)), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
+    return found, target
+
+
+def preset_lines(found: Described, target: Path) -> Sequence[str]:
+    """What the command prints: what was understood, and the command that runs it."""
+    return [*found.lines, f"wrote {target}; it runs with:", f"fedhet run {target}"]

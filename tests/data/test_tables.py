@@ -143,6 +143,7 @@ def test_all_columns_that_cannot_be_read_are_named_at_once(opened):
 
 IDS = {
     "a number": ("patient_id", lambda k: 480_000 + k * k * 7),
+    "together": ("pidnum", lambda k: 480_000 + k * k * 7),
     "capitals": ("PatientID", lambda k: 480_000 + k * k * 7),
     "counted": ("fall", lambda k: (k * 7) % 60 + 1),
     "a name": ("who", lambda k: f"Ann {k}"),

@@ -333,6 +333,9 @@ class Columns:
         places = np.empty(len(unique), dtype=np.float32)
         for k, value in enumerate(unique):
             place = self.codes[name].get(canonical(str(value)))
+            if place is None:  # a number that the file writes in its own way
+                number = to_numbers(pd.Series([str(value)]), chunk.file.form).iloc[0]
+                place = self.codes[name].get(canonical(f"{number:.10g}"))
             if place is None and canonical(str(value)).lower() not in chunk.file.form.missing:
                 at = chunk.at(int(np.flatnonzero(codes == k)[0]), name)
                 raise UserError(f"{at}: {shown(str(value))} is none of its categories")
@@ -462,7 +465,8 @@ def about_columns(found: Plan, columns: dict[str, Column]) -> list[str]:
     if plain:
         parts.append(f"{len(plain)} columns of numbers ({listed(plain, 6)})")
     if coded:
-        each = [f"{name}: {' '.join(values[:4])}{' ...' if len(values) > 4 else ''}"
+        each = [f"{name}: {' '.join(values[:4])}"
+            + (f" ... {len(values)} values" if len(values) > 4 else "")
                 for name, values in coded.items()]  # fmt: skip
         parts.append(f"{len(coded)} of categories ({listed(each, 6)}) (categories)")
     if found.left_out:

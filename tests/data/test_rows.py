@@ -113,6 +113,12 @@ def test_a_german_file_with_both_signs(opened):
     assert "decimal comma (decimal); thousands by '.' (thousands)" in data.notes[-1]
 
 
+def test_numbers_that_are_named_as_categories_are_found_as_they_are_written(opened):
+    content = "a;y\n" + "".join(f"{k},5;{k % 2}\n" for k in range(6))
+    data = opened(content, Reading(target="y", categories=(("a", ()),)))
+    assert data.examples[:, 0].tolist() == [0, 1, 2, 3, 4, 5] and "6 values" in data.notes[1]
+
+
 HEADLESS = {
     "numbers": "61,131.5,10,3\n74,96.3,11,3\n52,86.6,12,2\n",
     "numbers and words": "5.1,3.5,setosa\n4.9,3.0,setosa\n6.1,2.9,virginica\n",

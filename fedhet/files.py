@@ -53,7 +53,8 @@ def private_files() -> Iterator[None]:
 def plain_path(path: str | os.PathLike[str]) -> Path:
     """The path from the root, ``~`` and ``..`` resolved; links stay where there is no ``..``.
 
-    UserError for what can be no path, and for the home of a user whom nobody knows.
+    UserError for what can be no path or is no UTF-8, which no file of ours could name, and for the
+    home of a user whom nobody knows.
     """
     if "\0" in os.fspath(path):
         raise UserError(f"'{path}' is not allowed: no path has a null character in it")
@@ -64,6 +65,13 @@ def plain_path(path: str | os.PathLike[str]) -> Path:
         if user == "~":
             raise
         raise UserError(f"'{path}': '{user}' is the home of no user here: write it out") from error
+    try:
+        str(found).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"'{path}' is not allowed: '{found}' is not UTF-8, or this locale is not "
+            "(LC_ALL=C.UTF-8 or PYTHONUTF8=1 makes it so): rename the file or folder"
+        ) from error
     return found.resolve() if ".." in found.parts else found
 
 

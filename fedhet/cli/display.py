@@ -28,8 +28,8 @@ class RunProgress:
     """A bar with round, metric and time left; in a pipe a plain line every few seconds.
 
     ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
-    nothing at all. In a notebook the bar stands below the cell. Where nothing can be written any
-    more, the run goes on unseen.
+    nothing at all. A notebook shows lines, too: a bar would need its widgets. Where nothing can be
+    written any more, the run goes on unseen.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RunProgress:
 
 def shows_bars(console: Console) -> bool:
     """Whether a bar can be drawn and redrawn."""
-    return console.is_terminal or console.is_jupyter
+    return console.is_terminal and not console.is_jupyter
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

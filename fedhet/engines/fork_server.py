@@ -89,11 +89,13 @@ class ForkServer:
 
 
 def start_early(words: Sequence[str]) -> None:
-    """Start a fork server for the run that ``words`` of a command line ask for, unless they say no.
+    """Start a fork server if a command line is likely to need one: torch is imported beside it.
 
-    It imports torch beside the command. A run that does not want it ends it.
+    The run takes it, ends it if it has another engine, or it ends with the command.
     """
-    if not any(word in {"engine=inline", "engine=ray"} for word in words):
+    simulates = words[:1] in (["run"], ["resume"])
+    other = {"engine=inline", "engine=ray", "--help", "-h"}
+    if simulates and not any(w in other or w.startswith("--superlink") for w in words):
         _early.append(ForkServer())
 
 

@@ -7,14 +7,11 @@ answers: in this process (``engine: inline``, for debuggers), in worker processe
 """
 
 import contextlib
-import hashlib
 import logging
 import math
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +19,8 @@ from functools import cache
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any, Protocol, TextIO
+from tempfile import TemporaryDirectory
+from typing import IO, Any, TextIO
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -41,6 +39,7 @@ from fedhet.rng import one_blas_thread
 FIRST_NODE = 100  # Flower's node ids are large and random; nothing may take them for client ids
 LOOK = 0.2  # seconds that a pull waits for a reply
 DIED = 1003  # code of an error reply, beside those of fedhet.protocol.delivery
+RAY_STARTS = 3  # tries: it gives itself 30 s, too little on a very busy machine
 STARTS = 5  # workers in a row that may end before they are ready
 GPU_SHARE = 2 << 30  # bytes of a GPU for a worker, where `actors` does not say how many there are
 START = 120.0  # seconds within which a machine of a cluster starts a process
@@ -116,29 +115,13 @@ class InlineGrid(Grid):
         raise NotImplementedError("a simulation of fedhet's runs without a Flower run")
 
 
-class Executor(Protocol):
-    """Answers messages in other processes, in the order in which they were submitted."""
-
-    def submit(self, message: Message) -> None:
-        """Take a message, which has an id."""
-
-    def replies(self, patience: float) -> list[Message]:
-        """Return the replies that have come; wait up to ``patience`` seconds for the first."""
-
-    def cancel(self, identities: Collection[str]) -> None:
-        """Give up the messages with these ids, and end what works at them."""
-
-    def close(self) -> None:
-        """End all processes."""
-
-
 class ExecutorGrid(InlineGrid):
-    """Flower's Grid, answered by an executor."""
+    """Flower's Grid, answered by other processes, in the order in which messages are pushed."""
 
     poll_interval = 0.0  # a pull waits by itself
 
     def __init__(
-        self, text: str, nodes: int, executor: Executor, between: Callable[[], None]
+        self, text: str, nodes: int, executor: "WorkerPool | RayTasks", between: Callable[[], None]
     ) -> None:
         """As of :class:`InlineGrid`."""
         super().__init__(text, nodes, between)
@@ -210,11 +193,16 @@ def _grid(
     launch: Launch, text: str, between: Callable[[], None], stack: contextlib.ExitStack
 ) -> Grid:
     """The grid that the configuration asks for; leaving ``stack`` ends its processes."""
-    config = launch.config
-    kinds: dict[str, type[WorkerPool | RayTasks]] = {"processes": WorkerPool, "ray": RayTasks}
-    if config.engine not in kinds:
+    config, early = launch.config, take_early()
+    if config.engine != "processes" and early is not None:
+        early.close()
+    if config.engine == "inline":
         return InlineGrid(text, config.clients, between)
-    executor = kinds[config.engine](launch, text)
+    executor: WorkerPool | RayTasks
+    if config.engine == "ray":
+        executor = RayTasks(launch, text)
+    else:
+        executor = WorkerPool(launch, text, early or ForkServer())
     stack.callback(executor.close)
     return ExecutorGrid(text, config.clients, executor, between)
 
@@ -275,14 +263,14 @@ class WorkerPool:
     The message of a worker that dies is given to another one, once.
     """
 
-    def __init__(self, launch: Launch, text: str) -> None:
-        """Start them; they are ready some seconds later."""
+    def __init__(self, launch: Launch, text: str, server: ForkServer) -> None:
+        """Start them; they are ready some seconds later. The server is this pool's then."""
         memory = gpu_memory(launch.config)
         self._order = {
             "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
             "cwd": os.getcwd(),
         }  # fmt: skip
-        self._server = take_early() or ForkServer()
+        self._server = server
         self._waiting: deque[Message] = deque()
         self._running: dict[Worker, Message] = {}
         self._deaths: Counter[str] = Counter()  # of workers, by message
@@ -303,11 +291,14 @@ class WorkerPool:
         self._workers[worker] = number
 
     def submit(self, message: Message) -> None:
-        """See :class:`Executor`."""
+        """Take a message, which has an id."""
         self._waiting.append(message)
 
     def replies(self, patience: float) -> list[Message]:
-        """See :class:`Executor`; RunFailedError if no worker starts."""
+        """Return the replies that have come; wait up to ``patience`` seconds for the first.
+
+        RunFailedError if no worker starts.
+        """
         self._dispatch()
         ready = set(wait([worker.connection for worker in self._workers], patience))
         given = [worker for worker in self._workers if worker.connection in ready]
@@ -355,7 +346,7 @@ class WorkerPool:
         return None
 
     def cancel(self, identities: Collection[str]) -> None:
-        """See :class:`Executor`."""
+        """Give up the messages with these ids, and end what works at them."""
         self._waiting = deque(m for m in self._waiting if m.metadata.message_id not in identities)
         for worker, message in list(self._running.items()):
             if message.metadata.message_id in identities:
@@ -365,7 +356,7 @@ class WorkerPool:
                 self._start(number)
 
     def close(self) -> None:
-        """See :class:`Executor`."""
+        """End all processes."""
         for worker in self._workers:
             worker.end()
         self._server.close()
@@ -408,22 +399,6 @@ def _own_ray() -> dict[str, str]:
     }
 
 
-def session_folder(folder: Path) -> Path:
-    """Make an empty folder for Ray's session of the run in ``folder``; a killed one's is reused.
-
-    A Unix socket's path is limited to 107 bytes, and Ray adds about 70 of its own: it cannot lie
-    in the run folder.
-    """
-    name = hashlib.sha256(str(folder).encode()).hexdigest()[:10]
-    path = Path("/tmp", f"fh{os.getuid()}-{name}")
-    with contextlib.suppress(FileNotFoundError):
-        if path.is_symlink() or path.lstat().st_uid != os.getuid():
-            return Path(tempfile.mkdtemp(prefix="fh", dir="/tmp"))
-        shutil.rmtree(path)
-    path.mkdir(mode=0o700)
-    return path
-
-
 class RayTasks:
     """Messages as tasks of Ray: of one of its own, or of the cluster at RAY_ADDRESS."""
 
@@ -437,18 +412,19 @@ class RayTasks:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_environment({} if joined else _own_ray()))
             self._ray = ray = import_module("ray")  # takes a second, and reads its environment
+            # Else Ray puts the working folder before all others in a task's `sys.path`, where a
+            # `queue.py` of the user's would hide Python's; nothing public keeps it out.
+            import_module("ray.job_config").JobConfig._py_driver_sys_path = property(
+                lambda _: [], lambda *_: None
+            )
             if not joined:
-                session = session_folder(launch.folder.path)
-                stack.callback(shutil.rmtree, session, ignore_errors=True)
+                # A Unix socket's path is limited to 107 bytes, of which Ray needs about 70.
+                session = TemporaryDirectory(prefix="fh", dir="/tmp", ignore_cleanup_errors=True)
                 words = {"address": "local", "num_cpus": count * config.threads,
-                         "num_gpus": len(memory), "_temp_dir": str(session),
+                         "num_gpus": len(memory), "_temp_dir": stack.enter_context(session),
                          "include_dashboard": False}  # fmt: skip
             stack.callback(ray.shutdown)
-            try:
-                ray.init(log_to_driver=False, logging_level="ERROR", **words)
-            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-                where = f" at RAY_ADDRESS={os.environ['RAY_ADDRESS']}" if joined else ""
-                raise UserError(f"engine: Ray does not start{where}: {brief(error)}") from error
+            _start_ray(ray, 1 if joined else RAY_STARTS, words)
             if joined:
                 _check_shared_folder(ray, launch.folder.path)
             gpus = int(ray.cluster_resources().get("GPU", 0)) if memory or joined else 0
@@ -462,16 +438,16 @@ class RayTasks:
             self._task = remote(_answer)
             self._order = ray.put({
                 "text": text, "nodes": config.clients, "log": str(launch.folder.log),
-                "cwd": os.getcwd(),
+                "cwd": os.getcwd(), "path": tuple(path for path in sys.path if path),
             })  # fmt: skip
             self._stack = stack.pop_all()
 
     def submit(self, message: Message) -> None:
-        """See :class:`Executor`."""
+        """Take a message, which has an id."""
         self._running[self._task.remote(self._order, message)] = message
 
     def replies(self, patience: float) -> list[Message]:
-        """See :class:`Executor`."""
+        """Return the replies that have come; wait up to ``patience`` seconds for the first."""
         given = list(self._running)
         ready = self._ray.wait(given, timeout=patience)[0] if given else []
         if ready:  # and all others that are
@@ -487,33 +463,50 @@ class RayTasks:
         return reply
 
     def cancel(self, identities: Collection[str]) -> None:
-        """See :class:`Executor`."""
+        """Give up the messages with these ids, and end what works at them."""
         for task, message in list(self._running.items()):
             if message.metadata.message_id in identities:
                 del self._running[task]
                 self._ray.cancel(task, force=True)
 
     def close(self) -> None:
-        """See :class:`Executor`."""
+        """End all processes."""
         self._stack.close()
+
+
+def _start_ray(ray: Any, tries: int, words: Mapping[str, Any]) -> None:
+    """Start or join Ray; UserError if it does not start in so many tries."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(log_to_driver=False, logging_level="ERROR", **words)
+        except Exception as error:  # Ray raises plain ones, too
+            if not left:
+                address = os.environ.get("RAY_ADDRESS")
+                where = f" at RAY_ADDRESS={address}" if address else ""
+                raise UserError(f"engine: Ray does not start{where}: {brief(error)}") from error
+            ray.shutdown()
+        else:
+            return
 
 
 def _answer(order: Mapping[str, Any], message: Message) -> Message:
     """Answer one message in a process of Ray's."""
-    contexts = _prepared(*order.values())
-    with simulating():
+    contexts, log = _prepared(**order)
+    # Not for the whole process: Ray prints a line of its own before each task.
+    with simulating(), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         return client_app.app(message, contexts[message.metadata.dst_node_id])
 
 
 @cache
-def _prepared(text: str, nodes: int, log: str, cwd: str) -> dict[int, Context]:
-    """Set up a process of Ray's, once: its log, and where modules of the user's lie."""
-    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for number in (1, 2):
-        os.dup2(handle, number)
-    os.chdir(cwd)
+def _prepared(
+    text: str, nodes: int, log: str, cwd: str, path: tuple[str, ...]
+) -> tuple[dict[int, Context], TextIO]:
+    """Set up a process of Ray's, once: where modules of the user's lie, and the run's log."""
+    with contextlib.suppress(OSError):  # another machine need not have it
+        os.chdir(cwd)
+    sys.path += [folder for folder in path if folder not in sys.path]
     look_here()
-    return contexts_of(text, nodes)
+    return contexts_of(text, nodes), Path(log).open("a", buffering=1, encoding="utf-8")
 
 
 def _check_shared_folder(ray: Any, folder: Path) -> None:

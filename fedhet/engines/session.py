@@ -24,6 +24,7 @@ from fedhet.deploy import bundle
 from fedhet.deploy.control import ServerFolder, connect, tls_of
 from fedhet.deploy.submit import submit_remote
 from fedhet.engines import preflight
+from fedhet.engines.grid import gpu_memory, processes
 from fedhet.engines.grid import run as simulate
 from fedhet.engines.launch import Launch, take_over
 from fedhet.engines.system import Interrupted, interruptible
@@ -95,7 +96,8 @@ def start(
     Raises UserError for what the user can mend, RunFailedError for a run that did not complete.
     """
     config = preflight.absolute_paths(config)
-    if os.environ.get("RAY_ADDRESS") and "engine" not in config.model_fields_set:
+    joins = connection is None and os.environ.get("RAY_ADDRESS")
+    if joins and "engine" not in config.model_fields_set:
         config = config.model_copy(update={"engine": "ray"})
         notes = [*notes, "engine=ray, since RAY_ADDRESS is set"]
     check(config, console, connection)
@@ -307,5 +309,5 @@ def _beginning(launch: Launch, connection: str | None) -> str:
     if config.engine == "inline":
         return f"starting {config.clients} clients in this process ..."
     ray = "Ray: " if config.engine == "ray" else ""
-    processes = config.processes(config.clients)
-    return f"starting {ray}{config.clients} clients, {processes} training process(es) ..."
+    count = processes(config, gpu_memory(config))
+    return f"starting {ray}{config.clients} clients, {count} training process(es) ..."

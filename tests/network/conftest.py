@@ -1,7 +1,6 @@
-"""What a file of tests shares: a federation of three SuperNodes, ``fedhet`` commands."""
+"""What a file of tests shares: a federation of three SuperNodes."""
 
 import pytest
-from network.commands import Commands
 from network.federation import Federation
 from network.pace import patience
 
@@ -27,11 +26,3 @@ def federation(_federation):
     """The shared federation; :meth:`Federation.whole` makes it as a test needs it."""
     yield _federation
     _federation.tidy()
-
-
-@pytest.fixture(scope="module")
-def fedhet(tmp_path_factory):
-    """Starts ``fedhet`` commands; ends what they may leave."""
-    commands = Commands(tmp_path_factory.mktemp("runs"))
-    yield commands
-    commands.end()

@@ -1,24 +1,22 @@
-"""A Ray cluster of three nodes on loopback: a run without shared disk, sweeps, a node that dies."""
+"""A Ray cluster of three nodes on loopback: the same bytes, resumed; a disk that is not shared."""
 
-import contextlib
 import json
 import os
-import subprocess
-import time
 
 import psutil
 import pytest
-import yaml
+from engines.commands import Command, summary
 from network.federation import PRESET
-from network.pace import patience
 from network.ray_nodes import Cluster
 
+from fedhet.cli.app import execute
 from fedhet.config.load import build_config
-from fedhet.engines.system import script
+from fedhet.engines import grid
+from fedhet.errors import UserError
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
-CONTEXT = PRESET | {"clients": 4, "rounds": 2}
+KEYS = PRESET | {"clients": 4, "rounds": 2}
 
 
 @pytest.fixture(scope="module")
@@ -28,37 +26,30 @@ def cluster(tmp_path_factory):
     made.stop()
 
 
-def actors(cluster: Cluster) -> list[int]:
-    """Training processes of each node."""
-    return [sum(map(_is_actor, node.children())) for node in cluster.nodes]
-
-
-def _is_actor(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "ray::ClientAppActor" in " ".join(process.cmdline())
-    return False
-
-
-def test_ray_nodes_give_the_same_bytes(cluster, tmp_path):
-    (tmp_path / "preset.yaml").write_text(yaml.safe_dump(CONTEXT))
+def test_ray_nodes_give_the_same_bytes_and_resume_goes_on_without_them(cluster, tmp_path):
+    (tmp_path / "preset.yaml").write_text(json.dumps(KEYS))
     words = ["run", str(tmp_path / "preset.yaml"), f"out={tmp_path}", "name=run"]
     env = os.environ | {"RAY_ADDRESS": cluster.address}
-    command = subprocess.Popen(
-        [script("fedhet"), *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    most = [0, 0, 0]
-    while command.poll() is None:
-        most = [max(pair) for pair in zip(most, actors(cluster), strict=True)]
-        time.sleep(0.2)
-    _, error = command.communicate(timeout=patience())
-    assert command.returncode == 0, error
-    assert most == [0, 1, 1]  # who has a processor trains
+    code, _, error = Command(tmp_path / "run", *words, env=env).end()
+    assert code == 0, error
+    assert "engine=ray, since RAY_ADDRESS is set" in error
     assert all(node.running() for node in cluster.nodes)  # somebody else's: left as it was
+    ended = summary(tmp_path / "run")
+    assert (ended["status"], ended["failures"]) == ("completed", [])
+    twin, _ = simulate(build_config(KEYS | {"out": str(tmp_path / "alone")}))
+    assert ended["run_sha256"] == summary(twin.path)["run_sha256"]
+    assert execute(["resume", str(tmp_path / "run"), "rounds=3", "engine=inline"]) == 0
 
-    folder = tmp_path / "run"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "completed" and summary["failures"] == []
-    alone = build_config(CONTEXT | {"out": str(tmp_path / "alone")})
-    twin, _ = simulate(alone)
-    assert summary["run_sha256"] == json.loads(twin.summary.read_text())["run_sha256"]
+
+def test_a_machine_without_the_disk_is_named_before_anything_starts(cluster, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    monkeypatch.setattr(grid, "_write_proof", lambda path: None)  # it writes to a disk of its own
+    ray.init(log_to_driver=False, logging_level="ERROR")
+    try:
+        with pytest.raises(UserError, match=r"has another '.*': `out` must lie on a disk that all"):
+            grid._check_shared_folder(ray, tmp_path)
+    finally:
+        ray.shutdown()
+    assert not list(tmp_path.iterdir())
+    assert psutil.pid_exists(cluster.nodes[0].popen.pid)

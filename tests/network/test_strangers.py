@@ -1,29 +1,30 @@
-"""A real run on Ray, given where somebody keeps packages that are called as parts of ours."""
+"""Runs given where somebody keeps packages that are called as parts of ours."""
 
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import torch
+from engines.commands import Command, summary
 from helpers.pictures import write_images
-from network.commands import WORK, Command, assert_gone
 from network.federation import EXAMPLES
-from network.pace import patience
 
 from fedhet.config.load import load_config
 from fedhet.engines.session import find_preset
-from fedhet.engines.system import script
 from fedhet.testing import simulate
 
 pytestmark = pytest.mark.network
 
-SMALL = (*WORK, "public-path=public", "alignment=8", "rounds=2", "actors=1")
+SMALL = (
+    "dataset=synthetic:160x10", "models=cnn-5", "clients=4", "classes-per-client=5",
+    "public-path=public", "alignment=8", "rounds=2",
+)  # fmt: skip
 RAISE = "raise SystemExit('a stranger was imported')\n"
 
 
-def test_actors_find_the_users_own_method_its_public_images_and_our_modules(
-    tmp_path, monkeypatch
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_workers_find_the_users_own_method_its_public_images_and_our_modules(
+    tmp_path, monkeypatch, engine
 ) -> None:
     """Nothing in the folder hides a module of ours, of Flower's or of Python's.
 
@@ -40,20 +41,11 @@ def test_actors_find_the_users_own_method_its_public_images_and_our_modules(
         (here / "public" / name).mkdir(parents=True)
         noise = np.random.default_rng(len(name)).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
         write_images(here / "public" / name, torch.from_numpy(noise))
-    words = ["run", "quickstart", "method=clients.own:METHOD", *SMALL, "--name", "a"]
-    process = subprocess.Popen(
-        [script("fedhet"), *words], cwd=here, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    folder = here / "runs" / "a"
-    try:
-        _, said = process.communicate(timeout=patience())
-    finally:
-        process.kill()
-    assert process.returncode == 0, said
-    assert_gone(folder, [])
-    command = Command(folder, process)
-    assert command.summary()["failures"] == []
+    words = ["method=clients.own:METHOD", *SMALL, f"engine={engine}", "name=a", "actors=1"]
+    command = Command(here / "runs" / "a", "run", "quickstart", *words, cwd=here)
+    code, _, said = command.end()
+    assert code == 0, said
+    assert summary(command.folder)["failures"] == []
     assert command.rounds()[1]["downlink_floats"] == 4 * 8 * 10
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(here / "clients")  # the same method by another name

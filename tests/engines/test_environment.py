@@ -1,0 +1,108 @@
+"""An environment that is not the developer's changes no result; each run has several variables."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from engines.commands import WORK, Command, run, summary
+
+from fedhet.cli.app import execute
+from fedhet.config.load import load_config
+from fedhet.engines.session import find_preset
+from fedhet.engines.system import direct, free_ports
+from fedhet.testing import simulate
+
+COLOURS = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1", "TERM": "dumb"}
+NOWHERE = "http://127.0.0.1:9"
+PROXIES = {
+    **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy"), NOWHERE),
+    "no_proxy": "localhost,.hospital.org", "NO_COLOR": "1",
+}  # fmt: skip
+BARE = {"PATH": "", "SHELL": "/bin/none", "HOME": "/proc/none", "LC_ALL": "C", "PYTHONUTF8": "0"}
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory):
+    """The hash of the run in the developer's environment."""
+    where = f"out={tmp_path_factory.mktemp('twin')}"
+    folder, _ = simulate(load_config(find_preset("quickstart"), [*WORK, "rounds=1", where]))
+    return summary(folder.path)["run_sha256"]
+
+
+@pytest.mark.parametrize("variables", [COLOURS, PROXIES, BARE], ids=["colours", "proxies", "bare"])
+def test_variables_change_nothing(tmp_path, twin, variables):
+    """The last on one CPU, as `taskset -c`, and with one worker then."""
+    alone = variables is BARE
+    cpu = min(os.sched_getaffinity(0))
+    how = {"preexec_fn": lambda: os.sched_setaffinity(0, {cpu})} if alone else {}
+    command = run(tmp_path, "run", "rounds=1", env=os.environ | variables, **how)
+    code, out, err = command.end()
+    assert code == 0, (variables, err)
+    assert out.splitlines()[-1] == str(tmp_path / "run"), variables
+    assert summary(tmp_path / "run")["run_sha256"] == twin
+    if alone:
+        assert "3 clients, 1 training process(es)" in err
+
+
+def test_a_path_that_is_no_utf_8_is_refused_before_anything_is_written(tmp_path):
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff"))
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    words = [os.fsencode(word) for word in ("run", "quickstart", *WORK, f"out={odd}")]
+    code, _, err = Command(tmp_path, *words, env=env).end()
+    assert code == 2 and err.count("\n") == 1 and "is not UTF-8" in err, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ray_that_nobody_answers_for_is_named_at_once(tmp_path, monkeypatch, capsys):
+    """A run that does not say `engine` takes the cluster of RAY_ADDRESS."""
+    (port,) = free_ports(1)
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    assert execute(["run", "quickstart", *WORK, f"out={tmp_path / 'runs'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"RAY_ADDRESS: nothing answers at '127.0.0.1:{port}'" in line
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setenv("RAY_ADDRESS", "no address")
+    assert execute(["run", "quickstart", *WORK, "engine=ray"]) == 2
+    assert "'no address'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "hosts"),
+    [({}, "127.0.0.1,localhost,::1"), ({"NO_PROXY": "a, 127.0.0.1"}, "a,127.0.0.1,localhost,::1"),
+     ({"no_proxy": "b", "NO_PROXY": "a"}, "b,127.0.0.1,localhost,::1")],
+)  # fmt: skip
+def test_this_machine_takes_no_proxy(monkeypatch, said, hosts):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert direct() == {"no_proxy": hosts, "NO_PROXY": hosts}
+
+
+def test_a_notebook_runs_twice_and_shows_lines(tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="needs nbclient and ipykernel")
+    kernel = tmp_path / "jupyter" / "kernels" / "own"
+    kernel.mkdir(parents=True)
+    start = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(
+        json.dumps({"argv": start, "display_name": "own", "language": "python"})
+    )
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    call = (
+        "fedhet.run('quickstart', dataset='synthetic:120x4', models=['cnn-5'], clients=2, "
+        f"rounds=1, out={str(tmp_path)!r}, name={{!r}}).summary['status']"
+    )
+    cells = ["import fedhet", call.format("a"), call.format("b")]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(book, timeout=240, kernel_name="own").execute()
+    for cell in book.cells[1:]:
+        text = "".join(one.get("text", "") for one in cell.outputs)
+        assert "fedssa: round 1/1" in text and "ipywidgets" not in text, text
+        shown = [one["data"] for one in cell.outputs if "data" in one]
+        assert [one["text/plain"] for one in shown] == ["'completed'"], shown  # no empty boxes
+    first, second = (summary(tmp_path / name)["run_sha256"] for name in "ab")
+    assert first == second

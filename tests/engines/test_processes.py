@@ -1,0 +1,193 @@
+"""Worker processes: the same bytes, whatever dies; nothing outlives the command."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from engines.commands import WORK, Command, run, summary
+
+from fedhet import files
+from fedhet.config.load import build_config, load_config
+from fedhet.engines import grid
+from fedhet.engines.launch import Launch
+from fedhet.engines.session import find_preset
+from fedhet.errors import RunFailedError
+from fedhet.records.run_folder import RunFolder
+from fedhet.testing import simulate, small
+
+# A model that trains like others, but in a worker does what ``NET`` in the environment says.
+NET = """
+import os, sys, time
+from fedhet.models import build_model
+
+def make(classes, d, inputs):
+    net = build_model("cnn-5", classes=classes, d=d, inputs=inputs)
+    features = net.features
+    def bad(x):
+        if os.getpid() != int(os.environ["COMMAND"]) and net.training:
+            print("the net is called", file=sys.stderr)
+            {what}
+        return features(x)
+    net.features = bad
+    return net
+"""
+
+
+def launched(config, on_rounds=lambda _: None) -> RunFolder:
+    folder = RunFolder.create(config, "run")
+    grid.run(Launch(config, folder), on_rounds)
+    return folder
+
+
+def workers() -> list[psutil.Process]:
+    """Of the run in this process; the first is their fork server."""
+    return psutil.Process().children(recursive=True)
+
+
+def test_workers_that_die_cost_nothing_but_time(tmp_path):
+    twin, _ = simulate(small(tmp_path, rounds=3))
+    seen = []
+
+    def kill(records):
+        if len(records) == 1 and not seen:
+            server, *others = workers()
+            seen.extend(others)
+            others[0].kill()  # and then all of them
+        if len(records) == 2 and len(seen) < 4:
+            server, *others = workers()
+            seen.extend(others)
+            server.kill()
+
+    folder = launched(small(tmp_path, rounds=3, actors=2), kill)
+    assert len(seen) == 4
+    assert summary(folder.path)["run_sha256"] == summary(twin.path)["run_sha256"]
+    assert summary(folder.path)["failures"] == []
+    assert not workers()
+
+
+@pytest.mark.parametrize(
+    ("what", "keys", "reason"),
+    [
+        ("os._exit(9)", {}, "ended twice without an answer"),
+        ("time.sleep(600)", {"round_timeout": 15.0}, "no reply within 15 s"),
+    ],
+)
+def test_a_client_that_dies_or_hangs_is_left_out_and_named(
+    tmp_path, monkeypatch, what, keys, reason
+):
+    monkeypatch.chdir(tmp_path)
+    name = f"net_{len(what)}"
+    Path(f"{name}.py").write_text(NET.replace("{what}", what))
+    monkeypatch.setenv("COMMAND", str(os.getpid()))
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {"models": ["cnn-5", f"{name}:make"], "rounds": 1, "actors": 2, **keys}
+    folder = RunFolder.create(small(tmp_path, **keys), "run")
+    with contextlib.suppress(RunFailedError):  # on a very busy machine all are late
+        grid.run(Launch(small(tmp_path, **keys), folder), lambda _: None)
+    failures = {one["client"]: one["reason"] for one in summary(folder.path)["failures"]}
+    assert reason in failures["1"]
+    assert "the net is called" in folder.log.read_text()
+    assert not workers()
+
+
+def test_a_command_leaves_nothing_and_its_run_goes_on(tmp_path):
+    """Ctrl-C, then kill -9, then another engine to the end."""
+    command = run(tmp_path, "cut", "rounds=400", "actors=2")
+    command.wait_rounds(1)
+    assert len(command.children) == 3
+    began = time.monotonic()
+    command.process.send_signal(signal.SIGINT)
+    code, _, error = command.end()
+    assert code == 130 and "fedhet resume" in error and "Traceback" not in error
+    assert time.monotonic() - began < 60  # a second, on an idle machine
+    assert summary(command.folder)["status"] == "stopped"
+    finished = len(command.rounds())
+
+    command = Command(command.folder, "resume", str(command.folder))
+    command.wait_rounds(finished + 1)
+    command.process.kill()
+    assert command.end()[0] == -signal.SIGKILL
+    done = len(command.rounds())
+    assert finished < done < 400
+
+    # The same bytes: of the chain what both have.
+    config = load_config(find_preset("quickstart"), [*WORK, f"rounds={done}", f"out={tmp_path}"])
+    twin, _ = simulate(config)
+    assert command.rounds()[-1]["sha256"] == twin.read_rounds()[-1]["sha256"]
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('once', flush=True)\nimport fedhet\n"
+        "run = fedhet.run('quickstart', progress=False, dataset='synthetic:120x4', rounds=1, "
+        "models=['cnn-5'], clients=2, actors=2)\nprint(run.summary['status'])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert ended.stdout.split() == ["once", "completed"]
+
+
+# --- how many, and where -------------------------------------------------------------------------
+
+
+def test_no_more_workers_than_cpus_clients_and_threads_allow(monkeypatch):
+    monkeypatch.setattr("fedhet.config.schema.cpus", lambda: 64)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    assert build_config({"fraction": 0.1}).processes(100) == 10
+    assert build_config({}).processes(2) == 2
+    assert build_config({"threads": 4}).processes(100) == 16
+    assert build_config({"threads": 4, "actors": 20}).processes(100) == 20
+    assert build_config({"engine": "ray"}).processes(100) == 100  # its size is not known here
+    assert build_config({"engine": "ray", "actors": 8}).processes(100) == 8
+
+
+@pytest.mark.parametrize(
+    ("memory", "actors", "count"),
+    [([], 0, 64), ([16 << 30], 0, 8), ([16 << 30, 5 << 30], 0, 4), ([1 << 30], 0, 1),
+     ([16 << 30], 20, 20)],
+)  # fmt: skip
+def test_gpus_have_room_for_so_many_workers(monkeypatch, memory, actors, count):
+    monkeypatch.setattr("fedhet.config.schema.cpus", lambda: 64)
+    config = build_config({"clients": 100, "actors": actors})
+    assert grid.processes(config, memory) == count
+
+
+def test_workers_take_turns_with_the_gpus_that_are_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [grid.device_of(i, 0) for i in range(2)] == [{}, {}]
+    given = [grid.device_of(i, 2)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
+    assert given == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,3")
+    given = [grid.device_of(i, 2)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
+    assert given == ["GPU-a", "3", "GPU-a"]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "limits", "count"),
+    [
+        ("0::/a/b\n", {"a/cpu.max": "250000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
+        ("4:cpu,cpuacct:/c\n3:memory:/\n",
+         {"cpu,cpuacct/c/cpu.cfs_quota_us": "200000", "cpu,cpuacct/c/cpu.cfs_period_us": "100000"},
+         2),
+        ("0::/gone\n", {}, 8),
+    ],
+)  # fmt: skip
+def test_cpus_are_those_that_the_process_may_use(monkeypatch, tmp_path, cgroup, limits, count):
+    own = tmp_path / "cgroup"
+    own.write_text(cgroup)
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(files, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(files, "_OWN_CGROUPS", own)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert files.cpus() == count

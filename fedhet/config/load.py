@@ -147,8 +147,6 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
         check_single(RunConfig, "method", values["method"])
     method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)
-    gone = ("state-backend", "file")  # as configurations of older runs have it
-    values = {key: value for key, value in values.items() if (key, value) != gone}
     values = values if checks.HIDE_CLASSES in own else checks.replaced(values)
     taken = sorted(own & COMMON)
     if taken:

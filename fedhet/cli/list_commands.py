@@ -98,7 +98,7 @@ def new(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="method")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="of its module, such as my_method")],
 ) -> None:
-    """Write a method of your own and its test into this folder (docs/extend.md)."""
+    """Write a method of your own and its test into this folder (docs/how-to/own-method.md)."""
     if what != "method":
         raise UserError(f"'{what}' is not allowed: method is all that can be made new")
     from fedhet.cli.new import new_method

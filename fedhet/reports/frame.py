@@ -1,7 +1,7 @@
 """Runs as pandas DataFrames: a line a run, a line a round, a line a client.
 
 ``fedhet.load_sweep(DIR)`` reads runs as ``fedhet report`` does. The columns are described in
-docs/report.md; everything else in a report is computed from these frames.
+docs/how-to/report.md; everything else in a report is computed from these frames.
 """
 
 import json

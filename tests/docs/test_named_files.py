@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     path
-    for folder in ("", "docs", "docs/tutorials", "docker")
+    for folder in ("", "docs", "docs/tutorials", "docs/how-to", "docs/explanation", "docs/reference", "docker")
     for path in (ROOT / folder).glob("*.md")
     if path.name != "CHANGELOG.md"  # it names files that are gone
 ]

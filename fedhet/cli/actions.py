@@ -89,7 +89,7 @@ def _print_result(folder: RunFolder, *, as_json: bool) -> None:
         if few := summed.get(UNSUMMED):
             print(
                 f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners: their "
-                "rows are in no sum (docs/explanation/privacy.md)"
+                "rows are in no sum (docs/how-to/private-sums.md)"
             )
         for lost in summary["clients_lost"]:
             about = f"is lost since round {lost['round']}: {lost['reason']}"

@@ -387,7 +387,8 @@ def _own_ray() -> dict[str, str]:
 
     Ray binds every port of a node to the node's address, and takes 127.0.0.1 for that only where
     it expects no cluster. Every call carries the token; a process without it is turned away. A
-    cluster of the user's (``RAY_ADDRESS``) is the user's to protect: docs/how-to/several-machines.md.
+    cluster of the user's (``RAY_ADDRESS``) is the
+    user's to protect: docs/how-to/several-machines.md.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system

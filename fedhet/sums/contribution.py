@@ -130,7 +130,7 @@ def about_few(owners: Vector, least: int) -> str:
     most = round(float(owners.max()))
     if most > 1:
         share = f"the same command with sum-owners={most} shares those with {most} owners, and a "
-        share += "sum then tells more of each (docs/explanation/privacy.md)"
+        share += "sum then tells more of each (docs/how-to/private-sums.md)"
     else:
         share = "no class has two owners: more classes-per-client would share"
     return f"{line}: nothing is shared; {share}"

@@ -6,7 +6,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     path
-    for folder in ("", "docs", "docs/tutorials", "docs/how-to", "docs/explanation", "docs/reference", "docker")
+    for folder in (
+        "",
+        *(f"docs/{part}" for part in ("", "tutorials", "how-to", "explanation", "reference")),
+        "docker",
+    )
     for path in (ROOT / folder).glob("*.md")
     if path.name != "CHANGELOG.md"  # it names files that are gone
 ]

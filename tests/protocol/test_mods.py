@@ -1,4 +1,4 @@
-"""What docs/extend.md says of Flower's own mods, each around our ClientApp."""
+"""What docs/explanation/flower.md says of Flower's own mods, each around our ClientApp."""
 
 import pytest
 from flwr.clientapp.mod import (

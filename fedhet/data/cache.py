@@ -43,7 +43,8 @@ class Dataset:
     int64 index into ``classes``. ``paths`` name the images: relative to the root such as
     ``ship/0655.webp`` for an image folder, else the index as text; of other kinds there are none,
     and an example's name is its index. ``notes`` are lines that say what was understood of a file,
-    ``warnings`` what may be wrong. ``inputs`` says what an example is. ``sites`` (n,) int32 index into ``site_names`` where the data says whose an example
+    ``warnings`` what may be wrong. ``inputs`` says what an example is. ``sites`` (n,) int32 index
+    into ``site_names`` where the data says whose an example
     is; else (0,).
     """
 
@@ -243,7 +244,7 @@ def _write(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
 
 
 def _about_scans(folder: Path, listing: Listing) -> list[str]:
-    """Stretch images of 8 bits to the range of the scans beside them, and say what range that is."""
+    """Stretch images of 8 bits to the range of the scans beside them; lines that say it."""
     scan = np.array([bool(flag & SCAN) for flag in listing.losses.flags])
     if not scan.any():
         return []

@@ -45,7 +45,7 @@ _ABOUT = {
     "ignore": "columns that no model sees", "classes": "class names in label order",
     "columns": "names of the columns: the file has no header",
     "gaps": "what counts as a gap", "partition": "how examples are dealt to clients",
-    "clients": "number of clients; 0: as many as the data names", "models": "one model after another",
+    "clients": "number of clients; 0: as many as the data names", "models": "one model after another",  # noqa: E501
     "method": "`fedhet methods` lists all", "rounds": "communication rounds",
     "local-epochs": "epochs of local training per round", "batch-size": "examples per step",
     "lr": "learning rate of SGD", "image-size": "side of the images, pixels",
@@ -128,7 +128,7 @@ def _of_rows(
     if "dataset" not in given and guess_text(columns, reading, alone=True):
         keys["dataset"] = "texts"
     lines = [
-        f"{file.where.removeprefix('data-path ')}: {_rows_of(columns):,} rows, {len(columns)} columns"
+        f"{file.where.removeprefix('data-path ')}: {_rows_of(columns):,} rows, {len(columns)} columns"  # noqa: E501
     ]
     if not reading.target:
         keys["target"] = guess_target(columns, reading)

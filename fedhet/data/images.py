@@ -416,7 +416,7 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     if len(direct) * 2 >= len(others):
         above = root.parent
         return (
-            f"{len(direct)} images lie in the folder itself, so they have no class: give the folder "
+            f"{len(direct)} images lie in the folder itself, so they have no class: give the folder "  # noqa: E501
             f"above it, data-path={above}, if it has one folder for each class"
         )
     folders = Counter(posixpath.dirname(path) for path in others if path.count("/") > 1)
@@ -431,7 +431,7 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     level = "one level" if deeper == 1 else f"{deeper} levels"
     rest = f", and {here} images where they should be" if here else ""
     place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
-    return f"{sum(folders.values())} images lie {level} deeper, as in {example}{rest}: give data-path={place}"
+    return f"{sum(folders.values())} images lie {level} deeper, as in {example}{rest}: give data-path={place}"  # noqa: E501
 
 
 def open_image_folder(data_path: str) -> ImageFolder:

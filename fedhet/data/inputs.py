@@ -76,7 +76,7 @@ class Inputs:
 
     @property
     def fitted(self) -> bool:
-        """Whether the preparation depends on a client's own examples, and is kept with its state."""
+        """Whether the preparation is fitted to a client's own examples."""
         return self.kind in (SIGNAL, TABLE) or self.scan
 
     @property

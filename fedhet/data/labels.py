@@ -36,7 +36,7 @@ _SHOWN = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class Form:
-    """How a file of rows is written, as the configuration's keys of the same names; empty: guess."""
+    """How a file of rows is written, as the configuration's keys of the same names; empty: guess."""  # noqa: E501
 
     separator: str = ""
     decimal: str = ""

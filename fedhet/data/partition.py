@@ -727,14 +727,14 @@ def _about_classes(
     alone = [name for name, count in zip(names, counts, strict=True) if count == 1]
     if alone:
         lines.append(
-            f"{len(alone)} classes have one {spec.singular}, which cannot be trained on and tested: "
+            f"{len(alone)} classes have one {spec.singular}, which cannot be trained on and tested: "  # noqa: E501
             f"{_listed(alone)}; labels can put classes together"
         )
     return lines + _coded_by_site(labels, names, sites)
 
 
 def _coded_by_site(labels: Indices, names: Sequence[str], sites: Sites | None) -> list[str]:
-    """A line where sites have other classes than others in such a way that the coding may differ."""
+    """A line where sites have other classes than others in such a way that the coding may differ."""  # noqa: E501
     if sites is None or len(sites.names) < 2 or len(names) > CODED or len(names) < 3:
         return []
     held: dict[frozenset[str], list[str]] = {}

@@ -32,7 +32,7 @@ SAMPLE = 256 << 10  # bytes from which the form of a file is found out
 SAMPLE_ROWS = 200
 CELLS = 2_000_000  # of a chunk
 _MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),  # noqa: E501
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -481,7 +481,7 @@ class _Sniffer:
         later = records[1:] or records
         width = Counter(len(row) for _, row in later).most_common(1)[0][0]
         least = width if width < 3 else width - 1
-        for start, (_, row) in enumerate(records):
+        for start, (_, row) in enumerate(records):  # noqa: B007
             if len(row) >= least:
                 break
         if start:
@@ -651,7 +651,7 @@ class ParquetFile:
             stored = [self._stored[place] for place in places]
             for batch in self._file.iter_batches(batch_size=size, columns=stored):
                 made = {
-                    name: arrow_column(batch.column(batch.schema.names.index(old)), name in texts, self.form)
+                    name: arrow_column(batch.column(batch.schema.names.index(old)), name in texts, self.form)  # noqa: E501
                     for name, old in zip(wanted, stored, strict=True)
                 }  # fmt: skip
                 yield Chunk(pd.DataFrame(made), first, self)

@@ -394,8 +394,10 @@ class Table(DataFile):
                 if len(kept) and not kept.all():
                     frame = chunk.frame[kept].reset_index(drop=True)
                     places = np.flatnonzero(kept)
-                    chunk = _Some(frame, chunk.first, chunk.file, chunk.site, places)
-                if len(chunk):
+                    some = _Some(frame, chunk.first, chunk.file, chunk.site, places)
+                    if len(some):
+                        yield coded.numbers(some)
+                elif len(chunk):
                     yield coded.numbers(chunk)
 
         return Stream(

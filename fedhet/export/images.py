@@ -62,7 +62,7 @@ class ImageFiles:
         """Paths and images (B, ...) as they are stored, of the readable files, at most ``length`` at a time.
 
         Only one batch is in memory, so that a folder may be larger than it.
-        """
+        """  # noqa: E501
         paths: list[str] = []
         images = []
         scans = self.window is not None
@@ -72,7 +72,7 @@ class ImageFiles:
                 self.unreadable.append(image.name(path))
                 continue
             if self.window is not None and not self.lost.flags[-1] & SCAN:
-                image = self.window[0] + image * ((self.window[1] - self.window[0]) / 255.0)
+                image = self.window[0] + image * ((self.window[1] - self.window[0]) / 255.0)  # noqa: PLW2901
             paths.append(path)
             images.append(image)
             if len(paths) == length:

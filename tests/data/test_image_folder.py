@@ -233,7 +233,7 @@ LEVELS = {
                r"8 images lie one level deeper, as in train/a: give data-path=.*in/train$"),
     "a folder above": (("Data/a", "Data/b"), "", r"as in Data/a: give data-path=.*in/Data$"),
     "two above": (("x/Data/a", "x/Data/b"), "", r"2 levels deeper, as in x/Data/a: give .*x/Data$"),
-    "beside others": (("Data/a", "Data/b", "Few"), "", r"4 images lie one level deeper, as in Data/a, "
+    "beside others": (("Data/a", "Data/b", "Few"), "", r"4 images lie one level deeper, as in Data/a, "  # noqa: E501
                       r"and 2 images where they should be: give data-path=.*in/Data$"),
     "too low": (("a", "b"), "a", r"2 images lie in the folder itself.*data-path=.*in, if it has"),
 }  # fmt: skip
@@ -250,7 +250,7 @@ def test_a_folder_of_another_level_is_named(tmp_path, case):
 @pytest.mark.parametrize("archive", [False, True])
 def test_folders_of_sites_are_clients(tmp_path, archive):
     files = {f"{site}/{name}/{k}.png": _file(colour=(k, 0, 0))
-             for site in ("Ward 1", "north") for name in ("ill", "well") for k in range(10)}  # fmt: skip
+             for site in ("Ward 1", "north") for name in ("ill", "well") for k in range(10)}  # fmt: skip  # noqa: E501
     root = _zip(tmp_path / "in.zip", files) if archive else _write(tmp_path / "in", files)
     data = _open(root, tmp_path)
     assert data.classes == ("ill", "well") and data.site_names == ("Ward-1", "north")

@@ -143,7 +143,7 @@ def test_numbers_may_be_the_names_of_columns(opened, names):
 
 
 BROKEN = {
-    "latin": (b"age,y\n" + b"1,0\n" * 30_000 + b"2,\xe9\n", "line 30002: byte 0xe9 is no utf-8.*enc"),
+    "latin": (b"age,y\n" + b"1,0\n" * 30_000 + b"2,\xe9\n", "line 30002: byte 0xe9 is no utf-8.*enc"),  # noqa: E501
     "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, and others 3"),
     "many": ("x,y\n1,0\n1,0,0\n", "line 3: 3 fields, and the others have 2"),
     "quote": ('x,y\n1,0\n"2,1\n', "a quote is not closed; quote=none"),
@@ -219,7 +219,7 @@ def test_columns_of_any_plain_type(parquet):
 
     big = pa.array([2**60, 2**60 + 1])
     columns = {"a": pa.array([1, 2], pa.uint8()), "b": pa.array([True, None]),
-               "c": pa.array(["x", "y"]).dictionary_encode(), "g": pa.array([None, None]), "y": big}  # fmt: skip
+               "c": pa.array(["x", "y"]).dictionary_encode(), "g": pa.array([None, None]), "y": big}  # fmt: skip  # noqa: E501
     data = parquet(columns, Reading(target="y"))
     assert np.array_equal(
         data.examples, [[1, 1, 0, np.nan], [2, np.nan, 1, np.nan]], equal_nan=True

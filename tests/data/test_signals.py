@@ -78,7 +78,7 @@ def test_damage_is_named(tmp_path, opened):
 LABELLED = {
     "capitals": dict(X=X, Y=Y), "a column": dict(x=X, y=Y[:, None]),
     "one-hot": dict(x=X, y=np.eye(2)[[1, 0, 1, 0]]), "bytes": dict(x=X, y=Y.astype("S")),
-    "floats": dict(x=X, label=np.array([1.0, 0.0, 1.0, 0.0])), "fortran": dict(x=np.asfortranarray(X), y=Y),
+    "floats": dict(x=X, label=np.array([1.0, 0.0, 1.0, 0.0])), "fortran": dict(x=np.asfortranarray(X), y=Y),  # noqa: E501
 }  # fmt: skip
 
 

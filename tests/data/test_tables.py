@@ -76,7 +76,7 @@ def test_numbers_are_what_people_write_as_numbers(opened):
     assert data.classes == ("10", "1_0", "1e1") and data.labels.tolist() == [1, 0, 0, 2]
 
 
-# --- gaps ------------------------------------------------------------------------------------------
+# --- gaps ------------------------------------------------------------------------------------------  # noqa: E501
 
 SPELLINGS = ["", "?", "NA", "n/a", "null", "None", "NaN", "-", ".", "#N/A", " NA "]
 
@@ -106,7 +106,7 @@ def test_infinite_numbers_are_gaps(opened):
     assert np.isnan(data.examples[1:, 0]).all() and data.examples[0, 0] == 1
 
 
-# --- columns that are no numbers -------------------------------------------------------------------
+# --- columns that are no numbers -------------------------------------------------------------------  # noqa: E501
 
 
 def test_words_become_categories_and_truth_becomes_numbers(opened):
@@ -168,7 +168,7 @@ def test_a_measurement_is_never_dropped(opened, name, value):
     assert opened(patients(**{name: value}), Reading(target="y")).inputs.columns == ("age", name)
 
 
-# --- classes and clients ---------------------------------------------------------------------------
+# --- classes and clients ---------------------------------------------------------------------------  # noqa: E501
 
 
 @pytest.mark.parametrize("value", [lambda k: 20 + k * 0.37, lambda k: 100 + k * 3])

@@ -160,8 +160,8 @@ class Federation(Commands):
         return self.state_dir(k) / experiment / str(k) / f"{generation:08}.safetensors"
 
     def training(self, k: int) -> int:
-        """How many train messages node k has received and not answered."""
-        text = self.log(k).read_text(errors="replace")
+        """How many train messages node k's SuperNode has received and not answered."""
+        _, _, text = self.log(k).read_text(errors="replace").rpartition("Starting Flower SuperNode")
         return text.count("Receiving: train message") - text.count("Sending: train message")
 
     def caught(self, run: "Run", k: int) -> psutil.Process | None:

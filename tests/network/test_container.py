@@ -1,12 +1,14 @@
 """The compose file with podman: same bytes as a simulation (mark ``container``, on demand).
 
-Needs root, ``podman`` and ``podman-compose`` on the PATH, and the image built as ``fedhet:0.1.0``
-from ``docker/Dockerfile``; FEDHET_BASE may name another base image. Old podman versions know
-neither compose's conditions nor health checks without systemd: services are started in order here.
+Needs root, ``podman`` and ``podman-compose`` 1.6 (from pip) on the PATH, and the image built as
+``fedhet:0.1.0`` from ``docker/Dockerfile``; FEDHET_BASE may name another base image. Old podman
+versions know neither compose's conditions nor health checks without systemd: services are started
+in order here.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -55,6 +57,12 @@ class Compose:
 
 @pytest.fixture
 def compose(tmp_path):
+    shown = subprocess.run(
+        ["podman-compose", "--version"], capture_output=True, text=True, check=False
+    )
+    found = re.search(r"podman-compose version:? *(\d+)\.(\d+)", shown.stdout + shown.stderr)
+    version = tuple(map(int, found.groups())) if found else (0, 0)
+    assert version >= (1, 6), f"podman-compose {version}: install 1.6 or newer by pip"
     made = Compose(tmp_path)
     yield made
     made("down", "-v")

@@ -159,13 +159,13 @@ def test_a_key_that_is_also_a_common_key_is_refused(own):
 
 
 def test_a_configuration_seen_before_sets_the_process_again(tmp_path):
-    from fedhet import request
+    from fedhet import client_app
 
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 1):
             text = json.dumps({"config": small(tmp_path, threads=count).flat(), "run": {}})
-            request.set_process(request.parsed(text))
+            client_app.set_process(client_app.parsed(text))
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)

@@ -148,7 +148,7 @@ class ClassTotals(Payload):
 
 @dataclass(frozen=True)
 class LowRank(Payload):
-    """One entry per parameter of a shared model; see :mod:`fedhet.protocol.low_rank`.
+    """One entry per parameter of a shared model; see :mod:`fedhet.strategies.fedkd`.
 
     ranks (L,) int64: r > 0 is an update as three tensors U (m, r), S (r,), V (r, n) float32, 0 an
     update of zeros without a tensor, -1 a dense update, -2 the parameter itself.

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 from fedhet.errors import RunFailedError
 from fedhet.protocol import low_rank as lowrank
 from fedhet.protocol.checks import Rejected
-from fedhet.protocol.low_rank import apply, compress, dense, energy, entries, smallest_rank, whole
 from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
 from fedhet.records.checkpoint import load_checkpoint
+from fedhet.strategies.fedkd import apply, compress, dense, energy, entries, smallest_rank, whole
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 from fedhet.training.losses import kl
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from fedhet.protocol.checks import Steps, check_arrays, size
-from fedhet.protocol.low_rank import compress, dense
 from fedhet.protocol.payload import Empty, HeaderRows
-from fedhet.strategies.fedkd import FedKDStrategy
+from fedhet.strategies.fedkd import FedKDStrategy, compress, dense
 from fedhet.testing import make_strategy, small
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -49,16 +50,20 @@ def test_flwr_run_simulates_on_ray_with_the_same_bytes(tmp_path):
     command = [script("flwr"), "run", str(ROOT), "local", "--stream"]
     command += ["--run-config", f"{WORDS} out='{tmp_path}'"]
     command += ["--federation-config", "num-supernodes=2 client-resources-num-cpus=1"]
+    ending, until = tmp_path / "plain" / "summary.json", time.monotonic() + 240
     try:
         said = subprocess.run(
-            command, env=env, capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path
+            command, env=env, capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path
         )
+        while not ending.exists() and time.monotonic() < until:  # the stream may end before it
+            time.sleep(0.2)
     finally:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("FLWR_HOME") == env["FLWR_HOME"]:
                     process.kill()
-    ended = json.loads((tmp_path / "plain" / "summary.json").read_text())
+    assert ending.exists(), said
+    ended = json.loads(ending.read_text())
     assert ended["status"] == "completed" and ended["failures"] == [], said
     twin, _ = simulate(small(tmp_path, clients=2, rounds=1))
     assert ended["run_sha256"] == json.loads(twin.summary.read_text())["run_sha256"]

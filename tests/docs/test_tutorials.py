@@ -61,7 +61,7 @@ def work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["2-first-run.md", "3-own-method.md", "5-sweep-and-report.md"],
+    ["1-patients.md", "2-first-run.md", "3-own-method.md", "5-sweep-and-report.md"],
 )
 def test_a_tutorial_does_what_it_says(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

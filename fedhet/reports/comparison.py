@@ -271,10 +271,12 @@ def compare(
     methods = sorted(set(runs["method"]))
     if baseline and baseline not in methods:
         raise UserError(f"baseline: no run has method '{baseline}'; methods: {', '.join(methods)}")
-    frames = [dict(iter(frame.groupby("setting_id"))) for frame in (runs, rounds, clients)]
+    runs_of, rounds_of, clients_of = (
+        dict(iter(frame.groupby("setting_id"))) for frame in (runs, rounds, clients)
+    )
     return [
         Comparison(
-            setting, *(frame[slug] for frame in frames), baseline or BASELINE,
+            setting, runs_of[slug], rounds_of[slug], clients_of[slug], baseline or BASELINE,
             {arm: n for (at, arm), n in failed.items() if at == slug},
         )
         for slug, setting in settings.items()

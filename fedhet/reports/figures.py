@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -28,7 +29,7 @@ from fedhet.reports.tables import said
 INK = "#010101"  # stands for currentColor
 BLUE, ORANGE = "#2b7bd1", "#c8640f"  # read well on white and on dark
 HUES = (BLUE, ORANGE, "#2a9568", "#b04a9e", "#8a7a1c", "#d1495b", "#5b6ee1", "#4d8f97")
-_RC = {
+_RC: dict[Any, Any] = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": False,
     "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.edgecolor": INK, "axes.linewidth": 0.6, "axes.spines.top": False,
@@ -114,7 +115,7 @@ def _finish(
     ax.set_ylabel(y, fontsize=9)
     if not ends:
         return
-    height = ax.get_position().height * float(ax.get_figure().get_size_inches()[1]) * 72
+    height = ax.get_window_extent().height
     step = min(10.5 / height, 1 / len(ends))
     to_axes = ax.transData + ax.transAxes.inverted()
     places = sorted((*to_axes.transform((px, py))[::-1], name, c) for name, px, py, c in ends)
@@ -152,7 +153,7 @@ def _panels(
 
         def fill(ax: Axes, one: Comparison = one) -> None:
             head = label(one.setting.title, 44)
-            ax.get_figure().text(0, 1, head, fontsize=10.5, weight="bold", va="top")
+            ax.figure.text(0, 1, head, fontsize=10.5, weight="bold", va="top")
             draw(ax, one)
 
         edges = (_LEFT if right < _LEFT else 40, right, 20, 36)

@@ -190,9 +190,9 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
         return lambda _module, inputs: caught.setdefault(name, []).append(inputs[0].float())
 
     hooks = [
-        part.head.register_forward_pre_hook(catch(name))
+        head.register_forward_pre_hook(catch(name))
         for name, part in model.parts.items()
-        if isinstance(getattr(part, "head", None), torch.nn.Module)
+        if isinstance(head := getattr(part, "head", None), torch.nn.Module)
     ]
     with torch.inference_mode():
         for part in torch.split(examples, EVALUATION_BATCH):

@@ -155,8 +155,8 @@ def read_run(path: Path) -> Run | LeftOut:
 def _read_folder(path: Path) -> Run | LeftOut:
     config = read_yaml(path / "config.yaml")
     if not (path / "summary.json").exists():
-        lines = (path / "rounds.jsonl").read_bytes() if (path / "rounds.jsonl").exists() else b""
-        done, wanted = lines.count(b"\n"), config.get("rounds", "?")
+        written = (path / "rounds.jsonl").read_bytes() if (path / "rounds.jsonl").exists() else b""
+        done, wanted = written.count(b"\n"), config.get("rounds", "?")
         return LeftOut(path.name, f"not finished: round {done} of {wanted}", config)
     summary = read_json(path / "summary.json")
     if summary["status"] != "completed":
@@ -427,7 +427,9 @@ def _check_whole(run: Run) -> None:
             raise ValueError(f"clients.csv has {len(known)} of {evaluated:g} clients")
         ends.append((known.mean() if len(known) else math.nan, "clients.csv"))
     said = summary.get("test_accuracy_mean")
-    for found, name in ends if said is not None else []:
+    if said is None:
+        return
+    for found, name in ends:
         if not math.isclose(found, said, rel_tol=0, abs_tol=_CLOSE):
             raise ValueError(f"{name} ends with {found:.2f} %, and summary.json with {said:.2f} %")
 

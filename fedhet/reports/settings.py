@@ -307,9 +307,9 @@ def _name(placed: Sequence[Placed]) -> None:
             key for key in same[0].keys
             if key != "precision" and len({plain(one.keys[key]) for one in same}) > 1
         ]  # fmt: skip
-        for number, one in enumerate(same if count_ > 1 else []):
-            said = [f"{_SHORT.get(k, k)} = {cut(plain(one.keys[k]))}" for k in differing[:3]]
-            one.title = ", ".join([title, *said]) if said else f"{title} ({number + 1})"
+        for number, setting in enumerate(same if count_ > 1 else []):
+            said = [f"{_SHORT.get(k, k)} = {cut(plain(setting.keys[k]))}" for k in differing[:3]]
+            setting.title = ", ".join([title, *said]) if said else f"{title} ({number + 1})"
 
 
 def _filled(setting: Setting, pattern: str) -> str:
@@ -349,7 +349,9 @@ def _defaults(method: str) -> dict[str, Any]:
         fields = find_method(method).params.model_fields
     except UserError:
         return {}
-    return {kebab(name): _flat(one.default) for name, one in fields.items()} | GONE.get(method, {})
+    return {kebab(name): _flat(one.default) for name, one in fields.items()} | dict(
+        GONE.get(method, {})
+    )
 
 
 def at_default(key: str) -> Any:

@@ -23,7 +23,9 @@ from fedhet.reports.settings import at_default, exact, file_name
 
 PERCENT = f"{100 * LEVEL:g} %"
 WIDE, OTHER = "‡", "†"  # beside an interval that says nothing; beside another precision
-_TARGETS = {  # accuracies whose price the papers compare, in percent, by data set and clients
+_TARGETS: dict[
+    str, dict[int, tuple[float, ...]]
+] = {  # accuracies whose price the papers compare, in percent, by data set and clients
     "cifar10": {0: (90.0,)},
     "cifar100": {10: (70.0, 50.0), 50: (60.0, 50.0), 0: (50.0,)},
 }

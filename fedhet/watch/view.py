@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -395,7 +396,7 @@ class SweepView:
         found: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
         try:
             for path in sorted(self.path.glob("sweeps/*/sweep.json")):
-                cells = self.files.get(path, lambda path=path: read_json(path), {}).get("cells")
+                cells = self.files.get(path, partial(read_json, path), {}).get("cells")
                 for one in cells if isinstance(cells, list) else []:
                     name = one.get("name") if isinstance(one, dict) else None
                     if isinstance(name, str) and Path(name).name == name and "\0" not in name:

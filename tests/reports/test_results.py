@@ -8,7 +8,7 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.skipif(not (DOCS / "data").is_dir(), reason="a source distribution has no docs/data")
 def test_the_pages_are_what_the_records_give():
     spec = importlib.util.spec_from_file_location("make_results", DOCS / "make_results.py")

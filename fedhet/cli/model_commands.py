@@ -68,8 +68,7 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
         print(f"{len(made)} of {len(made) + len(left_out)} clients")
         print(plain_path(out))
         return
-    chosen = "best" if best else generation
-    print(write(state, out, generation=chosen, images=wanted, trust=trust))
+    print(write(state, out, generation="best" if best else generation, images=wanted, trust=trust))
 
 
 def predict(

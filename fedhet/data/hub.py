@@ -26,8 +26,8 @@ from fedhet.data.images import (
     to_pixels,
 )
 from fedhet.data.inputs import HUB, Inputs
-from fedhet.data.labels import Keys, Reading, Stream, need
-from fedhet.data.rows import Chunk, Form, arrow_column, as_numbers
+from fedhet.data.labels import Form, Keys, Reading, Stream, need
+from fedhet.data.rows import Chunk, arrow_column, as_numbers
 from fedhet.data.table import Table, Texts
 from fedhet.errors import UserError, brief
 

@@ -322,12 +322,12 @@ def _opened(path: Path, encoding: str) -> IO[str]:
 def _reader(lines: Any, form: Form) -> Any:
     """Python's reader of the same form: for samples, and for the lines of rows."""
     space = form.separator == SEPARATORS["space"]
-    quoting = csv.QUOTE_NONE if form.quote == "none" else csv.QUOTE_MINIMAL
     csv.field_size_limit(1 << 27)
     if space:
         lines = (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
     return csv.reader(
-        lines, delimiter=" " if space else form.separator, skipinitialspace=True, quoting=quoting,
+        lines, delimiter=" " if space else form.separator, skipinitialspace=True,
+        quoting=csv.QUOTE_NONE if form.quote == "none" else csv.QUOTE_MINIMAL,
         quotechar=form.quote if form.quote not in ("", "none") else '"',
     )  # fmt: skip
 

@@ -138,8 +138,7 @@ def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
     """Which of the examples (k, ...) hold finite numbers alone."""
     if chunk.dtype.kind != "f":
         return np.ones(len(chunk), dtype=bool)
-    found: npt.NDArray[np.bool_] = np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1)
-    return found
+    return np.asarray(np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,8 @@ class Signals(DataFile):
     def _of_npz(self, classes: tuple[str, ...]) -> Stream:
         files = [Npz(path) for path in self.paths]
         keys, notes = Keys(self.reading, classes), []
-        kept, shapes, short = [], [], True
+        kept, short = [], True
+        shapes: list[tuple[int, ...]] = []
         for file in files:
             x, line = oriented(file.array(file.named(_X, "windows")), self.reading.axes, file.where)
             notes += [line] if line and line not in notes else []
@@ -273,7 +273,7 @@ def _numbers(frame: pd.DataFrame, names: Sequence[str], at: Any) -> npt.NDArray[
             raise UserError(
                 f"{at(int(np.flatnonzero(bad)[0]), name)}: no number: name the column in ignore"
             )
-    return frame[list(names)].to_numpy(dtype=np.float32)
+    return np.asarray(frame[list(names)], dtype=np.float32)
 
 
 def _times(column: pd.Series) -> npt.NDArray[np.float64]:
@@ -281,7 +281,7 @@ def _times(column: pd.Series) -> npt.NDArray[np.float64]:
     if numbers.isna().any():
         dates = pd.to_datetime(column, errors="coerce", format="mixed")
         numbers = dates.astype("int64").where(dates.notna())
-    return numbers.to_numpy(dtype=np.float64)
+    return np.asarray(numbers, dtype=np.float64)
 
 
 def _cut(new: npt.NDArray[Any], rows: int, length: int) -> tuple[list[int], int, str]:

@@ -84,7 +84,7 @@ def _of_files(name: str, data_path: str, reading: Reading) -> Source:
 
     if is_hub(name):
         return hub.Hub(name, data_path, reading)
-    opened = {
+    opened: dict[str, Callable[[str, Reading], Source]] = {
         "table": table.open_table, "texts": table.open_texts, "signals": signals.open_signals
     }  # fmt: skip
     return opened[name](data_path, reading)

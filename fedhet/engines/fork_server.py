@@ -140,7 +140,8 @@ def _work(handle: int, server: int, answer_all: Any) -> NoReturn:
             os.chdir(order["cwd"])
             os.environ.update(order["environment"])
             log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            streams: tuple[tuple[int, Any], ...] = ((1, sys.stdout), (2, sys.stderr))
+            for number, stream in streams:
                 os.dup2(log, number)
                 stream.reconfigure(line_buffering=True)
             connection.send(os.getpid())

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from fedhet.data.inputs import SIGNAL, TABLE, Inputs
-from fedhet.data.labels import Examples, need
+from fedhet.data.labels import Examples, Form, need
 from fedhet.data.rows import (
     ROW_SUFFIXES,
     Chunk,
     CsvFile,
-    Form,
     NoHeader,
     RowFile,
     holds,

@@ -255,7 +255,9 @@ def _costs(one: Comparison) -> Table:
 
 
 def _targets(one: Comparison) -> Table:
-    known = _TARGETS.get(one.setting.data, {}) if one.metric == "accuracy" else {}
+    known: dict[object, tuple[float, ...]] = (
+        _TARGETS.get(one.setting.data, {}) if one.metric == "accuracy" else {}
+    )
     papers = known.get(one.setting.keys["clients"], known.get(0, ()))
     own = one.own_target
     targets = sorted({*papers, *([own] if own else [])}, reverse=True)

@@ -113,7 +113,7 @@ def _auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
     if classes == 2:
         columns = columns[1:]
     areas = []
-    for some in columns.split(max(1, _ENTRIES // count)):
+    for some in torch.split(columns, max(1, _ENTRIES // count)):
         scores = probabilities[:, some].T.contiguous()
         ordered = scores.sort(dim=1).values
         below = torch.searchsorted(ordered, scores)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedhet.errors import RunFailedError, UserError
     from fedhet.reports.frame import load_sweep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Data",
     "Inputs",

@@ -62,7 +62,7 @@ def train(message, context):
 PROJECT = """
 [project]
 name = "fedhet"
-version = "0.1.0"
+version = "0.2.0"
 description = ""
 license = "Apache-2.0"
 [tool.flwr.app]

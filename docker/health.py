@@ -1,4 +1,4 @@
-"""Health of a container: its server's fence answers over TLS, or its node's SuperNode runs.
+"""Health of a container: its server's reverse proxy answers over TLS, or its node's SuperNode runs.
 
 The first process says which of the two it is; anything else is healthy while it runs.
 """
@@ -20,7 +20,7 @@ def main() -> int:
         try:
             urllib.request.urlopen("https://127.0.0.1:8443/", context=trust, timeout=5)
         except urllib.error.HTTPError as refused:
-            return 0 if refused.code == 403 else 1  # the fence's own answer
+            return 0 if refused.code == 403 else 1  # the reverse proxy's own answer
     if "node" in words:
         names = {Path(word).name for found in psutil.process_iter() for word in found.cmdline()[:2]}
         return 0 if "flower-supernode" in names else 1

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -41,6 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made |= {
         "reference/python.md": python_page(),
         "reference/keys.md": keys_page(),
+        "reference/command-line.md": command_line_page(),
         "reference/strategies.md": hooks_page("strategies.base", "The server half of a method"),
         "reference/clients.md": hooks_page("clients.base", "The client half of a method"),
     }
@@ -102,6 +104,37 @@ def keys_page() -> str:
 
     head = "# Keys of a configuration\n\nEach method has its own besides: see its page.\n\n"
     return head + table(schema_keys(RunConfig))
+
+
+def command_line_page() -> str:
+    """Every command with its arguments and options."""
+    import typer  # noqa: PLC0415
+
+    from fedhet.cli.app import app  # noqa: PLC0415
+
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    parts = [
+        "# The command line",
+        "Exit codes: 0 done, 2 a mistake of the user, 3 a run that failed, 128 + n after signal n.",
+    ]
+    for name, command in group.commands.items():
+        parts += [f"## fedhet {name}", cell(command.help or "")]
+        if rows := [row for one in command.params if (row := option(one))]:
+            parts.append("\n".join(["| option | default | meaning |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def option(one: click.Parameter) -> str:
+    """A line of a command's table; empty for what is hidden."""
+    if getattr(one, "hidden", False):
+        return ""
+    names = [one.human_readable_name] if isinstance(one, click.Argument) else one.opts
+    value = one.default if isinstance(one.default, str | int | Path) else ""
+    plain = "" if isinstance(value, bool) else str(value)
+    default = "required" if one.required else f"`{plain}`" if plain else ""
+    shown = ", ".join(f"`{name}`" for name in [*names, *one.secondary_opts]).replace("|", "\\|")
+    return f"| {shown} | {default} | {cell(getattr(one, 'help', None) or '')} |"
 
 
 def table(keys: dict[str, dict[str, Any]]) -> str:

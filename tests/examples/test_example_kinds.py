@@ -97,7 +97,7 @@ OWN = {"partition": "natural", "rounds": 3, "engine": "inline", "lr": 0.05, "rep
 
 
 def test_a_table_of_ones_own(here, tmp_path):
-    """By the commands of docs/how-to/own-file.md; what it invents can be learned."""
+    """By the commands of docs/how-to/own-model.md; what it invents can be learned."""
     values = {"dataset": "own_table:load", "models": ["@table-5"], "out": str(tmp_path)}
     config = preflight.resolve_clients(build_config(OWN | values))
     data, partition = load_partition(config, config.clients)

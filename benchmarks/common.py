@@ -15,7 +15,7 @@ import torch
 from fedhet.config.load import load_config
 from fedhet.config.schema import RunConfig
 from fedhet.engines.system import script
-from fedhet.reading.structured import read_jsonl
+from fedhet.files import read_jsonl
 from fedhet.records.environment import processor
 
 SETTINGS: dict[str, list[str]] = {

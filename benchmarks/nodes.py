@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.common import command, emit, median
 from fedhet.engines.system import environment, free_ports, script
-from fedhet.reading.structured import read_jsonl
+from fedhet.files import read_jsonl
 
 SETTLE = 12.0  # seconds for imports and the first connection
 WARM_UP = 2  # rounds before the count starts

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.common import command, emit, median
-from fedhet.reading.structured import read_jsonl
+from fedhet.files import read_jsonl
 
 
 def once(engine: str) -> float:

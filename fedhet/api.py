@@ -20,9 +20,8 @@ from fedhet.engines.system import Interrupted
 from fedhet.errors import one_line
 from fedhet.export.model import Personalised
 from fedhet.export.save import open_state
-from fedhet.files import check_id, plain_path
+from fedhet.files import check_id, plain_path, read_jsonl
 from fedhet.plugins import look_here
-from fedhet.reading.structured import read_jsonl
 from fedhet.records.formats import OTHER, read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline

@@ -1,6 +1,6 @@
-"""Files: made or replaced in one step, how JSON and CSV are written, and the names of clients.
+"""Files: read and checked, made or replaced in one step; ids that become names of files.
 
-They are read in :mod:`fedhet.reading`.
+What is read is plain data: JSON, JSON lines, YAML, TOML and safetensors. Nothing is unpickled.
 """
 
 import contextlib
@@ -14,12 +14,17 @@ import re
 import shutil
 import tempfile
 import threading
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fedhet.errors import UserError
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from fedhet.errors import ReadError, UserError, one_line
 
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
@@ -254,3 +259,169 @@ def _number(path: Path, word: int = 0) -> float:
         return float(path.read_text("utf-8").split()[word])
     except (OSError, ValueError, IndexError):
         return -1.0
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+_INT, _FLOAT, _BOOL, _TEXT = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "str")
+)
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a whole file; raise FileNotFoundError, or ReadError if it cannot be read."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ReadError(f"'{path}'", "", "no regular file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ReadError(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
+
+
+def decoded(data: bytes, source: str) -> str:
+    """Return UTF-8 as text; raise ReadError with the line of the first byte that is none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ReadError(source, f"line {line}", "not UTF-8") from error
+
+
+def parse_json(data: str | bytes, source: str = "JSON", place: str = "") -> Any:
+    """Return what JSON says; raise ReadError for anything else, and for NaN and infinity."""
+    try:
+        return from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise ReadError(source, place, f"not JSON: {one_line(error)}") from error
+
+
+def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> dict[str, Any]:
+    """Return a JSON object; raise ReadError for anything else."""
+    value = parse_json(data, source, place)
+    if not isinstance(value, dict):
+        raise ReadError(source, place, "not a JSON object")
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raise ReadError, or OSError if there is no file."""
+    return parse_object(read_bytes(path), f"'{path}'")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a JSON-lines file; none if it is not there."""
+    return parse_jsonl(path, read_bytes(path)) if path.exists() else []
+
+
+def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
+    """Return the complete lines in ``data``, which was read from ``path``."""
+    lines = data.split(b"\n")[:-1]  # what a crash cut short is left out
+    return [parse_object(one, f"'{path}'", f"line {n}") for n, one in enumerate(lines, 1)]
+
+
+def shaped(kind: type[Shape], value: Mapping[str, Any], source: str, place: str = "") -> Shape:
+    """Return a value as pydantic's ``kind``; raise ReadError with the field that is not of it."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as errors:
+        error = errors.errors(include_url=False, include_input=False)[0]
+        where = ".".join(one_line(part, 80) for part in error["loc"])
+        place = ": ".join(filter(None, (place, where)))
+        raise ReadError(source, place, one_line(error["msg"])) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but for keys given twice, numbers by sixties and `no` as a truth value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """As the base class, but a key given twice would be taken the last time without a word."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                raise ValueError(f"'{key}' in line {line} is no key: keys are texts")
+            if key in seen:
+                raise ValueError(f"{key}: given twice, the second time in line {line}")
+            seen.add(key)
+        return dict(super().construct_mapping(node, deep))
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """As in YAML 1.2: `6:2:2` is a text; to YAML 1.1 it is 21,722, counted by sixties."""
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        return _TEXT if tag in {_INT, _FLOAT} and ":" in value else tag
+
+
+# As in YAML 1.2: `no`, `on` and their like are texts, such as a category's; where a key wants true
+# or false, those texts mean it.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != _BOOL]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_TRUTH = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
+_Loader.add_implicit_resolver(_BOOL, _TRUTH, list("tTfF"))
+
+
+def parse_yaml(text: str, source: str = "YAML") -> Any:
+    """Return what YAML says, in plain values; raise ReadError for anything else."""
+    try:
+        value = yaml.load(text, _Loader)
+        json.dumps(value, allow_nan=False)  # plain and finite
+    except yaml.YAMLError as error:
+        raise ReadError(source, "", f"not valid YAML: {one_line(error)}") from error
+    except TypeError as error:
+        what = one_line(error).replace("Object of type ", "a value of type ")
+        raise ReadError(source, "", f"{what}: write it as a text, in quotes") from error
+    # A date of no calendar, a number of ten thousand digits: PyYAML lets Python's errors through.
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise ReadError(source, "", one_line(error)) from error
+    return value
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML mapping; UserError if the file is missing, empty, broken or not a mapping."""
+    source = f"config '{path}'"
+    try:
+        loaded = parse_yaml(decoded(read_bytes(path), source), source)
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read: {error.strerror}") from error
+    except ReadError as error:
+        place = f"{error.place}: " if error.place else ""
+        raise UserError(f"{source}: {place}{error.what}") from error
+    if loaded is None:
+        raise UserError(f"{source}: is empty; `fedhet keys` lists what it may say")
+    if not isinstance(loaded, dict):
+        raise UserError(f"{source}: must be a mapping of keys to values")
+    return loaded
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return a TOML file; raise ReadError if it is none, OSError if there is no file."""
+    source = f"'{path}'"
+    try:
+        return tomllib.loads(decoded(read_bytes(path), source))
+    except (ValueError, RecursionError) as error:
+        raise ReadError(source, "", f"not TOML: {one_line(error)}") from error
+
+
+def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the tensors of a safetensors file by name, and its metadata; memory-mapped.
+
+    ``framework`` is ``numpy`` or ``pt`` (torch's). Raise ReadError if it is no such file, OSError
+    if there is none.
+    """
+    from safetensors import safe_open  # noqa: PLC0415  (who reads no tensors waits for none)
+
+    if path.exists() and not path.is_file():
+        raise ReadError(f"'{path}'", "", "no regular file")
+    try:
+        with safe_open(path, framework=framework) as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return found, dict(file.metadata() or {})
+    except OSError:
+        raise
+    except Exception as error:  # what the library raises for a header that it cannot serve
+        raise ReadError(f"'{path}'", "", f"cannot be read: {one_line(error)}") from error

@@ -15,9 +15,7 @@ import keyword
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -57,28 +55,6 @@ def installed(kind: str) -> dict[str, EntryPoint]:
 
 
 _here: list[str] = []  # where a user's own modules are looked for, once one is to be imported
-
-
-_guard: list["Guard"] = []
-
-
-@dataclass
-class Guard:
-    """Who may be imported while a stranger's folder is open; ``refused`` are the names that not."""
-
-    allowed: Callable[[str], bool]
-    refused: set[str] = field(default_factory=set)
-
-
-@contextmanager
-def guarded(allowed: Callable[[str], bool]) -> Iterator[Guard]:
-    """Import a ``module:NAME`` meanwhile only if ``allowed`` says so; for the whole process."""
-    guard = Guard(allowed)
-    _guard.append(guard)
-    try:
-        yield guard
-    finally:
-        _guard.remove(guard)
 
 
 def look_here() -> None:
@@ -201,10 +177,6 @@ def load(kind: str, name: str) -> Any:
     Raises UserError if it cannot be imported or is not there.
     """
     module, colon, attribute = name.partition(":")
-    for guard in _guard:
-        if colon and not guard.allowed(name):
-            guard.refused.add(name)
-            raise UserError(f"{kind} {name!r} is code that would run as you: --trust imports it")
     if Theirs not in sys.meta_path:
         sys.meta_path.insert(0, Theirs)
     try:

@@ -13,8 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
 from fedhet.errors import ReadError
-from fedhet.files import CLIENT_ID, cpus
-from fedhet.reading.structured import parse_yaml
+from fedhet.files import CLIENT_ID, cpus, parse_yaml
 
 REPRESENTATION = 500  # d: default width of the representation that every model ends in
 # Keys that stand in a resolved configuration only where they say something: a sweep's cells are

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.errors import ReadError
-from fedhet.reading.structured import parse_json
+from fedhet.files import parse_json
 
 IMAGE, SIGNAL, TABLE, TOKENS = KINDS = ("image", "signal", "table", "tokens")
 PLURAL = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows of a table", TOKENS: "texts"}

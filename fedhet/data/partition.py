@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from fedhet.data.images import Indices
 from fedhet.errors import ReadError, UserError, brief, nearest
-from fedhet.files import client_order, is_id
-from fedhet.reading.structured import parse_yaml
+from fedhet.files import client_order, is_id, parse_yaml
 from fedhet.rng import generator
 
 

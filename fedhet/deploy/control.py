@@ -27,9 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedhet.deploy.certs import Credentials
 from fedhet.errors import RunFailedError, UserError, VerifyError
-from fedhet.files import write_json, write_text
+from fedhet.files import parse_object, read_json, read_toml, write_json, write_text
 from fedhet.protocol.flower import ControlCalls
-from fedhet.reading.structured import parse_object, read_json, read_toml
 
 CONNECTION = "fedhet-server"
 ANSWER = 10.0  # seconds within which a server on this machine takes a connection

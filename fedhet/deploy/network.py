@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedhet.errors import UserError, one_line
+from fedhet.files import parse_object
 from fedhet.protocol.flower import activate, deactivate, refusal_codes
-from fedhet.reading.structured import parse_object
 
 NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
 UNAUTHORIZED = 401

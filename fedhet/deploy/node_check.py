@@ -17,10 +17,9 @@ from fedhet.data.signals import Npz, windows_of
 from fedhet.deploy.network import knows, reach, read_key, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import UserError, one_line
-from fedhet.files import tried_folder
+from fedhet.files import read_tensors, tried_folder
 from fedhet.models import MODELS, build_model
 from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
-from fedhet.reading.tensors import read_tensors
 from fedhet.site.limits import LimitError, read_limits
 
 ENOUGH = 1 << 30  # bytes free for states and caches

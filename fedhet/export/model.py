@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedhet import plugins
@@ -24,14 +25,15 @@ from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief, one_line
+from fedhet.files import read_yaml
 from fedhet.models.names import with_weights
-from fedhet.reading.structured import read_yaml
-from fedhet.reading.tensors import parse_weights, read_weights
 from fedhet.site.local_data import without_examples
 from fedhet.site.state import FileStore
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1
+# What a card raises that does not fit its weights.
+_MISFITS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError)
 SPARE = 64 << 20  # bytes that a header may take beyond the weights: methods hold theirs otherwise
 _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
@@ -164,19 +166,19 @@ def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict
     card = _read_card(folder)
     plugins.require_trust(f"model '{folder}'", card, trusted=trust or plugins.made_here(card))
     try:
-        data = read_weights(folder / WEIGHTS)
+        data = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(data).hexdigest() != card["sha256"]:
             raise UserError(
                 f"model '{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's"
             )
         _check_size(card, len(data), folder)
         model = Personalised(rebuild(card, folder))
-        weights = parse_weights(data, folder / WEIGHTS)
+        weights = load(data)
         _check_weights(weights, model.state_dict(), folder)
         model.load_state_dict(weights, strict=True)
     except OSError as error:
         raise UserError(f"model '{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (*_MISFITS, SafetensorError) as error:
         raise UserError(
             f"model '{folder}': {CARD} does not fit {WEIGHTS}: {brief(error)}"
         ) from error

@@ -19,8 +19,7 @@ from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import ReadError, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
-from fedhet.files import appearing, client_order, csv_text, plain_path, write_text
-from fedhet.reading.structured import read_json
+from fedhet.files import appearing, client_order, csv_text, plain_path, read_json, write_text
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.state import DESCRIPTION, PREDICTIONS, FileStore, StateError, accuracies_of
 

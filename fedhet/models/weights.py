@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.errors import ReadError, UserError
+from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel
-from fedhet.reading.tensors import read_tensors
 
 _EXPORTED = "parts.model."  # how names begin in a model that was exported
 _COUNTER = "num_batches_tracked"  # of BatchNorm, which older files lack and nothing here reads

@@ -20,11 +20,16 @@ from safetensors.numpy import save_file
 
 from fedhet.config.schema import BESIDE
 from fedhet.errors import ReadError, VerifyError
-from fedhet.files import client_order, replacing, write_text
+from fedhet.files import (
+    client_order,
+    parse_object,
+    read_bytes,
+    read_tensors,
+    replacing,
+    shaped,
+    write_text,
+)
 from fedhet.protocol.payload import Array
-from fedhet.reading.bounds import read_bytes
-from fedhet.reading.structured import parse_object, shaped
-from fedhet.reading.tensors import read_tensors
 from fedhet.records.formats import Meta
 
 

@@ -3,6 +3,10 @@
 Every field that fedhet reads is of its kind. A file that does not fit is named with the field.
 """
 
+import csv
+import io
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +25,7 @@ from pydantic import (
 from fedhet.config.schema import BESIDE
 from fedhet.data.inputs import load_inputs
 from fedhet.errors import ReadError
-from fedhet.files import is_id
-from fedhet.reading.bounds import read_bytes
-from fedhet.reading.structured import parse_object
-from fedhet.reading.tables import MOST_CSV, number, parse_table, whole
+from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
 from fedhet.sums.messages import SumKey
 
 
@@ -268,7 +269,7 @@ class Dealt:
 
 def read_evaluations(path: Path) -> list[Evaluation]:
     """The lines of a ``clients.csv``; OSError where there is none."""
-    return list(parse_evaluations(path, read_bytes(path, MOST_CSV)))
+    return list(parse_evaluations(path, read_bytes(path)))
 
 
 def parse_evaluations(path: Path, data: bytes) -> Iterator[Evaluation]:
@@ -302,7 +303,7 @@ def parse_evaluations(path: Path, data: bytes) -> Iterator[Evaluation]:
 def read_partition(path: Path) -> Dealt:
     """A ``partition.csv``; OSError where there is none."""
     source = f"'{path}'"
-    (first, *classes), rows = parse_table(read_bytes(path, MOST_CSV), source)
+    (first, *classes), rows = parse_table(read_bytes(path), source)
     if first != "client":
         raise ReadError(source, "line 1", "the first column is not `client`")
     counts: dict[str, tuple[int, ...]] = {}
@@ -326,3 +327,41 @@ def _client(name: str, source: str, place: str) -> str:
     if not is_id(name):
         raise ReadError(source, f"{place}: client", f"'{name:.80}' is no client's id")
     return name
+
+
+def parse_table(data: bytes, source: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Return the columns and the numbered rows of a CSV of ours; ReadError for another file."""
+    reader = csv.reader(io.StringIO(decoded(data, source), newline=""), strict=True)
+    head = [unquoted(one) for one in next(reader, [])]
+    if not head:
+        raise ReadError(source, "line 1", "no head of a table")
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        try:
+            for row in reader:
+                if len(row) != len(head):
+                    what = f"has {len(row)} fields, and {len(head)} are needed"
+                    raise ReadError(source, f"line {reader.line_num}", what)
+                yield reader.line_num, [unquoted(one) for one in row]
+        except csv.Error as error:
+            raise ReadError(source, f"line {reader.line_num}", f"not CSV: {error}") from error
+
+    return head, rows()
+
+
+def whole(text: str, source: str, place: str) -> int:
+    """Return a whole number; ReadError for anything else."""
+    if re.fullmatch(r"-?[0-9]{1,18}", text) is None:
+        raise ReadError(source, place, f"'{text:.40}' is no whole number")
+    return int(text)
+
+
+def number(text: str, source: str, place: str) -> float | None:
+    """Return a finite number, or None for an empty field; ReadError for anything else."""
+    try:
+        found = float(text) if text else 0.0
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ReadError(source, place, f"'{text:.40}' is no number")
+    return found if text else None

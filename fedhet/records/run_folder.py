@@ -24,16 +24,19 @@ from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError, VerifyError, one_line
 from fedhet.files import (
     csv_text,
+    decoded,
     finite,
     plain_path,
     private_files,
+    read_bytes,
+    read_json,
+    read_jsonl,
+    read_yaml,
+    shaped,
     sync,
     write_json,
     write_text,
 )
-from fedhet.reading.bounds import decoded, read_bytes
-from fedhet.reading.structured import MOST_JSON, read_json, read_jsonl, read_yaml, shaped
-from fedhet.reading.tables import MOST_CSV
 from fedhet.records.environment import environment
 from fedhet.records.formats import CLIENT_COLUMNS, OTHER, Identity, Line, Summary
 from fedhet.records.summary import partition_clients, privacy_summary, summarise
@@ -41,7 +44,6 @@ from fedhet.records.summary import partition_clients, privacy_summary, summarise
 LOCK = ".lock"  # of whoever writes a run, or runs a sweep
 OWNER = ".owner"  # of the command that has a run done
 STATES_OF = "owner~"  # beside the clients' folders, none of which can be called that
-WAITING = 65_536  # bytes of the note that says what is waited for
 _AGAIN = "; without this file `fedhet resume` goes on, and computes it again"
 
 
@@ -286,7 +288,7 @@ class RunFolder:
     def waits_for(self) -> str:
         """What the server waits for, as far as it says; empty if for nothing."""
         try:
-            return one_line(decoded(read_bytes(self._waiting, WAITING), "what is waited for"))
+            return one_line(decoded(read_bytes(self._waiting), "what is waited for"))
         except (OSError, VerifyError):
             return ""
 
@@ -394,7 +396,7 @@ def each_checked(path: Path, records: Iterable[dict[str, Any]]) -> Iterator[dict
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, hex; empty if it is not there."""
-    return hashlib.sha256(read_bytes(path, MOST_JSON)).hexdigest() if path.exists() else ""
+    return hashlib.sha256(read_bytes(path)).hexdigest() if path.exists() else ""
 
 
 # --- files that only grow, and locks ------------------------------------------------------------
@@ -439,7 +441,7 @@ class Lines:
 
 def present_bytes(path: Path) -> bytes:
     """The whole file, as far as its bound; none if it is not there."""
-    return read_bytes(path, MOST_CSV) if path.exists() else b""
+    return read_bytes(path) if path.exists() else b""
 
 
 def final_part(path: Path, mark: Mapping[str, Any]) -> bytes:

@@ -14,13 +14,10 @@ from typing import Any
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import VerifyError, brief
-from fedhet.files import client_order, csv_text
+from fedhet.files import client_order, csv_text, parse_jsonl, read_bytes
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
-from fedhet.reading.bounds import read_bytes
-from fedhet.reading.structured import MOST_LINES, parse_jsonl
-from fedhet.reading.tables import MOST_CSV
 from fedhet.records.checkpoint import Checkpoint, load_checkpoint
 from fedhet.records.run_folder import (
     RunFolder,
@@ -161,7 +158,7 @@ def _lines(
     """The final lines, and the one that a crash may have left after them."""
     last, completed = int(meta["round"]), summary.get("status") == "completed"
     path = folder.rounds
-    data = read_bytes(path, MOST_LINES) if path.exists() else b""
+    data = read_bytes(path) if path.exists() else b""
     records = checked_lines(path, parse_jsonl(path, data))
     for number, record in enumerate(records, 1):
         if record.get("round") != number:
@@ -226,7 +223,7 @@ def _partition(folder: RunFolder, roster: Roster) -> Iterator[str]:
     """``partition.csv`` against the clients that the checkpoint knows; later ones are not in it."""
     rows = {csv_text([[client, *row]]) for client, row in roster.counts()}
     try:
-        lines = io.BytesIO(read_bytes(folder.partition, MOST_CSV))
+        lines = io.BytesIO(read_bytes(folder.partition))
         head = next(lines).decode()
         known = all(line.decode() in rows for line in lines)
     except (OSError, ValueError, StopIteration):

@@ -19,8 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedhet.config.schema import kebab
 from fedhet.errors import UserError, VerifyError, one_line
-from fedhet.files import client_order, finite, unquoted, write_text
-from fedhet.reading.structured import read_json, read_jsonl, read_yaml
+from fedhet.files import (
+    client_order,
+    finite,
+    read_json,
+    read_jsonl,
+    read_yaml,
+    unquoted,
+    write_text,
+)
 from fedhet.records.summary import diverged
 
 Column = NDArray[Any]  # numbers, or texts as objects

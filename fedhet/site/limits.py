@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 
 from fedhet.config.schema import RunConfig, Schema, Words
 from fedhet.errors import UserError
+from fedhet.files import read_yaml
 from fedhet.protocol.reasons import Word
-from fedhet.reading.structured import read_yaml
 from fedhet.site.privacy import noise_multiplier
 
 # Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on digits; a

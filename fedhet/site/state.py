@@ -33,10 +33,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedhet.errors import ReadError
-from fedhet.files import private_files, replacing, sync
+from fedhet.files import private_files, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
-from fedhet.reading.structured import read_json
-from fedhet.reading.tensors import read_tensors
 from fedhet.training.loop import Fixed
 
 Bundle = dict[str, Tensor]

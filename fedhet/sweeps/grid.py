@@ -18,7 +18,7 @@ from fedhet.config.checks import GONE, GONE_EVERYWHERE
 from fedhet.config.load import build_config, find_method, method_keys, read_overrides
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
-from fedhet.reading.structured import read_yaml
+from fedhet.files import read_yaml
 
 # What changes neither a bit of the result nor what is recorded of it.
 INERT = {"out", "name", "actors", "engine", "keep-state", "state-dir", "tracker", "start-timeout"}

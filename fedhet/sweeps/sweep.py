@@ -31,9 +31,7 @@ from fedhet.config.schema import RunConfig
 from fedhet.engines.preflight import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
-from fedhet.files import cpus, write_json, write_text
-from fedhet.reading.bounds import open_regular
-from fedhet.reading.structured import read_json, read_jsonl, read_yaml
+from fedhet.files import cpus, read_json, read_jsonl, read_yaml, write_json, write_text
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import LOCK, RunFolder
 from fedhet.records.summary import DIVERGENCE, diverged, nobody_replied
@@ -526,8 +524,9 @@ class Sweep:
             guess = ", perhaps for want of memory" if -code == signal.SIGKILL else ""
             names = {one.value: one.name for one in signal.Signals}
             return f"killed by {names.get(-code, -code)}{guess}, after round {job.rounds}"
-        with open_regular(self._file(job, "log")) as (file, size):
-            file.seek(max(job.logged, size - LAST))
+        path = self._file(job, "log")
+        with path.open("rb") as file:
+            file.seek(max(job.logged, path.stat().st_size - LAST))
             said = file.read(LAST).decode(errors="replace")
         return one_line(next(reversed(said.splitlines()), f"it ended with code {code}"))
 

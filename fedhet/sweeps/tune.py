@@ -20,7 +20,7 @@ import yaml
 from fedhet.config.load import find_method, method_keys, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.errors import UserError, nearest
-from fedhet.reading.structured import read_jsonl, read_yaml
+from fedhet.files import read_jsonl, read_yaml
 from fedhet.records.summary import diverged
 from fedhet.rng import generator
 from fedhet.sweeps.grid import SWEEP_KEYS, Cell, grids_of, resolve, title_of

@@ -13,8 +13,7 @@ from typing import Any
 
 from fedhet.config.schema import METRICS
 from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
-from fedhet.files import NOBODY, client_order
-from fedhet.reading.structured import read_json, read_yaml
+from fedhet.files import NOBODY, client_order, read_json, read_yaml
 from fedhet.records.formats import read_evaluations, read_partition
 from fedhet.records.run_folder import LOCK, RunFolder, held
 from fedhet.records.summary import duration, percent, seconds_left, size

@@ -24,8 +24,8 @@ from fedhet.deploy.node import Node as Keeper
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import UserError
+from fedhet.files import read_toml
 from fedhet.protocol.flower import UnsentError, read_run_config
-from fedhet.reading.structured import read_toml
 from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
 

@@ -8,8 +8,8 @@ from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.export.save import export
+from fedhet.files import read_tensors
 from fedhet.models import build_model
-from fedhet.reading.tensors import read_tensors
 from fedhet.rng import torch_seeded
 from fedhet.site.local_data import assigned_model, check_no_weights
 from fedhet.testing import make_client, simulate, small

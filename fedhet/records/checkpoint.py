@@ -92,7 +92,7 @@ class Counter:
         """One more than ever before; VerifyError if the file is damaged."""
         last = 0
         if self.path.exists():
-            text = read_bytes(self.path, 64).decode(errors="replace").strip()
+            text = read_bytes(self.path).decode(errors="replace").strip()
             if not re.fullmatch(r"[0-9]{1,10}", text):
                 raise VerifyError(f"'{self.path}' is damaged: it holds no number")
             last = int(text)

@@ -24,7 +24,7 @@ from fedhet.reports.settings import at_default, exact, file_name
 PERCENT = f"{100 * LEVEL:g} %"
 WIDE, OTHER = "‡", "†"  # beside an interval that says nothing; beside another precision
 _TARGETS: dict[
-    str, dict[int, tuple[float, ...]]
+    str, dict[object, tuple[float, ...]]
 ] = {  # accuracies whose price the papers compare, in percent, by data set and clients
     "cifar10": {0: (90.0,)},
     "cifar100": {10: (70.0, 50.0), 50: (60.0, 50.0), 0: (50.0,)},
@@ -255,9 +255,7 @@ def _costs(one: Comparison) -> Table:
 
 
 def _targets(one: Comparison) -> Table:
-    known: dict[object, tuple[float, ...]] = (
-        _TARGETS.get(one.setting.data, {}) if one.metric == "accuracy" else {}
-    )
+    known = _TARGETS.get(one.setting.data, {}) if one.metric == "accuracy" else {}
     papers = known.get(one.setting.keys["clients"], known.get(0, ()))
     own = one.own_target
     targets = sorted({*papers, *([own] if own else [])}, reverse=True)

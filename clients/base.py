@@ -317,7 +317,9 @@ class MethodClient(NumPyClient, Generic[P]):
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
 
     def finish(self, generation: int, state: str) -> Tensor:
-        """After the last round: the confusion matrix (C, C) int64 of the test split.
+        """Return the confusion matrix (C, C) int64 of the test split, after the last round.
+
+        ``generation`` and ``state``, its digest, name the client's last state.
 
         Keeps what ``keep-best`` and ``keep-predictions`` ask for in the private state.
         """

@@ -142,7 +142,7 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
     kind = kind_of(config.dataset)
     if kind == IMAGE:
         return Inputs.image(config.image_size, grey=config.grey)
-    if config.dataset == "texts":
+    if config.dataset == "texts" and config.text:  # else the first client has found it
         return Inputs(TOKENS, (config.length,), config.vocabulary, (config.text,))
     return None
 

@@ -251,6 +251,8 @@ class MethodStrategy(Strategy, Generic[P]):
     ) -> None:
         """Make ready for the rounds that are left: all, or those after ``kept``, a checkpoint.
 
+        ``handshake`` has found the clients; ``folder`` is the run's.
+
         Raises VerifyError if the lines before the checkpoint are not those that were written, and
         HookError for hooks that do not fit together.
         """
@@ -452,7 +454,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return self.online(chosen)
 
     def online(self, clients: Iterable[str]) -> list[str]:
-        """Return those that are online; record the others as offline."""
+        """Return those of ``clients`` that are online; record the others as offline."""
         here = []
         for client in clients:
             if client in self.roster.nodes:
@@ -466,7 +468,10 @@ class MethodStrategy(Strategy, Generic[P]):
         return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
 
     def ask(self, grid: Grid, kind: str, clients: Iterable[str]) -> list[tuple[str, Reply]]:
-        """Send clients a message after the last round; return their replies, in client order."""
+        """Send ``clients`` a message of that ``kind`` through ``grid``, after the last round.
+
+        Return the replies in client order.
+        """
         self._requests = [(c, self.message(kind, c, self.finished)) for c in clients]
         messages = [message for _, message in self._requests]
         return self._named(self._collect(exchange(grid, messages, self.config.round_timeout)))
@@ -474,7 +479,10 @@ class MethodStrategy(Strategy, Generic[P]):
     def message(
         self, kind: str, client: str, round_: int, arrays: ArrayRecord | None = None
     ) -> Message:
-        """Return a request to a client, with the generation that it must go on from."""
+        """Return a request of that ``kind`` to a ``client`` in round ``round_``.
+
+        It carries ``arrays`` and names the generation that the client must go on from.
+        """
         what = Instruction(
             experiment=self.folder.experiment,
             round=round_,

@@ -51,7 +51,10 @@ class Inputs:
     def image(
         size: int | tuple[int, int], *, grey: bool = False, window: tuple[float, ...] = ()
     ) -> "Inputs":
-        """RGB or grey images, square of side ``size`` or of that height and width."""
+        """RGB or grey images, square of side ``size`` or of that height and width.
+
+        ``window`` are the lowest and highest value of scans of more than 8 bits; empty: 8 bits.
+        """
         high, wide = (size, size) if isinstance(size, int) else size
         shape = (1 if grey else 3, high, wide)
         return Inputs(IMAGE, shape, scan=bool(window), window=tuple(window))

@@ -529,14 +529,14 @@ class _Sniffer:
         numbers = [is_number(cell) for cell in plain]
         if all(n or cell.lower() in missing for n, cell in zip(numbers, cells, strict=True)):
             return any(numbers)
-        for place, cell in enumerate(cells):
-            column = [row[place].strip() for row in body if place < len(row)]
-            repeated = [row for row in body if [one.strip() for one in row] != cells]
-            if cell and not numbers[place] and cell.lower() not in missing and len(repeated) > 1:
-                words = sum(value == cell for value in column) - (len(body) - len(repeated))
-                if words > 0:
-                    return True
-        return False
+        others = [row for row in body if [one.strip() for one in row] != cells]
+        known = [
+            place for place, cell in enumerate(cells)
+            if cell and not numbers[place] and cell.lower() not in missing
+        ]  # fmt: skip
+        again = [p for p in known if any(p < len(r) and r[p].strip() == cells[p] for r in others)]
+        # One name may be a value of its own column, such as y; two, or one beside numbers, may not.
+        return len(others) > 1 and (len(again) > 1 or (bool(again) and any(numbers)))
 
     def _names(self, head: Sequence[str], width: int) -> list[str]:
         """The names of the columns, each once, none empty."""

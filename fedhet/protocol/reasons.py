@@ -51,6 +51,7 @@ class Word(StrEnum):
     UNEXPECTED = "unexpected", "an error that nobody has foreseen"
     LIMITS_FILE = ("limits-file", "its site's file of limits cannot be read, and then nothing "
         "is allowed")  # fmt: skip
+    CODE = "limit-code", "its site runs installed code only"
     MAX_EPOCHS = "limit-max-epochs", "its site allows fewer epochs a round"
     MAX_ROUNDS = "limit-max-rounds", "its site allows fewer rounds"
     METHODS = "limit-methods", "its site does not allow this method"

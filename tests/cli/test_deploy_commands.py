@@ -107,7 +107,7 @@ def test_a_server_that_does_not_run_is_to_be_started(tls, capsys, words):
 
 
 def test_categories_that_every_node_would_refuse_are_refused_here(tls, capsys):
-    words = ["run", "kinds/table", "categories=smoker", "--superlink", str(tls)]
+    words = ["run", "kinds/table", "target=ill", "categories=smoker", "--superlink", str(tls)]
     assert execute(words) == 2
     assert "categories: 'smoker' needs its values on a network" in capsys.readouterr().err
 

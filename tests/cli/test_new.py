@@ -14,7 +14,8 @@ from fedhet.cli.app import execute
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("types", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, capsys, types):
     monkeypatch.chdir(tmp_path)
     assert execute(["new", "method", "my_method"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("method=my_method:METHOD")
@@ -29,7 +30,7 @@ def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, cap
     for words in (
         ["ruff", "check", "--config", config, *written],
         ["ruff", "format", "--check", "--config", config, *written],
-        ["mypy", "--config-file", config, "--cache-dir", cache, *written],
+        *([["mypy", "--config-file", config, "--cache-dir", cache, *written]] if types else []),
         ["pytest", "-q", "-p", "no:cacheprovider", *written],
     ):
         done = subprocess.run(

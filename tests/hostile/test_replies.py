@@ -69,7 +69,7 @@ MALFORMED = {
     "accuracy below 0": counts(val_accuracy=-1.0),
     "FLOPs whose sum is infinite": counts(train_flops=1.7e308),
     "negative FLOPs": counts(train_flops=-1e30),
-    "a thousand times its FLOPs": scaled("train_flops", 1000),
+    "ten thousand times its FLOPs": scaled("train_flops", 10_000),
     "negative seconds": counts(seconds=-5.0),
     "a number that is not declared": counts(novelty=0.5),
     "a number of the server's": counts(sha256=0.5),

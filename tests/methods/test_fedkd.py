@@ -10,7 +10,6 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
 from fedhet.errors import RunFailedError
-from fedhet.protocol import low_rank as lowrank
 from fedhet.protocol.checks import Rejected
 from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
@@ -156,7 +155,7 @@ def test_a_delta_that_cannot_be_decomposed_is_an_error_with_a_reason(monkeypatch
     def fail(*_, **__):
         raise torch.linalg.LinAlgError("did not converge")
 
-    monkeypatch.setattr(lowrank.torch.linalg, "svd", fail)
+    monkeypatch.setattr(torch.linalg, "svd", fail)
     with pytest.raises(RunFailedError, match="does not converge"):
         compress([random(20, 30)], 0.95)
 

@@ -59,7 +59,7 @@ def test_saving_keeps_only_itself_and_its_source(store):
 
 
 def kept(store):
-    return store.generations(), store._set_aside()
+    return store.generations(), store._numbers(".aside")
 
 
 def test_what_a_servers_word_undoes_is_set_aside_until_a_later_round_is_accepted(store):

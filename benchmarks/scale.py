@@ -74,7 +74,8 @@ class Echo:
                    "train_loss": 1.0, "train_flops": 1.0, "seconds": 1.0}  # fmt: skip
         what = {"client": client, "round": instruction(message).round, "state": "0" * 64}
         reply = answer(message, what, numbers)
-        reply.content["arrays"] = message.content["arrays"]  # as it came: encoded already
+        if "arrays" in message.content:  # not in the message after the last round
+            reply.content["arrays"] = message.content["arrays"]  # as it came: encoded already
         return reply
 
 

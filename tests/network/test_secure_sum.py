@@ -13,11 +13,13 @@ OWN = {"method": "lg_fedavg", "local_epochs": 60, "sum_min": 2, "max_images": 20
 ROUNDS = 100  # more than pass until node 1 is caught in one
 
 
-def uploaded(federation: Federation, k: int) -> bool:
-    """Whether the SuperLink has all of node k's answer to its last train message, by its log."""
+def uploaded(federation: Federation, k: int, round_: int) -> bool:
+    """Whether the SuperLink has all of node k's answer to a round's train message, by its log."""
     text = federation.log(k).read_text(errors="replace")
-    *_, last = text.split("Receiving: train message")
-    return "Sending: train message" in last and "Sent successfully" in last
+    _, *received = text.split("Receiving: train message")
+    if len(received) < round_:  # that of the round before is not meant
+        return False
+    return "Sending: train message" in received[-1] and "Sent successfully" in received[-1]
 
 
 def waits_for_the_server(database: Path) -> bool:
@@ -51,7 +53,7 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(fed
 
     wait_for(stopped, "node 1 trains", pause=0.02)
     last = len(run.rounds()) + 1
-    wait_for(lambda: uploaded(federation, 2), "node 2 has uploaded")
+    wait_for(lambda: uploaded(federation, 2, last), "node 2 has uploaded")
     wait_for(lambda: not waits_for_the_server(federation.tls.database), "the server has that")
     federation.nodes[2].kill()
     held[0].resume()

@@ -343,7 +343,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
             if not isinstance(key, str):
-                raise ValueError(f"'{key}' in line {line} is no key: keys are texts")
+                raise ValueError(f"'{key}' is no key: keys are texts; in line {line}")
             if key in seen:
                 raise ValueError(f"{key}: given twice, the second time in line {line}")
             seen.add(key)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedhet.rng import torch_seeded
 from fedhet.training.optimisers import SGD
 from fedhet.training.steps import WARM_UP, EagerStep, GraphStep
 
@@ -67,8 +68,8 @@ def capturing(monkeypatch, step, model):
 
 
 def parts(draws=()):
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
+    with torch_seeded(0, "graph step"):
+        model = nn.Linear(4, 3)
     optimiser = SGD([(list(model.parameters()), 0.1)])
 
     def body(inputs, labels):

@@ -36,7 +36,7 @@ _SKEW = datetime.timedelta(hours=1)  # a machine whose clock is behind accepts t
 
 
 @dataclass(frozen=True)
-class Credentials:
+class CertificateFolder:
     """Where things are below ``folder``; the public key of a client lies beside its key."""
 
     folder: Path
@@ -66,7 +66,9 @@ class Credentials:
         return self.folder / "clients" / name
 
 
-def make(out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 825) -> Credentials:
+def make(
+    out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 825
+) -> CertificateFolder:
     """Write a CA, a server certificate and the clients' key pairs below ``out``.
 
     ``servers`` are the names and addresses by which clients reach the server. Without any, only
@@ -79,7 +81,7 @@ def make(out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 
 
     """
     names = _names(servers) if servers else None
-    places = Credentials(out)
+    places = CertificateFolder(out)
     authority = _Authority.new(days) if names is not None else _Authority.read(places, days)
     files = _client_files(places, clients, authority)
     if names is not None:
@@ -100,7 +102,7 @@ def make(out: Path, servers: Sequence[str], clients: Sequence[str], days: int = 
     return places
 
 
-def advice(places: Credentials, servers: Sequence[str]) -> str:
+def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
     """What to do with the files, as lines to print."""
     lines = []
     if servers:
@@ -156,7 +158,7 @@ class _Authority:
         return cls(certificate, key, days)
 
     @classmethod
-    def read(cls, places: Credentials, days: int) -> "_Authority | None":
+    def read(cls, places: CertificateFolder, days: int) -> "_Authority | None":
         """The one in the folder; None if its key is not there. UserError for other files."""
         if not places.ca_key.exists() or not places.ca.exists():
             return None
@@ -201,7 +203,7 @@ class _Authority:
 
 
 def _client_files(
-    places: Credentials, clients: Sequence[str], authority: _Authority | None
+    places: CertificateFolder, clients: Sequence[str], authority: _Authority | None
 ) -> Mapping[Path, tuple[bytes, int]]:
     """Private and public key of every client, in the format of ``ssh-keygen -t ecdsa -b 384``.
 
@@ -227,7 +229,7 @@ def _client_files(
 
 
 def _server_files(
-    places: Credentials, names: Sequence[x509.GeneralName], authority: _Authority
+    places: CertificateFolder, names: Sequence[x509.GeneralName], authority: _Authority
 ) -> Mapping[Path, tuple[bytes, int]]:
     key, form = generate_private_key(SECP384R1()), serialization.PrivateFormat.PKCS8
     ca = authority.certificate.public_bytes(serialization.Encoding.PEM)

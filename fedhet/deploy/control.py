@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedhet.deploy.certs import Credentials
+from fedhet.deploy.certs import CertificateFolder
 from fedhet.errors import RunFailedError, UserError, VerifyError
 from fedhet.files import parse_object, read_json, read_toml, write_json, write_text
 from fedhet.protocol.flower import ControlCalls
@@ -42,9 +42,9 @@ class ServerFolder:
     tls: Path
 
     @property
-    def credentials(self) -> Credentials:
+    def credentials(self) -> CertificateFolder:
         """Certificates and keys."""
-        return Credentials(self.tls)
+        return CertificateFolder(self.tls)
 
     @property
     def home(self) -> Path:
@@ -198,7 +198,7 @@ KNOWN_KEY = 23  # Flower's code for a public key that is registered already
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeStatus:
     """A SuperNode as the SuperLink knows it; ``status``: registered, online or offline.
 
     ``since`` is when it became that (ISO 8601), as far as the SuperLink tells: silence is noticed
@@ -212,7 +212,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunStatus:
     """A run; ``config`` and ``folder`` are empty where somebody else's app ran."""
 
     id: int
@@ -253,19 +253,19 @@ class Control:
             return False
         return True
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeStatus]:
         """All nodes that were ever registered and not removed."""
         with self._calling():
             found = self._calls.nodes()
         return [
-            Node(
+            NodeStatus(
                 node.node_id, node.name, node.status, getattr(node, SINCE.get(node.status, ""), "")
             )
             for node in found
             if node.status != "unregistered"
         ]
 
-    def runs(self, limit: int = 20) -> list[Run]:
+    def runs(self, limit: int = 20) -> list[RunStatus]:
         """The last runs, newest first."""
         with self._calling():
             found = self._calls.runs(limit)
@@ -275,7 +275,7 @@ class Control:
             own = sent.get("run") or {}
             status = ":".join(filter(None, (run.status.status, run.status.sub_status)))
             runs.append(
-                Run(run.run_id, status, run.pending_at, sent.get("config") or {},
+                RunStatus(run.run_id, status, run.pending_at, sent.get("config") or {},
                     str(own.get("folder", "")))
             )  # fmt: skip
         return sorted(runs, key=lambda run: run.started, reverse=True)
@@ -331,7 +331,7 @@ def collect(control: Control) -> dict[str, Any]:
     }
 
 
-def _told(run: Run) -> dict[str, Any]:
+def _told(run: RunStatus) -> dict[str, Any]:
     """What a run folder says about the run and each of its clients; empty where there is none.
 
     A line that is being written just now, or a file that is damaged, is left out.

@@ -137,7 +137,7 @@ class NodePlan:
         ]  # fmt: skip
 
 
-class Worker:
+class MessageWorker:
     """The process that answers messages; it has torch, and serves one run."""
 
     def __init__(self, env: Mapping[str, str], heard: Callable[[str], None]) -> None:
@@ -212,7 +212,7 @@ class Node:
     say: Say
     _last: str = ""
     _refusals: int = 0  # since it was last let in
-    _worker: Worker | None = None
+    _worker: MessageWorker | None = None
     _process: subprocess.Popen[bytes] | None = None
     _asked: subprocess.Popen[bytes] | None = None  # the process that was asked to end
     _writing: threading.Lock = field(default_factory=threading.Lock)
@@ -237,7 +237,7 @@ class Node:
             raise UserError(f"--state: another `fedhet node` uses '{home}'") from error
         try:
             if self.plan.code == "installed":
-                self._worker = Worker(own, self._heard)
+                self._worker = MessageWorker(own, self._heard)
             while True:
                 self._await_server()
                 if not self._once(env):
@@ -375,13 +375,13 @@ class Node:
                 reply = Message(Error(ENDED, str(error)), reply_to=message)
         task.push(reply, context)
 
-    def _ready(self, run: int) -> Worker:
+    def _ready(self, run: int) -> MessageWorker:
         """A worker for this run: not one that has served another, whose modules it would keep."""
         worker = self._worker
         if worker is None or not worker.alive() or worker.run not in (0, run):
             if worker is not None:
                 worker.stop()
-            worker = self._worker = Worker({"FEDHET_NODE": "1", **QUIET}, self._heard)
+            worker = self._worker = MessageWorker({"FEDHET_NODE": "1", **QUIET}, self._heard)
         worker.run, worker.last = run, time.monotonic()
         return worker
 

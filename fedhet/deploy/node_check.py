@@ -33,7 +33,7 @@ _EXAMPLES = {  # that a model is built for, before a run says what its are
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One line of the check."""
 
     what: str
@@ -41,7 +41,7 @@ class Finding:
     text: str
 
 
-def check(plan: NodePlan) -> Iterator[Finding]:
+def check(plan: NodePlan) -> Iterator[CheckResult]:
     """Every finding, as soon as it is there."""
     for what, test in (
         ("key", _key), ("limits", _limits), ("examples", _own_examples), ("model", _model),
@@ -60,11 +60,11 @@ def refuse(plan: NodePlan) -> None:
                 raise UserError(finding.text)
 
 
-def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> Finding:
+def _tried(what: str, test: Callable[[NodePlan], str], plan: NodePlan) -> CheckResult:
     try:
-        return Finding(what, True, test(plan))
+        return CheckResult(what, True, test(plan))
     except (UserError, OSError, ValueError) as error:
-        return Finding(what, False, one_line(error))
+        return CheckResult(what, False, one_line(error))
 
 
 def _key(plan: NodePlan) -> str:

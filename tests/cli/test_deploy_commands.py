@@ -17,7 +17,7 @@ from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.deploy import node, submit
 from fedhet.deploy.certs import make
-from fedhet.deploy.control import CONNECTION, Node, Run, ServerFolder, collect, connect
+from fedhet.deploy.control import CONNECTION, NodeStatus, RunStatus, ServerFolder, collect, connect
 from fedhet.deploy.network import CertificateError
 from fedhet.deploy.node import REFUSALS, NodePlan, said
 from fedhet.deploy.node import Node as Keeper
@@ -231,11 +231,14 @@ class Link:
         self.folder = str(folder)
 
     def nodes(self):
-        return [Node(1, "b", "online"), Node(2, "a", "offline")]
+        return [NodeStatus(1, "b", "online"), NodeStatus(2, "a", "offline")]
 
     def runs(self):
         config = {"method": "fedssa", "rounds": 3}
-        return [Run(8, "running", "2026", config, self.folder), Run(7, "finished", "2025", {}, "")]
+        return [
+            RunStatus(8, "running", "2026", config, self.folder),
+            RunStatus(7, "finished", "2025", {}, ""),
+        ]
 
 
 def test_status_puts_superlink_and_run_folder_together(tmp_path):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from fedhet.deploy.certs import make
-from fedhet.deploy.reverse_proxy import LARGEST, ReverseProxy, application
+from fedhet.deploy.server import LARGEST, ReverseProxy, application
 from fedhet.engines.system import free_ports
 
 
@@ -30,8 +30,8 @@ class Echo(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def fence(tmp_path_factory):
-    tls = make(tmp_path_factory.mktemp("fence") / "tls", ["127.0.0.1"], [])
+def proxy(tmp_path_factory):
+    tls = make(tmp_path_factory.mktemp("proxy") / "tls", ["127.0.0.1"], [])
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tls.certificate, tls.key)
@@ -41,18 +41,18 @@ def fence(tmp_path_factory):
     server.shutdown()
 
 
-def ask(fence, path, **more):
+def ask(proxy, path, **more):
     async def one():
-        transport = httpx.ASGITransport(application(fence))
-        async with httpx.AsyncClient(transport=transport, base_url="https://fence") as client:
+        transport = httpx.ASGITransport(application(proxy))
+        async with httpx.AsyncClient(transport=transport, base_url="https://proxy") as client:
             return await client.request(more.pop("method", "POST"), path, **more)
 
     return asyncio.run(one())
 
 
-def test_a_clients_request_passes_as_it_is(fence):
+def test_a_clients_request_passes_as_it_is(proxy):
     body = bytes(range(256)) * 4096
-    answer = ask(fence, "/v1/fleet/pull-messages", content=body, headers={"signature": "s"})
+    answer = ask(proxy, "/v1/fleet/pull-messages", content=body, headers={"signature": "s"})
     assert answer.status_code == 200 and answer.content == body
     assert answer.headers["x-path"] == "/v1/fleet/pull-messages"
     assert answer.headers["x-signature"] == "s"
@@ -64,21 +64,21 @@ def test_a_clients_request_passes_as_it_is(fence):
      "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol%2flist-runs",
      "/v1/fleet//v1/control/list-runs", "/v1/fleet/", "/V1/FLEET/pull-messages"],
 )  # fmt: skip
-def test_nothing_else_passes(fence, path):
-    assert ask(fence, path).status_code == 403
+def test_nothing_else_passes(proxy, path):
+    assert ask(proxy, path).status_code == 403
 
 
-def test_neither_other_verbs_nor_too_much(fence):
-    assert ask(fence, "/v1/fleet/pull-messages", method="GET").status_code == 403
-    assert ask(fence, "/v1/fleet/push-object", content=b"x" * (LARGEST + 1)).status_code == 413
+def test_neither_other_verbs_nor_too_much(proxy):
+    assert ask(proxy, "/v1/fleet/pull-messages", method="GET").status_code == 403
+    assert ask(proxy, "/v1/fleet/push-object", content=b"x" * (LARGEST + 1)).status_code == 413
 
     async def endless():
         for _ in range(3):
             yield b"x"
 
-    assert ask(fence, "/v1/fleet/push-object", content=endless()).status_code == 411
+    assert ask(proxy, "/v1/fleet/push-object", content=endless()).status_code == 411
 
 
-def test_a_server_that_is_away_looks_like_one_that_comes_back(fence):
-    away = ReverseProxy(fence.host, fence.port, free_ports(1)[0], fence.credentials)
+def test_a_server_that_is_away_looks_like_one_that_comes_back(proxy):
+    away = ReverseProxy(proxy.host, proxy.port, free_ports(1)[0], proxy.credentials)
     assert ask(away, "/v1/fleet/pull-messages").status_code == 502

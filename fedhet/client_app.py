@@ -30,7 +30,15 @@ from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import Reply, answer, message_bytes
 from fedhet.protocol.reasons import Refused, Word, new_number, telling
 from fedhet.rng import one_blas_thread
-from fedhet.site.limits import Asked, LimitError, Limits, check_run, check_upload, read_limits
+from fedhet.site.limits import (
+    Asked,
+    LimitError,
+    Limits,
+    check_modules,
+    check_run,
+    check_upload,
+    read_limits,
+)
 from fedhet.site.local_data import (
     LocalData,
     assigned_model,
@@ -91,15 +99,16 @@ class Request:
     def __init__(self, message: Message, context: Context) -> None:
         self.message = message
         self.kind = message.metadata.message_type
+        self.node: Mapping[str, Any] = context.node_config
+        self.limits: Limits = read_limits(self.node)
+        check_modules(self.limits, context.run_config)  # before any of them is imported
         self.text = str(context.run_config.get("config", ""))
         if not self.text:  # plain `flwr run`: the scalars are the configuration
             self.text = envelope(from_run_config(context.run_config)[0], {})
         self.config = parsed(self.text)
         set_process(self.config)
-        self.node: Mapping[str, Any] = context.node_config
         self.simulated = is_simulated()
         self.method = find_method(self.config.method)
-        self.limits: Limits = read_limits(self.node)
         shares = self.method.client.shares_model
         asked = Asked(shares, tells_class_counts=not self.config.summed)
         check_run(self.limits, self.config, asked)

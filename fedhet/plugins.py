@@ -27,6 +27,7 @@ from fedhet.errors import UserError, brief, nearest
 from fedhet.files import private_files, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
+MODEL_KEYS = ("architecture", "small-model", "student", "common-model")  # beside `models`
 GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
 
 
@@ -119,16 +120,15 @@ def made_here(identity: Mapping[str, Any]) -> bool:
 
 
 def named(values: Mapping[str, Any]) -> list[str]:
-    """Return the method, models and data set that a configuration or a card names."""
+    """Return the method, models and data sets that a configuration or a card names."""
     models = values.get("models", ())
     models = models.split(",") if isinstance(models, str) else models
-    one = [values.get("method"), values.get("architecture")]
+    one = [values.get(key) for key in ("method", *MODEL_KEYS)]
     many = models if isinstance(models, list | tuple) else ()
-    data = str(values.get("dataset", ""))
+    data = [str(values.get(key, "")).strip() for key in ("dataset", "public-dataset")]
     # Of a model without its file of weights, whose path may have a colon too.
     names = [name.strip().partition(" ")[0] for name in (*one, *many) if isinstance(name, str)]
-    ours = data.startswith(("synthetic", "hf:"))
-    return names if ours else [*names, data.strip()]
+    return names + [name for name in data if not name.startswith(("synthetic", "hf:"))]
 
 
 def require_trust(what: str, values: Mapping[str, Any], *, trusted: bool) -> None:
@@ -144,12 +144,15 @@ def require_trust(what: str, values: Mapping[str, Any], *, trusted: bool) -> Non
 def is_own(kind: str, name: str) -> bool:
     """Whether a name can only be somebody else's; imports nothing.
 
-    Raises UserError for one with a colon that is not of the form ``package.module:NAME``.
+    Raises UserError for one with a colon that is not of the form ``package.module:NAME``, or whose
+    module is Python's own: a server that names ``os:system`` wants no data set.
     """
     module, colon, attribute = name.partition(":")
     if not colon:
         return name in installed(kind)
     parts = [*module.split("."), attribute]
+    if parts[0] in sys.stdlib_module_names:
+        raise UserError(f"{kind} {name!r}: '{parts[0]}' is part of Python and holds no {kind}")
     if all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         return True
     raise UserError(f"{kind} {name!r} is not of the form package.module:NAME")

@@ -52,6 +52,7 @@ class Word(StrEnum):
     LIMITS_FILE = ("limits-file", "its site's file of limits cannot be read, and then nothing "
         "is allowed")  # fmt: skip
     CODE = "limit-code", "its site runs installed code only"
+    MODULES = "limit-modules", "its site does not allow a module that the run names"
     MAX_EPOCHS = "limit-max-epochs", "its site allows fewer epochs a round"
     MAX_ROUNDS = "limit-max-rounds", "its site allows fewer rounds"
     METHODS = "limit-methods", "its site does not allow this method"

@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from fedhet import plugins
 from fedhet.config.schema import RunConfig, Schema, Words
 from fedhet.errors import UserError
-from fedhet.files import read_yaml
+from fedhet.files import parse_object, read_yaml
+from fedhet.models.names import is_built_in
 from fedhet.protocol.reasons import Word
 from fedhet.site.privacy import noise_multiplier
 
@@ -37,6 +39,9 @@ class Limits(Schema):
     max_epochs: int | None = Field(None, ge=1, description="most epochs of any kind in one round")
     max_rounds: int | None = Field(None, ge=1, description="most rounds of one run")
     methods: Words | None = Field(None, description="methods that may run here")
+    modules: Words | None = Field(
+        None, description="packages of others that a run may name as module:NAME"
+    )
     shared_models: bool = Field(True, description="whether a method may share a model")
     min_noise: float | None = Field(None, gt=0, description="least noise, sigma / dp-clip")
     min_sum_noise: float | None = Field(
@@ -94,6 +99,18 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     except ValidationError as error:
         key = error.errors(include_url=False)[0]["loc"][0]
         raise LimitError(f"limits: the file of this site is wrong at '{key}'") from error
+
+
+def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
+    """Raise LimitError if a run names a module that the site does not allow; import nothing."""
+    if limits.modules is None:
+        return
+    text = str(run_config.get("config", ""))
+    values = parse_object(text, "run config", "config")["config"] if text else run_config
+    names = [name for name in plugins.named(values) if not is_built_in(name)]
+    if others := plugins.modules(names) - set(limits.modules):
+        allowed = ", ".join(limits.modules) or "none"
+        raise _broken("modules", allowed, f"the run names {min(others)}")
 
 
 def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:

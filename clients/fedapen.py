@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
-from fedhet.models.small import small_model
+from fedhet.models.zoo import small_model
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.strategies.fedapen import FedAPENParams

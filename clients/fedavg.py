@@ -3,7 +3,7 @@
 from torch import nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.models.small import small_model
+from fedhet.models.zoo import small_model
 from fedhet.strategies.fedavg import FedAvgParams
 
 

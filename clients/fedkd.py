@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from fedhet.clients.averaging import blanks_of, get_parameters, set_parameters
 from fedhet.clients.base import MethodClient
 from fedhet.models import SplitModel
-from fedhet.models.small import small_model
+from fedhet.models.zoo import small_model
 from fedhet.protocol.payload import LowRank, Payload
 from fedhet.protocol.reasons import Refused
 from fedhet.strategies.fedkd import WHOLE, FedKDParams, apply, blanks, compress, update_norm, whole

@@ -8,7 +8,7 @@ the local model.
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.models.small import small_model
+from fedhet.models.zoo import small_model
 from fedhet.strategies.fml import FMLParams
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl

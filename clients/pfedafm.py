@@ -13,7 +13,7 @@ from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
 from fedhet.config.schema import REPRESENTATION
 from fedhet.models import SplitModel
-from fedhet.models.small import small_extractor
+from fedhet.models.zoo import small_extractor
 from fedhet.strategies.pfedafm import PFedAFMParams
 from fedhet.training.loop import Phase
 

@@ -37,7 +37,7 @@ from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import RunFailedError, UserError
-from fedhet.models.small import small_model
+from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import Rejected, check_shapes, size
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Array, LowRank, Payload, blank

@@ -22,7 +22,7 @@ from fedhet.config.schema import Params, RunConfig
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
 from fedhet.models import SplitModel
-from fedhet.models.small import small_extractor, small_model
+from fedhet.models.zoo import small_extractor, small_model
 from fedhet.strategies.averaging import AveragingStrategy
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.config.schema import Params
-from fedhet.models.small import small_model
+from fedhet.models.zoo import small_model
 from fedhet.strategies.averaging import AveragingStrategy
 
 

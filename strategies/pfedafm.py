@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.config.schema import Params
-from fedhet.models.small import small_extractor
+from fedhet.models.zoo import small_extractor
 from fedhet.strategies.averaging import AveragingStrategy
 
 

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedhet.cli.display import show_table
 from fedhet.config.load import build_config, read_overrides
 from fedhet.data.inputs import IMAGE, KINDS, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import UserError
-from fedhet.models import GROUPS, MODELS, ModelRow, model_table, validate_model_name
+from fedhet.models import GROUPS, MODELS, model_sizes, validate_model_name
 from fedhet.models.names import MORE, MORE_OF_TORCHVISION, expand, is_known, with_weights
 from fedhet.site.local_data import load_dataset
 
@@ -42,11 +43,11 @@ def models(words: Sequence[str], classes: int | None, kind: str | None, *, as_js
     names: Sequence[str] = expand([word for word in words if word not in pairs])
     asked, named = _asked(pairs, classes, kind)
     names = names or named
-    table: list[ModelRow] = []
+    table: list[dict[str, Any]] = []
     for own, inputs in asked.inputs.items():
         chosen = _of_kind(names, own, list(asked.inputs)) if names else MODELS[own]
         if chosen:
-            table += model_table(chosen, asked.classes, asked.d, inputs=inputs)
+            table += model_sizes(chosen, asked.classes, asked.d, inputs)
     if as_json:
         print(json.dumps(table, indent=2))
         return
@@ -97,7 +98,7 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
     return found
 
 
-def _show(rows: Sequence[ModelRow], inputs: Inputs, asked: Asked) -> None:
+def _show(rows: Sequence[dict[str, Any]], inputs: Inputs, asked: Asked) -> None:
     """One table of one kind."""
     if not rows:
         return
@@ -135,5 +136,5 @@ def _say_more(kinds: Sequence[str]) -> None:
     for kind in kinds:
         groups = [name for name in GROUPS if is_known(GROUPS[name][0], kind)]
         print(f"groups for {PLURAL[kind]}: {', '.join(groups)}")
-    print("or your own: module:factory; with own weights: 'NAME weights=FILE'")
+    print("or your own: module:factory; with weights: 'NAME [frozen] weights=FILE'")
     print("buffers: BatchNorm statistics, sent of a shared model only")

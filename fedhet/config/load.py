@@ -16,7 +16,7 @@ from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
 from fedhet.errors import UserError
 from fedhet.files import parse_object, read_yaml
 from fedhet.models.names import DEFAULT_GROUP, expand, validate_model_name
-from fedhet.models.small import small_name
+from fedhet.models.zoo import small_name
 
 # What `fedhet resume` may change: who computes, how long, and when to give up; never what.
 RESUMABLE = (

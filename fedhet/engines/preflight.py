@@ -15,7 +15,7 @@ from fedhet.data.partition import Partition, says_clients
 from fedhet.errors import UserError
 from fedhet.files import plain_path, tried_folder
 from fedhet.models import build_model
-from fedhet.models.small import small_name
+from fedhet.models.zoo import small_name
 from fedhet.records.tracker import tracker_package
 from fedhet.site.local_data import DEFAULT_CLIENTS, choose_device, load_partition
 from fedhet.sums.contribution import about_few, too_few

@@ -1,4 +1,6 @@
-"""FLOPs: multiply-adds x 2 of convolutions, matrix products, recurrent layers and attention.
+"""What a model costs: FLOPs, parameters, bytes.
+
+FLOPs are multiply-adds x 2 of convolutions, matrix products, recurrent layers and attention.
 
 Biases, activations, pooling and normalisation count as zero (``torch.utils.flop_counter``, whose
 formulas these are, with those that it lacks, and one that it has wrong).
@@ -6,7 +8,7 @@ formulas these are, with those that it lacks, and one that it has wrong).
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +23,14 @@ from torch.utils.flop_counter import (
 
 from fedhet.data.inputs import Inputs
 from fedhet.models.base import untouched
+from fedhet.models.zoo import build_model
 
 log = logging.getLogger("fedhet")
 _named: set[str] = set()  # operators without a formula that this process has named
 # Names of operators that multiply and add; what else has no formula costs nothing worth counting.
 _WORK = re.compile(r"rnn|lstm|gru|attention|transformer|conv|mm|matmul|linear|einsum|bilinear|fft")
 _MATRIX = 2  # dimensions
+_MIB = 2**20
 
 
 def _recurrent(weights: Any, inputs: torch.Tensor) -> int:
@@ -164,3 +168,30 @@ def training_flops(step: Callable[[], torch.Tensor]) -> int:
     with counter:
         torch.autograd.backward(step())
     return counter.total
+
+
+def model_sizes(names: Sequence[str], classes: int, d: int, inputs: Inputs) -> list[dict[str, Any]]:
+    """Build each model once and return its sizes, as ``fedhet models`` prints them.
+
+    ``parameters`` are trainable or not, ``mib`` their size as stored; ``buffers`` are elements,
+    such as BatchNorm's running statistics; ``forward_flops`` are of one example. torch's CPU
+    generator is left as it was. Raises UserError as :func:`fedhet.models.build_model`.
+    """
+    rows = []
+    with torch.random.fork_rng(devices=[]):
+        for name in names:
+            model = build_model(name, classes=classes, d=d, inputs=inputs)
+            parameters, mib = _size(model.parameters())
+            buffers, buffers_mib = _size(model.buffers())
+            rows.append({
+                "name": name, "kind": inputs.kind, "parameters": parameters, "mib": mib,
+                "buffers": buffers, "buffers_mib": buffers_mib,
+                "forward_flops": forward_flops(model, inputs),
+            })  # fmt: skip
+    return rows
+
+
+def _size(tensors: Iterable[torch.Tensor]) -> tuple[int, float]:
+    """Return elements and MiB."""
+    pairs = [(t.numel(), t.numel() * t.element_size()) for t in tensors]
+    return sum(n for n, _ in pairs), sum(b for _, b in pairs) / _MIB

@@ -67,15 +67,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "@htfe-img-5": ("googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"),
     "@htfe-img-8": _EIGHT,
     "@htfe-img-9": (
-        "resnet4",
-        "resnet6",
-        "resnet8",
-        "resnet10",
-        "resnet18",
-        "resnet34",
-        "resnet50",
-        "resnet101",
-        "resnet152",
+        "resnet4", "resnet6", "resnet8", "resnet10", "resnet18", "resnet34", "resnet50",
+        "resnet101", "resnet152",
     ),
     "@htm-img-10": (*_EIGHT, "vit_b_16", "vit_b_32"),
     "@signal-5": CONV1D_NAMES,
@@ -91,7 +84,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "@htfe-txt-5-2": _OF_HEADS,
     "@htfe-txt-5-3": _OF_BOTH,
     "@htfe-txt-6": ("fasttext", "lstm", "bilstm", "transformer-2x8", "logistic", "gru"),
-}
+}  # fmt: skip
 DEFAULT_GROUP = {IMAGE: "@image-5", SIGNAL: "@signal-5", TABLE: "@table-5", TOKENS: "@tokens-5"}
 
 
@@ -112,19 +105,24 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def with_weights(name: str) -> tuple[str, str]:
-    """A model's name without and with what may follow it: ``NAME weights=FILE``.
+    """Return the name and the file of ``NAME weights=FILE`` or ``NAME frozen weights=FILE``.
 
     Raises UserError for anything else behind a name.
     """
     plain, space, rest = name.partition(" ")
-    key, _, file = rest.strip().partition("=")
+    key, _, file = rest.strip().removeprefix("frozen ").lstrip().partition("=")
     if space and (key != "weights" or not file):
-        raise UserError(f"model {name!r} is not of the form NAME, or NAME weights=FILE")
+        raise UserError(f"model {name!r} is not of the form NAME, or NAME [frozen] weights=FILE")
     return plain, file
 
 
+def is_frozen(name: str) -> bool:
+    """Return whether ``NAME frozen weights=FILE`` was given."""
+    return name.partition(" ")[2].lstrip().startswith("frozen ")
+
+
 def plain_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Models without their files of weights, which are nobody's business elsewhere."""
+    """Return models without their files of weights, which stay private."""
     return tuple(with_weights(name)[0] for name in names)
 
 

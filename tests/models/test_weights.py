@@ -59,6 +59,50 @@ def test_what_was_exported_starts_another_run(tmp_path):
     assert torch.equal(client.model.conv1.weight, kept["parts.model.conv1.weight"])
 
 
+def network_file(tmp_path):
+    """A file of torchvision's resnet18 as its own state dictionary has it."""
+    from torchvision.models import get_model  # noqa: PLC0415  (late, as the zoo does)
+
+    with torch_seeded(4, "test"):
+        network = get_model("resnet18", weights=None).eval()
+    return network, written(tmp_path, network.state_dict())
+
+
+@pytest.mark.parametrize("grey", [True, False])
+def test_a_librarys_network_sees_images_as_it_was_trained(tmp_path, grey):
+    """Grey ones in three channels, normalised by ImageNet's mean and deviation."""
+    network, file = network_file(tmp_path)
+    inputs = Inputs.image(32, grey=grey)
+    model = built(f"resnet18 weights={file}", inputs=inputs).eval()
+    x = torch.rand(2, *inputs.shape) * 2 - 1
+    pixels = ((x + 1) / 2).expand(-1, 3, -1, -1)
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
+    network.fc = torch.nn.Identity()
+    expected = torch.relu(model.projection(network((pixels - mean) / std)))
+    assert torch.allclose(model.features(x), expected, atol=1e-5)
+
+
+def test_a_frozen_network_stays_and_what_follows_it_is_trained_sent_and_exported(tmp_path):
+    network, file = network_file(tmp_path)
+    config = small(
+        tmp_path, dataset="synthetic:60x2", image_size=16, grey=True, representation=16, rounds=2,
+        models=[f"resnet18 frozen weights={file}"], method="fedssa",
+    )  # fmt: skip
+    folder, _ = simulate(config)
+    assert all(not line["failures"] for line in folder.read_rounds())
+    kept, _ = read_tensors(next(folder.path.glob("state/*/0/*.safetensors")), "pt")
+    for key, value in network.state_dict().items():
+        if not key.startswith("fc."):
+            assert torch.equal(kept[f"model/network.{key}"], value), "statistics included"
+    start = make_client(config, 0, tmp_path / "states").model
+    assert not torch.equal(kept["model/projection.weight"], start.projection.weight)
+    export(next(folder.path.glob("state/*/0")), tmp_path / "model")
+    exported, _ = read_tensors(tmp_path / "model" / "model.safetensors", "pt")
+    assert torch.equal(exported["parts.model.mean"], start.mean) and start.mean.any()
+    with pytest.raises(UserError, match=r"'resnet18 frozen' is not of the form NAME, or NAME \["):
+        build_config({"models": "resnet18 frozen"})
+
+
 def nan(tensors):
     tensors["layers.1.bias"][2] = torch.nan
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
-from fedhet.models import MODEL_NAMES, build_model, check_model, model_table, validate_model_name
+from fedhet.models import MODEL_NAMES, build_model, check_model, model_sizes, validate_model_name
 from fedhet.models.base import exchanged
 from fedhet.rng import torch_seeded
 from fedhet.site.state import fill, to_bundle
@@ -65,7 +65,7 @@ def test_published_backbone_sizes() -> None:
         "googlenet": (6_624_904, 1024),
         "shufflenet_v2_x1_0": (2_278_604, 1024),
     }
-    for row in model_table(TORCHVISION, 10, 500, 32):
+    for row in model_sizes(TORCHVISION, 10, 500, Inputs.image(32)):
         total, width = documented[row["name"]]
         ours = total - (width + 1) * 1000 + (width + 1) * 500 + 501 * 10
         assert row["parameters"] == ours, row["name"]

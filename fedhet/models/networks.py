@@ -1,0 +1,452 @@
+"""The networks that have names of ours: for images, signals, rows of a table and tokens.
+
+Images: CNN-1 to CNN-5, the five heterogeneous models of FedSSA, FedMRL and pFedES. conv1 and conv2
+(5x5, no padding, each with ReLU and 2x2 max-pool), fc1 - ReLU, fc2 - ReLU, head (the papers' fc3).
+They differ in conv2's filters and fc1's width. Parameters at 10 (100) classes, 32 x 32 images and
+d = 500: CNN-1 2,621,558 (2,666,648), CNN-2 1,815,142 (1,860,232), CNN-3 1,320,558 (1,365,648),
+CNN-4 1,060,358 (1,105,448), CNN-5 670,058 (715,148), as in the papers' size tables except CNN-4
+(4.04 MiB, 3.81 printed). FedMRL's small model is CNN-5 with d = d1.
+
+Signals (B, c, t): HARCNN is what HtFLlib takes for motion sensors, without a fixed length.
+Inception is one network of InceptionTime (Ismail Fawaz et al. 2020, arXiv 1909.04939), whose
+ensemble is five of them.
+
+Tables (B, f): the residual network and the transformer follow Gorishniy et al. 2021 (arXiv
+2106.11959) in small: theirs are tuned by data set.
+
+Tokens (B, l) int64, 0 for padding: Joulin et al. 2017 (arXiv 1607.01759) for fasttext, Kim 2014
+(arXiv 1408.5882) for textcnn; logistic is a linear map of the mean word. A text without any word is
+read as one padding token.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.functional import avg_pool1d, max_pool1d, max_pool2d, relu
+
+from fedhet.data.inputs import SIGNAL, TABLE, Inputs
+from fedhet.errors import UserError
+from fedhet.models.base import SplitModel
+from fedhet.models.names import HARCNN_NAMES, TRANSFORMER_NAMES, TRANSFORMERS_OF_HEADS
+
+
+class Network(SplitModel):
+    """Layers of its own, which a subclass adds; then ``fc`` with ReLU, and ``head``."""
+
+    def finish(self, width: int, d: int, classes: int) -> None:
+        """Add the two last layers; ``width`` is what :meth:`body` returns."""
+        self.fc = nn.Linear(width, d)
+        self.head = nn.Linear(d, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the representations ``(B, d)``, after the ReLU, of inputs ``(B, ...)``."""
+        return relu(self.fc(self.body(x)))
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one vector (B, width) of each input of ``x``."""
+        raise NotImplementedError
+
+
+# --- images ------------------------------------------------------------------------------
+
+_KERNEL, _POOL = 5, 2
+_CONV1 = 16
+_CNN = {  # name: (filters of conv2, width of fc1)
+    "cnn-1": (32, 2000),
+    "cnn-2": (16, 2000),
+    "cnn-3": (32, 1000),
+    "cnn-4": (32, 800),
+    "cnn-5": (32, 500),
+}
+_SMALLEST_IMAGE = 16  # leaves conv2's pooled output one pixel
+
+
+class CNN(SplitModel):
+    """Two convolutions, two hidden layers and ``head``; see the module's text."""
+
+    def __init__(
+        self, filters: int, hidden: int, classes: int, d: int, shape: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        channels, *sides = shape
+        high, wide = (((side - _KERNEL + 1) // _POOL - _KERNEL + 1) // _POOL for side in sides)
+        self.conv1 = nn.Conv2d(channels, _CONV1, _KERNEL)
+        self.conv2 = nn.Conv2d(_CONV1, filters, _KERNEL)
+        self.fc1 = nn.Linear(filters * high * wide, hidden)
+        self.fc2 = nn.Linear(hidden, d)
+        self.head = nn.Linear(d, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the representations ``(B, d)``, after fc2's ReLU, of images ``(B, c, h, w)``."""
+        # max(relu(x)) = relu(max(x)), gradients included: pooling first saves 3 ReLUs in 4.
+        x = relu(max_pool2d(self.conv1(x), _POOL))
+        x = relu(max_pool2d(self.conv2(x), _POOL))
+        return relu(self.fc2(relu(self.fc1(x.flatten(1)))))
+
+
+def cnn(
+    variant: str, classes: int, d: int = 500, image_size: int = 32,
+    shape: tuple[int, ...] | None = None,
+) -> CNN:  # fmt: skip
+    """Return the ``variant`` of ``CNN_NAMES`` with torch's default initialisation.
+
+    ``shape`` is (channels, height, width) of images that are not (3, ``image_size``,
+    ``image_size``). Raises UserError if a side is below 16 pixels.
+    """
+    shape = shape or (3, image_size, image_size)
+    if min(shape[1:]) < _SMALLEST_IMAGE:
+        raise UserError(
+            f"model {variant!r}: image-size is {min(shape[1:])}, must be at least {_SMALLEST_IMAGE}"
+        )
+    filters, hidden = _CNN[variant]
+    return CNN(filters, hidden, classes, d, shape)
+
+
+# --- signals -----------------------------------------------------------------------------
+
+_SEGMENTS, _HIDDEN = 8, 64
+_CONV1D = {  # name: (channels of the first convolution, of the second, stride of the first)
+    "conv1d-1": (32, 64, 1),
+    "conv1d-2": (32, 64, 2),
+    "conv1d-3": (16, 32, 1),
+    "conv1d-4": (16, 32, 2),
+    "conv1d-5": (8, 16, 2),
+}
+_HAR_KERNELS, _HAR_WIDTHS, _HAR_HIDDEN = {1: 9, 2: 9, 3: 5}, (32, 64, 128), 1024
+_HAR = {
+    name: (int(name[len("harcnn-")]), int(name[-1])) for name in HARCNN_NAMES
+}  # (convolutions, stride)
+_LENGTHS, _INCEPTION_FILTERS, _INCEPTION_BLOCKS = (39, 19, 9), 32, 2
+_INCEPTION_WIDTH = _INCEPTION_FILTERS * (len(_LENGTHS) + 1)
+
+
+class Conv1d(Network):
+    """Two convolutions with ReLU and max-pool, means of up to eight stretches of time, fc, head."""
+
+    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        first, second, stride = _CONV1D[name]
+        middle = _KERNEL // 2
+        self.conv1 = nn.Conv1d(inputs.channels, first, _KERNEL, stride, middle)
+        self.conv2 = nn.Conv1d(first, second, _KERNEL, 1, middle)
+        with torch.no_grad():
+            width = self.body(torch.zeros(1, *inputs.shape)).shape[1]
+        self.finish(width, d, classes)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the means of the stretches."""
+        x = _pooled(relu(self.conv1(x)))
+        x = _pooled(relu(self.conv2(x)))
+        # Plain pooling with a width that fits: adaptive pooling has no fixed bits on a GPU.
+        width = -(-x.shape[2] // _SEGMENTS)
+        return avg_pool1d(x, width, ceil_mode=True).flatten(1)
+
+
+def _pooled(x: torch.Tensor) -> torch.Tensor:
+    return max_pool1d(x, _POOL) if x.shape[2] >= _POOL else x
+
+
+class HARCNN(Network):
+    """One to three convolutions, each with ReLU and max-pool, then 1,024, fc, head."""
+
+    def __init__(self, layers: int, stride: int, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        kernel = _HAR_KERNELS[layers]
+        widths = (inputs.channels, *_HAR_WIDTHS[:layers])
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(before, after, kernel, stride, kernel // 2)
+            for before, after in zip(widths, widths[1:], strict=False)
+        )
+        with torch.no_grad():
+            width = self._over_time(torch.zeros(1, *inputs.shape)).shape[1]
+        self.hidden = nn.Linear(width, _HAR_HIDDEN)
+        self.finish(_HAR_HIDDEN, d, classes)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the hidden layer's outputs."""
+        return relu(self.hidden(self._over_time(x)))
+
+    def _over_time(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.convolutions:
+            x = _pooled(relu(layer(x)))
+        return x.flatten(1)
+
+
+class InceptionModule(nn.Module):
+    """Convolutions of three lengths behind a bottleneck and a pooled one, side by side."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        narrow = _INCEPTION_FILTERS if channels > 1 else 1
+        self.bottleneck = nn.Conv1d(channels, narrow, 1, bias=False) if narrow > 1 else None
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(narrow, _INCEPTION_FILTERS, kernel, padding=kernel // 2, bias=False)
+            for kernel in _LENGTHS
+        )
+        self.pooled = nn.Conv1d(channels, _INCEPTION_FILTERS, 1, bias=False)
+        self.norm = nn.BatchNorm1d(_INCEPTION_WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Signals (B, 4 x 32, t), after the ReLU, of signals (B, c, t)."""
+        narrow = x if self.bottleneck is None else self.bottleneck(x)
+        beside = self.pooled(max_pool1d(x, 3, stride=1, padding=1))
+        found = torch.cat([*(layer(narrow) for layer in self.convolutions), beside], dim=1)
+        return relu(self.norm(found))
+
+
+class Inception(Network):
+    """Two blocks of three Inception modules beside a shortcut, the mean over time, fc, head."""
+
+    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        widths = (inputs.channels, *[_INCEPTION_WIDTH] * (_INCEPTION_BLOCKS - 1))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                InceptionModule(width),
+                InceptionModule(_INCEPTION_WIDTH),
+                InceptionModule(_INCEPTION_WIDTH),
+            )
+            for width in widths
+        )
+        self.shortcuts = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(width, _INCEPTION_WIDTH, 1, bias=False), nn.BatchNorm1d(_INCEPTION_WIDTH)
+            )
+            for width in widths
+        )
+        self.finish(_INCEPTION_WIDTH, d, classes)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean over time of the last block."""
+        for block, shortcut in zip(self.blocks, self.shortcuts, strict=True):
+            x = relu(block(x) + shortcut(x))
+        return x.mean(dim=2)
+
+
+class RecurrentSignal(Network):
+    """An LSTM or a GRU over time, the mean of its outputs, fc, head."""
+
+    def __init__(self, kind: str, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        layer = nn.LSTM if kind == "lstm" else nn.GRU
+        self.recurrent = layer(inputs.channels, _HIDDEN, batch_first=True)
+        self.finish(_HIDDEN, d, classes)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean output over time."""
+        outputs: torch.Tensor = self.recurrent(x.transpose(1, 2))[0]
+        return outputs.mean(dim=1)
+
+
+# --- tables ------------------------------------------------------------------------------
+
+_MLP: dict[str, tuple[int, ...]] = {
+    "mlp-1": (512, 256, 256),
+    "mlp-2": (256, 256),
+    "mlp-3": (256,),
+    "mlp-4": (128,),
+    "mlp-5": (64,),
+}
+_ROW, _ROW_HIDDEN, _ROW_BLOCKS = 128, 256, 3  # of the residual network
+_COLUMN, _COLUMN_LAYERS = 64, 3  # of the transformer
+_HEADS, _FORWARD, _DROPOUT = 4, 128, 0.1  # of all transformers, and of the residual network
+
+
+class MLP(SplitModel):
+    """Hidden layers, the representation, ``head``; a ReLU after each but the last."""
+
+    def __init__(self, name: str, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        widths = (inputs.shape[0], *_MLP[name], d)
+        pairs = zip(widths, widths[1:], strict=False)
+        self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairs)
+        self.head = nn.Linear(d, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the representations ``(B, d)``, after the ReLU, of rows ``(B, f)``."""
+        for layer in self.layers:
+            x = relu(layer(x))
+        return x
+
+
+class TableResNet(Network):
+    """A linear map, blocks of BatchNorm and two linear maps beside the identity, fc, ``head``."""
+
+    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs.shape[0], _ROW)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm1d(_ROW), nn.Linear(_ROW, _ROW_HIDDEN), nn.ReLU(),
+                nn.Dropout(_DROPOUT), nn.Linear(_ROW_HIDDEN, _ROW),
+            )
+            for _ in range(_ROW_BLOCKS)
+        )  # fmt: skip
+        self.norm = nn.BatchNorm1d(_ROW)
+        self.finish(_ROW, d, classes)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the blocks make of the rows."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return relu(self.norm(x))
+
+
+class ColumnTokens(nn.Module):
+    """One vector per column of a table, and one that is no column's and reads the others.
+
+    What a model gets of a column is a number and whether it is missing, or a category's values
+    (``TablePreparation``). Its vector is a linear map of those, of its own, with a bias.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        counts = [len(values) for _, values in inputs.categories]
+        self.plain = len(inputs.columns) - len(counts)
+        self.sizes = [2 * self.plain, *counts]
+        bound = _COLUMN**-0.5
+        self.weight = nn.Parameter(torch.empty(inputs.shape[0], _COLUMN).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(len(inputs.columns), _COLUMN).uniform_(-bound, bound))
+        self.reader = nn.Parameter(torch.empty(1, 1, _COLUMN).uniform_(-bound, bound))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Vectors (B, 1 + columns, e) of rows (B, f)."""
+        plain, *coded = torch.split(x, self.sizes, dim=1)
+        own, *weights = torch.split(self.weight, self.sizes)
+        both = (plain.unsqueeze(2) * own).reshape(len(x), 2, self.plain, _COLUMN)  # numbers, gaps
+        choices = [one @ weight for one, weight in zip(coded, weights, strict=True)]
+        columns = torch.cat([both.sum(dim=1), *(one.unsqueeze(1) for one in choices)], dim=1)
+        return torch.cat([self.reader.expand(len(x), -1, -1), columns + self.bias], dim=1)
+
+
+class FTTransformer(Network):
+    """Encoder layers over a vector per column; what the one that is none has read, fc, ``head``."""
+
+    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        self.tokens = ColumnTokens(inputs)
+        layer = nn.TransformerEncoderLayer(
+            _COLUMN, _HEADS, _FORWARD, _DROPOUT, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, _COLUMN_LAYERS, norm=nn.LayerNorm(_COLUMN), enable_nested_tensor=False
+        )
+        self.finish(_COLUMN, d, classes)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the reading vector has become."""
+        read: torch.Tensor = self.encoder(self.tokens(x))[:, 0]
+        return read
+
+
+# --- tokens ------------------------------------------------------------------------------
+
+_EMBEDDING = 64
+_KERNELS, _FILTERS = (3, 5, 7), 64
+_LAYERS = {name: (count, _HEADS) for count, name in enumerate(TRANSFORMER_NAMES, start=1)}
+for _name in TRANSFORMERS_OF_HEADS:
+    _layers, _heads = _name.removeprefix("transformer-").split("x")
+    _LAYERS[_name] = (int(_layers), int(_heads))
+
+
+class TokenModel(Network):
+    """Embedding, then what a subclass makes of the words, fc, ``head``."""
+
+    def __init__(self, inputs: Inputs, classes: int, d: int, width: int = _EMBEDDING) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(inputs.vocabulary, _EMBEDDING, padding_idx=0)
+        self.finish(width, d, classes)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what :meth:`read` makes of the tokens ``(B, l)``."""
+        return self.read(self.embedding(x), x != 0)
+
+    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """One vector (B, width) of embedded tokens (B, l, e); ``words`` (B, l) are no padding."""
+        return _mean(x, words)
+
+
+def _mean(x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """The mean (B, w) over the words of (B, l, w)."""
+    weights = words.to(x.dtype).unsqueeze(2)
+    return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+
+
+class Logistic(SplitModel):
+    """The mean of the words' vectors, d numbers each, is the representation; ``head``."""
+
+    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(inputs.vocabulary, d, padding_idx=0)
+        self.head = nn.Linear(d, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the representations ``(B, d)`` of tokens ``(B, l)``."""
+        return _mean(self.embedding(x), x != 0)
+
+
+class TextCNN(TokenModel):
+    """Convolutions of three widths, each's largest answer over the text."""
+
+    def __init__(self, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__(inputs, classes, d, _FILTERS * len(_KERNELS))
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(_EMBEDDING, _FILTERS, kernel, padding=kernel // 2) for kernel in _KERNELS
+        )
+
+    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """See :meth:`TokenModel.read`."""
+        x = x.transpose(1, 2)
+        return torch.cat([relu(layer(x)).amax(dim=2) for layer in self.convolutions], dim=1)
+
+
+class RecurrentText(TokenModel):
+    """LSTM, LSTM in both directions, or GRU; the mean of the outputs at words."""
+
+    def __init__(self, kind: str, inputs: Inputs, classes: int, d: int) -> None:
+        both = kind == "bilstm"
+        super().__init__(inputs, classes, d, _HIDDEN * (1 + both))
+        layer = nn.GRU if kind == "gru" else nn.LSTM
+        self.recurrent = layer(_EMBEDDING, _HIDDEN, batch_first=True, bidirectional=both)
+
+    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """See :meth:`TokenModel.read`."""
+        return _mean(self.recurrent(x)[0], words)
+
+
+class Transformer(TokenModel):
+    """Encoder layers over words and learnt positions; the mean of the outputs at words."""
+
+    def __init__(self, layers: int, heads: int, inputs: Inputs, classes: int, d: int) -> None:
+        super().__init__(inputs, classes, d, _EMBEDDING)
+        self.position = nn.Parameter(0.02 * torch.randn(inputs.shape[0], _EMBEDDING))
+        layer = nn.TransformerEncoderLayer(_EMBEDDING, heads, _FORWARD, _DROPOUT, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+    def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """See :meth:`TokenModel.read`."""
+        hidden = ~words
+        hidden[:, 0] = False  # a text without words must attend to something
+        return _mean(self.encoder(x + self.position, src_key_padding_mask=hidden), words)
+
+
+def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
+    """Return the network that :mod:`fedhet.models.names` lists for this kind of input."""
+    rest = (inputs, classes, d)
+    if inputs.kind == SIGNAL:
+        if name in _HAR:
+            return HARCNN(*_HAR[name], *rest)
+        if name == "inception-time":
+            return Inception(*rest)
+        return (Conv1d if name in _CONV1D else RecurrentSignal)(name, *rest)
+    if inputs.kind == TABLE:
+        single = {"resnet-table": TableResNet, "ft-transformer": FTTransformer}
+        return single[name](*rest) if name in single else MLP(name, *rest)
+    if name in _LAYERS:
+        return Transformer(*_LAYERS[name], *rest)
+    plain: dict[str, Callable[..., SplitModel]] = {
+        "fasttext": TokenModel, "logistic": Logistic, "textcnn": TextCNN,
+    }  # fmt: skip
+    return plain[name](*rest) if name in plain else RecurrentText(name, *rest)

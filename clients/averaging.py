@@ -9,9 +9,10 @@ from torch import nn
 
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
-from fedhet.errors import HookError
+from fedhet.errors import UserError
 from fedhet.models.base import exchanged
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
+from fedhet.protocol.reasons import Word
 from fedhet.rng import torch_seeded
 
 Shared = TypeVar("Shared", bound=nn.Module)
@@ -21,14 +22,15 @@ def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
     """Copy arrays, in the order of ``exchanged``, into a module.
 
     Noise and rounding may leave a variance below 0, where BatchNorm has no root: it becomes 0.
-    Raises HookError if they are another module's.
+    Raises UserError if they are another module's.
     """
     named = exchanged(module)
     own, sent = [tuple(t.shape) for t in named.values()], [a.shape for a in arrays]
     if own != sent:
-        raise HookError(
+        raise UserError(
             f"the client's module has {len(own)} arrays {own[:3]}..., the strategy sends "
-            f"{len(sent)} {sent[:3]}...: 'shared' and 'shared_module' must give the same module"
+            f"{len(sent)} {sent[:3]}...: 'shared' and 'shared_module' must give the same module",
+            Word.METHOD,
         )
     with torch.no_grad():
         for (name, tensor), array in zip(named.items(), arrays, strict=True):

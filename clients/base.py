@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from fedhet.config.schema import BESIDE, LOWER, P, RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs
 from fedhet.data.preparation import Preparation, normalise, preparation
-from fedhet.errors import HookError, RunFailedError, brief
+from fedhet.errors import Refused, RunFailed, UserError, brief
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import plain_names, with_weights
 from fedhet.protocol.checks import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.reasons import Refused, Word, telling
+from fedhet.protocol.reasons import Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
 from fedhet.site.local_data import LocalData, PublicSet, examples_of, open_public
@@ -33,7 +33,6 @@ from fedhet.site.state import (
     VALIDATION,
     FileStore,
     Modules,
-    StateError,
     fill,
     instance,
     not_finite,
@@ -447,8 +446,8 @@ class MethodClient(NumPyClient, Generic[P]):
     def restore(self, generation: int, state: str = "") -> None:
         """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
 
-        ``state`` is the digest that the server names; StateLostError if there is no such state,
-        StateError if it does not fit the modules.
+        ``state`` is the digest that the server names. Raise Refused if there is no such state, or
+        if it does not fit the modules.
         """
         key = (
             type(self), self.setup.model, self.classes, self.inputs, self.d,
@@ -468,9 +467,10 @@ class MethodClient(NumPyClient, Generic[P]):
                 for name, tensor in self.tensors.items():
                     self.tensors[name] = kept[name].to(tensor.device).view_as(tensor)
             except (RuntimeError, KeyError) as error:
-                raise StateError(
+                raise Refused(
                     f"generation {generation} does not fit the models that this round is for, of "
-                    f"{self.classes} classes: {brief(error)}"
+                    f"{self.classes} classes: {brief(error)}",
+                    Word.STATE,
                 ) from error
 
     def _initialised(self) -> Modules:
@@ -487,19 +487,20 @@ class MethodClient(NumPyClient, Generic[P]):
             cast("Preparation", module).fit(self.examples("train").examples)
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
-        """HookError for a tensor that a later round would not find."""
+        """UserError for a tensor that a later round would not find."""
         undeclared = sorted(set(tensors) - set(self.initial_tensors()))
         if undeclared:
-            raise HookError(
+            raise UserError(
                 f"{type(self).__name__}: tensor '{undeclared[0]}' is kept and not declared: add it "
-                "to `initial_tensors`"
+                "to `initial_tensors`",
+                Word.METHOD,
             )
 
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:
         """Store modules, tensors and the last accuracies, of ``metrics``, as ``generation``.
 
         ``source`` is the generation that the round began with, which stays as well. Raises
-        RunFailedError if a tensor is not finite; the state before then stays the newest.
+        RunFailed if a tensor is not finite; the state before then stays the newest.
         """
         self._check_declared(self.tensors)
         scores = (
@@ -508,7 +509,7 @@ class MethodClient(NumPyClient, Generic[P]):
         )  # fmt: skip
         bundle = to_bundle(self.modules, self.tensors, scores)
         if lost := not_finite(bundle):
-            raise RunFailedError(
+            raise RunFailed(
                 f"'{lost}' is not finite after round {generation}: the state before it stays; use "
                 "a smaller lr, or grad-clip"
             )

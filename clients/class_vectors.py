@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
+from fedhet.errors import Refused
 from fedhet.protocol.checks import check_ids
 from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
-from fedhet.protocol.reasons import Refused
 from fedhet.training.loop import class_means
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedhet.clients.base import Setup
 from fedhet.clients.class_vectors import ClassVectorClient
+from fedhet.errors import Refused
 from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload, blank
-from fedhet.protocol.reasons import Refused
 from fedhet.strategies.fd import FDParams, mean_of_others
 from fedhet.sums.contribution import Vector
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
+from fedhet.errors import Refused
 from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Payload, blank
-from fedhet.protocol.reasons import Refused
 from fedhet.rng import torch_seeded
 from fedhet.strategies.fedgen import FedGenParams, Generator, HeaderAndGenerator
 from fedhet.training.loop import Phase

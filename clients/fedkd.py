@@ -5,10 +5,10 @@ from torch import Tensor, nn
 
 from fedhet.clients.averaging import blanks_of, get_parameters, set_parameters
 from fedhet.clients.base import MethodClient
+from fedhet.errors import Refused
 from fedhet.models import SplitModel
 from fedhet.models.zoo import small_model
 from fedhet.protocol.payload import LowRank, Payload
-from fedhet.protocol.reasons import Refused
 from fedhet.strategies.fedkd import WHOLE, FedKDParams, apply, blanks, compress, update_norm, whole
 from fedhet.training.loop import Phase
 from fedhet.training.losses import kl

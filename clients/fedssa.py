@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fedhet.clients.base import MethodClient
-from fedhet.errors import RunFailedError
+from fedhet.errors import Refused, RunFailed
 from fedhet.protocol.payload import Array, HeaderRows, Payload, blank
-from fedhet.protocol.reasons import Refused
 from fedhet.strategies.fedssa import FedSSAParams
 
 
@@ -81,7 +80,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         """Rows of the seen classes after training, or the whole header."""
         weight, bias = _array(self.model.head.weight), _array(self.model.head.bias)
         if not np.isfinite(weight).all():
-            raise RunFailedError(
+            raise RunFailed(
                 "the header is not finite after training; fusion=paper multiplies it by 1 + mu "
                 "every round: use fusion=convex, a smaller t-stable or a smaller lr"
             )

@@ -13,14 +13,14 @@ import numpy as np
 
 from fedhet.config.load import load_config
 from fedhet.deploy.certs import make
+from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
-from fedhet.protocol.reasons import Refused
-from fedhet.site.limits import Asked, LimitError, Limits, check_run
+from fedhet.site.limits import Asked, Limits, check_run
 from fedhet.site.state import FileStore
 from fedhet.sums.masks import Terms
 from fedhet.sums.member import Credentials, SumNotes
 from fedhet.sums.messages import Cohort, SumKey, Survivors
-from fedhet.sums.server import Collector, NoSumError
+from fedhet.sums.server import Collector
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
 TERMS = Terms(least=3, threshold=4)  # one of five may drop out
@@ -32,7 +32,7 @@ def refused(who: str, what: Callable[..., object], *given: object) -> None:
     """Print why the server does not get what it asks for."""
     try:
         print("the server got", what(*given))
-    except (LimitError, Refused, NoSumError) as error:
+    except (Refused, Rejected) as error:
         print(f"{who}: {error}")
 
 

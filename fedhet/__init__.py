@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedhet.api import Run, load_run, resume, run
     from fedhet.data.inputs import Inputs
     from fedhet.data.sources import Data
-    from fedhet.errors import RunFailedError, UserError
+    from fedhet.errors import RunFailed, UserError
     from fedhet.reports.frame import load_sweep
 
 __version__ = "0.2.0"
@@ -21,7 +21,7 @@ __all__ = [
     "Data",
     "Inputs",
     "Run",
-    "RunFailedError",
+    "RunFailed",
     "UserError",
     "load_run",
     "load_sweep",
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
         return load_sweep
     from fedhet import api, errors  # noqa: PLC0415
 
-    return getattr(errors if name.endswith("Error") else api, name)
+    return getattr(errors if hasattr(errors, name) else api, name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """fedhet from Python, in a script or a notebook: run, resume, and look at what came out.
 
 Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complete a
-:class:`~fedhet.errors.RunFailedError`; the message is the one line that the command line shows.
+:class:`~fedhet.errors.RunFailed`; the message is the one line that the command line shows.
 """
 
 import json
@@ -94,7 +94,7 @@ def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, 
     ``config`` is a YAML file or a shipped preset, None for the defaults alone; ``keys`` replace
     the file's, in snake_case and with Python's values (``models=["cnn-5"]``). ``progress=False``
     shows nothing. With ``engine="inline"`` all happens in this process. Raises UserError,
-    RunFailedError, or KeyboardInterrupt when it was interrupted; :func:`resume` then goes on.
+    RunFailed, or KeyboardInterrupt when it was interrupted; :func:`resume` then goes on.
     """
     look_here()
     path = None if config is None else session.find_preset(os.fspath(config))
@@ -112,8 +112,8 @@ def resume(
 
     ``run`` is one, or its folder; ``keys`` are those that may change, as for :func:`run`, and
     ``progress=False`` shows nothing. ``trust``: code that the run names is imported although
-    somebody else made it. Raises UserError, VerifyError for a folder that is damaged,
-    RunFailedError, or KeyboardInterrupt when it was interrupted.
+    somebody else made it. Raises UserError, Damaged for a folder that is damaged,
+    RunFailed, or KeyboardInterrupt when it was interrupted.
     """
     look_here()
     path = run.path if isinstance(run, Run) else Path(run)

@@ -21,18 +21,17 @@ from flwr.clientapp import ClientApp
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import envelope, find_method, from_run_config
 from fedhet.config.schema import RunConfig
-from fedhet.errors import HookError, RunFailedError, UserError, brief, one_line
+from fedhet.errors import Refused, RunFailed, UserError, brief, one_line
 from fedhet.files import check_id
 from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.messages import Reply, answer, message_bytes
-from fedhet.protocol.reasons import Refused, Word, new_number, telling
+from fedhet.protocol.reasons import Word, new_number, telling
 from fedhet.rng import one_blas_thread
 from fedhet.site.limits import (
     Asked,
-    LimitError,
     Limits,
     check_modules,
     check_run,
@@ -48,8 +47,7 @@ from fedhet.site.local_data import (
     own_copy,
     public_digest,
 )
-from fedhet.site.privacy import BudgetError
-from fedhet.site.state import SUM_KEY, FileStore, StateError, StateLostError
+from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums import client as sums
 from fedhet.sums.member import SumNotes, own_terms
 from fedhet.training.denormals import without_denormals
@@ -57,14 +55,10 @@ from fedhet.training.denormals import without_denormals
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 # What may happen without a mistake in any program, and the word for it: a line says all of it.
 KNOWN: dict[type[Exception], Word] = {
-    StateLostError: Word.STATE_LOST,
-    StateError: Word.STATE,
-    BudgetError: Word.BUDGET,
-    RunFailedError: Word.NOT_FINITE,
+    RunFailed: Word.NOT_FINITE,
     torch.OutOfMemoryError: Word.MEMORY,
     MemoryError: Word.MEMORY,
     UserError: Word.CONFIGURATION,
-    HookError: Word.METHOD,
 }
 app = ClientApp()
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
@@ -92,8 +86,7 @@ def set_process(config: RunConfig) -> None:
 class Request:
     """One message, read and allowed, with all that answering it takes.
 
-    Raises LimitError for a run that the site does not allow, Refused for an instruction that makes
-    no sense.
+    Raises Refused for a run that the site does not allow, or an instruction that makes no sense.
     """
 
     def __init__(self, message: Message, context: Context) -> None:
@@ -331,26 +324,27 @@ def _evaluated(asked: Request) -> Message:
 
 def _failure(message: Message, error: Exception) -> Message:
     """The reply to what could not be done: a word and where to look, or, simulated, the text."""
-    known = isinstance(error, (Refused, *KNOWN)) and not isinstance(error, HookError)
+    known = isinstance(error, tuple(KNOWN))
     if not known:
         _show(error)
     text = brief(error)[:LONGEST] + ("" if known else _where(error))
     if isinstance(error, torch.OutOfMemoryError):
         text = _out_of_memory()
-    lost = isinstance(error, StateLostError)
+    code = code_of(error)
+    lost = code is Word.STATE_LOST
     if is_simulated():
         return answer(message, {"error": text, "state-lost": lost})
-    if isinstance(error, LimitError) and error.__cause__ is not None:
+    if code is Word.LIMITS_FILE and error.__cause__ is not None:
         text = one_line(f"{text} ({error.__cause__})")  # what is wrong with the site's own file
     number = new_number()
     print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
-    return answer(message, {"error": word_of(error).value, "log": number, "state-lost": lost})
+    return answer(message, {"error": code.value, "log": number, "state-lost": lost})
 
 
-def word_of(error: Exception) -> Word:
-    """What a deployed node says of an error."""
-    if isinstance(error, Refused | UserError) and error.word:
-        return Word(error.word)
+def code_of(error: Exception) -> Word:
+    """Return the code that a deployed node sends for an error."""
+    if isinstance(error, UserError) and error.code:
+        return Word(error.code)
     return next((word for kind, word in KNOWN.items() if isinstance(error, kind)), Word.UNEXPECTED)
 
 

@@ -7,37 +7,46 @@ from collections.abc import Iterable
 class UserError(Exception):
     """A mistake that the user can mend: one line naming the thing, its value and what is allowed.
 
-    The command line prints the line without a traceback and exits with code 2.
+    The command line prints the line without a traceback and exits with code 2. ``code`` is the
+    error code that a deployed node sends instead of the text: see fedhet.protocol.reasons.
     """
 
     exit_code = 2
-    word = ""  # what a deployed node tells of it: see fedhet.protocol.reasons
+
+    def __init__(self, text: str = "", code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
-class HookError(Exception):
-    """A method, model or data set gave the base what it cannot work with; one line names the hook.
-
-    A client's becomes the reason for which it is left out; a server's ends the run.
-    """
-
-
-class RunFailedError(Exception):
+class RunFailed(Exception):
     """A run that started but did not complete; the command line exits with code 3."""
 
     exit_code = 3
 
 
-class VerifyError(RunFailedError):
-    """What a run left behind is damaged or does not fit together; names the file. Exit code 3."""
+class Damaged(RunFailed, ValueError):
+    """A file or message that does not hold what was written; names it. Exit code 3."""
 
+    def __init__(self, text: str, what: str = "", place: str = "") -> None:
+        super().__init__(text)
+        self.what, self.place = what or text, place
 
-class ReadError(VerifyError, ValueError):
-    """A file or message that is not what it must be: which, where in it, and what is wrong."""
-
-    def __init__(self, source: str, place: str, what: str) -> None:
-        self.source, self.place, self.what = source, place, what
+    @classmethod
+    def at(cls, source: str, place: str, what: str) -> "Damaged":
+        """Name the source, the place in it, and what is wrong there."""
         where = f"{source}: {place}" if place else source
-        super().__init__(f"{where} is damaged: {what}")
+        return cls(f"{where} is damaged: {what}", what, place)
+
+
+class Refused(UserError):
+    """A run or a message that a site does not accept; its text is for the node's own log."""
+
+    def __init__(self, text: str, code: str = "payload") -> None:
+        super().__init__(text, code)
+
+
+class Rejected(Exception):
+    """A reply, or a sum of replies, that must not be aggregated; the text is the reason."""
 
 
 def nearest(word: str, allowed: Iterable[str], least: float = 0.5) -> str:

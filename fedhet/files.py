@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from fedhet.errors import ReadError, UserError, one_line
+from fedhet.errors import Damaged, UserError, one_line
 
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
@@ -270,44 +270,44 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a whole file; raise FileNotFoundError, or ReadError if it cannot be read."""
+    """Return a whole file; raise FileNotFoundError, or Damaged if it cannot be read."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ReadError(f"'{path}'", "", "no regular file")
+            raise Damaged.at(f"'{path}'", "", "no regular file")
         return path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ReadError(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
+        raise Damaged.at(f"'{path}'", "", f"cannot be read: {error.strerror}") from error
 
 
 def decoded(data: bytes, source: str) -> str:
-    """Return UTF-8 as text; raise ReadError with the line of the first byte that is none."""
+    """Return UTF-8 as text; raise Damaged with the line of the first byte that is none."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ReadError(source, f"line {line}", "not UTF-8") from error
+        raise Damaged.at(source, f"line {line}", "not UTF-8") from error
 
 
 def parse_json(data: str | bytes, source: str = "JSON", place: str = "") -> Any:
-    """Return what JSON says; raise ReadError for anything else, and for NaN and infinity."""
+    """Return what JSON says; raise Damaged for anything else, and for NaN and infinity."""
     try:
         return from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise ReadError(source, place, f"not JSON: {one_line(error)}") from error
+        raise Damaged.at(source, place, f"not JSON: {one_line(error)}") from error
 
 
 def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> dict[str, Any]:
-    """Return a JSON object; raise ReadError for anything else."""
+    """Return a JSON object; raise Damaged for anything else."""
     value = parse_json(data, source, place)
     if not isinstance(value, dict):
-        raise ReadError(source, place, "not a JSON object")
+        raise Damaged.at(source, place, "not a JSON object")
     return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raise ReadError, or OSError if there is no file."""
+    """Return the JSON object in a file; raise Damaged, or OSError if there is no file."""
     return parse_object(read_bytes(path), f"'{path}'")
 
 
@@ -323,14 +323,14 @@ def parse_jsonl(path: Path, data: bytes) -> list[dict[str, Any]]:
 
 
 def shaped(kind: type[Shape], value: Mapping[str, Any], source: str, place: str = "") -> Shape:
-    """Return a value as pydantic's ``kind``; raise ReadError with the field that is not of it."""
+    """Return a value as pydantic's ``kind``; raise Damaged with the field that is not of it."""
     try:
         return kind.model_validate(value)
     except ValidationError as errors:
         error = errors.errors(include_url=False, include_input=False)[0]
         where = ".".join(one_line(part, 80) for part in error["loc"])
         place = ": ".join(filter(None, (place, where)))
-        raise ReadError(source, place, one_line(error["msg"])) from None
+        raise Damaged.at(source, place, one_line(error["msg"])) from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -366,18 +366,18 @@ _Loader.add_implicit_resolver(_BOOL, _TRUTH, list("tTfF"))
 
 
 def parse_yaml(text: str, source: str = "YAML") -> Any:
-    """Return what YAML says, in plain values; raise ReadError for anything else."""
+    """Return what YAML says, in plain values; raise Damaged for anything else."""
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value, allow_nan=False)  # plain and finite
     except yaml.YAMLError as error:
-        raise ReadError(source, "", f"not valid YAML: {one_line(error)}") from error
+        raise Damaged.at(source, "", f"not valid YAML: {one_line(error)}") from error
     except TypeError as error:
         what = one_line(error).replace("Object of type ", "a value of type ")
-        raise ReadError(source, "", f"{what}: write it as a text, in quotes") from error
+        raise Damaged.at(source, "", f"{what}: write it as a text, in quotes") from error
     # A date of no calendar, a number of ten thousand digits: PyYAML lets Python's errors through.
     except (ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise ReadError(source, "", one_line(error)) from error
+        raise Damaged.at(source, "", one_line(error)) from error
     return value
 
 
@@ -388,7 +388,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         loaded = parse_yaml(decoded(read_bytes(path), source), source)
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror}") from error
-    except ReadError as error:
+    except Damaged as error:
         place = f"{error.place}: " if error.place else ""
         raise UserError(f"{source}: {place}{error.what}") from error
     if loaded is None:
@@ -399,24 +399,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file; raise ReadError if it is none, OSError if there is no file."""
+    """Return a TOML file; raise Damaged if it is none, OSError if there is no file."""
     source = f"'{path}'"
     try:
         return tomllib.loads(decoded(read_bytes(path), source))
     except (ValueError, RecursionError) as error:
-        raise ReadError(source, "", f"not TOML: {one_line(error)}") from error
+        raise Damaged.at(source, "", f"not TOML: {one_line(error)}") from error
 
 
 def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the tensors of a safetensors file by name, and its metadata; memory-mapped.
 
-    ``framework`` is ``numpy`` or ``pt`` (torch's). Raise ReadError if it is no such file, OSError
+    ``framework`` is ``numpy`` or ``pt`` (torch's). Raise Damaged if it is no such file, OSError
     if there is none.
     """
     from safetensors import safe_open  # noqa: PLC0415  (who reads no tensors waits for none)
 
     if path.exists() and not path.is_file():
-        raise ReadError(f"'{path}'", "", "no regular file")
+        raise Damaged.at(f"'{path}'", "", "no regular file")
     try:
         with safe_open(path, framework=framework) as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -424,4 +424,4 @@ def read_tensors(path: Path, framework: str) -> tuple[dict[str, Any], dict[str, 
     except OSError:
         raise
     except Exception as error:  # what the library raises for a header that it cannot serve
-        raise ReadError(f"'{path}'", "", f"cannot be read: {one_line(error)}") from error
+        raise Damaged.at(f"'{path}'", "", f"cannot be read: {one_line(error)}") from error

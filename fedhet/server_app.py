@@ -16,7 +16,7 @@ from fedhet.config.load import find_method, from_run_config
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.engines.system import Interrupted
-from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Names, Roster, Terms
 from fedhet.records.checkpoint import load_checkpoint
@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run(grid, job, roster)
     except BaseException as error:
-        plain = isinstance(error, RunFailedError | UserError)
+        plain = isinstance(error, RunFailed | UserError)
         reason = str(error) if plain else brief(error)
         status = "failed"
         if isinstance(error, SystemExit):  # that is how Flower ends a ServerApp
@@ -127,11 +127,11 @@ def run(grid: Grid, job: Job, roster: Roster) -> None:
 
 
 def _check_replies(folder: RunFolder) -> None:
-    """RunFailedError if nothing was ever learned, however few rounds there were."""
+    """RunFailed if nothing was ever learned, however few rounds there were."""
     rounds = folder.read_rounds()
     if not any(record["replied"] for record in rounds):
         first = next(iter(rounds[0]["failures"]), {"client": "?", "reason": "no reply"})
-        raise RunFailedError(
+        raise RunFailed(
             f"no client ever replied validly; the first, client {first['client']}: "
             f"{first['reason']}"
         )

@@ -28,9 +28,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.data.inputs import Inputs
-from fedhet.errors import HookError, RunFailedError
+from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.files import client_order
-from fedhet.protocol.checks import Rejected, check_evaluation, form, size
+from fedhet.protocol.checks import check_evaluation, form, size
 from fedhet.protocol.delivery import exchange, longest_first
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
@@ -253,8 +253,8 @@ class MethodStrategy(Strategy, Generic[P]):
 
         ``handshake`` has found the clients; ``folder`` is the run's.
 
-        Raises VerifyError if the lines before the checkpoint are not those that were written, and
-        HookError for hooks that do not fit together.
+        Raises Damaged if the lines before the checkpoint are not those that were written, and
+        UserError for hooks that do not fit together.
         """
         self._check_hooks()
         self.handshake, self.folder = handshake, folder
@@ -289,7 +289,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Run the rounds that are left, after :meth:`prepare`; return an empty result.
 
         What Flower's signature has beside ``grid`` comes from the configuration; the global arrays
-        are in the run folder. Raises RunFailedError when too many rounds in a row had too few
+        are in the run folder. Raises RunFailed when too many rounds in a row had too few
         valid replies.
         """
         self.summary()
@@ -314,7 +314,7 @@ class MethodStrategy(Strategy, Generic[P]):
                 on_round(record)
             if skipped > self.config.max_skipped_rounds:
                 reasons = distinct(f["reason"] for f in self.ledger.round.failures)
-                raise RunFailedError(
+                raise RunFailed(
                     f"{skipped} rounds in a row had fewer than min-replies="
                     f"{self.config.min_replies} valid replies: {reasons}"
                 )
@@ -377,7 +377,7 @@ class MethodStrategy(Strategy, Generic[P]):
             self.ledger.round.downlink.add(payload, message_bytes(message))
             self._requests.append((client, message))
         if self.config.summed and len(made) > 1:
-            raise HookError(
+            raise UserError(
                 f"{type(self).__name__}: with secure-sum `download` must be the same for "
                 "everybody: let `audience` say so"
             )
@@ -516,12 +516,12 @@ class MethodStrategy(Strategy, Generic[P]):
         return sorted(found.items(), key=lambda pair: client_order(pair[0]))
 
     def _check_hooks(self) -> None:
-        """Raise HookError for hooks that do not fit together."""
+        """Raise UserError for hooks that do not fit together."""
         own, base = type(self), MethodStrategy
         if own.upload_type is not Empty and own.expect is base.expect:
-            raise HookError(
+            raise UserError(
                 f"{own.__name__}: set `expect`: a payload with an upload's shapes, or None if they "
                 "vary"
             )
         if (own.arrays is base.arrays) != (own.load is base.load):
-            raise HookError(f"{own.__name__}: set both `arrays` and `load`, or neither")
+            raise UserError(f"{own.__name__}: set both `arrays` and `load`, or neither")

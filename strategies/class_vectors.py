@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.config.schema import P, RunConfig
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.strategies.averaging import ClassSums, class_means, class_sums

@@ -28,8 +28,7 @@ import numpy as np
 from pydantic import Field
 
 from fedhet.config.schema import Params, RunConfig
-from fedhet.errors import UserError
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload
 from fedhet.strategies.averaging import ClassSums, class_sums, short_of

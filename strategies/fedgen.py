@@ -37,7 +37,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedhet.config.schema import REPRESENTATION, Params
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded

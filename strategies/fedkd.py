@@ -36,9 +36,9 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.models.zoo import small_model
-from fedhet.protocol.checks import Rejected, check_shapes, size
+from fedhet.protocol.checks import check_shapes, size
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Array, LowRank, Payload, blank
 from fedhet.rng import one_thread
@@ -76,12 +76,12 @@ def whole(tensors: Sequence[Array]) -> LowRank:
 def compress(updates: Sequence[Array], share: float | None) -> LowRank:
     """Pack updates, keeping this share of every matrix's energy; None: all of them dense.
 
-    Raises RunFailedError if one is not finite or cannot be decomposed.
+    Raises RunFailed if one is not finite or cannot be decomposed.
     """
     ranks, tensors = [], []
     for update in updates:
         if not np.isfinite(update).all():
-            raise RunFailedError(
+            raise RunFailed(
                 "the update is not finite after training: use a smaller lr, or grad-clip"
             )
         rank, parts = (DENSE, [update]) if share is None else _factors(update, share)
@@ -162,7 +162,7 @@ def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
         with one_thread():
             u, s, v = (t.numpy() for t in torch.linalg.svd(matrix, full_matrices=False))
     except RuntimeError as error:  # torch.linalg.LinAlgError
-        raise RunFailedError(
+        raise RunFailed(
             f"the singular value decomposition of an update of shape {list(update.shape)} "
             "does not converge: use compress=off"
         ) from error

@@ -49,7 +49,7 @@ import torch
 from pydantic import Field
 
 from fedhet.config.schema import Params
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded

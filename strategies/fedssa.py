@@ -18,8 +18,7 @@ from pydantic import Field
 from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
-from fedhet.errors import RunFailedError
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected, RunFailed
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
@@ -165,7 +164,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         if self.bias.size:
             squares += np.square(self.bias, dtype=np.float64)
         if not np.isfinite(squares).all():
-            raise RunFailedError(
+            raise RunFailed(
                 f"round {round_}: the global header is not finite (class "
                 f"{int(np.argmin(np.isfinite(squares)))}); fusion=paper multiplies headers by "
                 "1 + mu every round: use fusion=convex, a smaller t-stable or a smaller lr"

@@ -14,9 +14,8 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedhet.errors import one_line
+from fedhet.errors import Rejected, one_line
 from fedhet.protocol.checks import (
-    Rejected,
     Steps,
     check_arrays,
     check_epsilon,

@@ -4,7 +4,7 @@ import pytest
 
 from fedhet.clients.base import MethodClient
 from fedhet.config.registry import METHODS, Method
-from fedhet.errors import HookError
+from fedhet.errors import UserError
 from fedhet.strategies.base import MethodStrategy
 
 
@@ -23,7 +23,7 @@ class Fine(MethodClient):
 
 
 def test_what_is_nearly_a_hook_is_refused() -> None:
-    with pytest.raises(HookError, match=r"Misspelt: nothing calls 'phase': did you mean 'phases'"):
+    with pytest.raises(UserError, match=r"Misspelt: nothing calls 'phase': did you mean 'phases'"):
         _ = Method(MethodStrategy, Misspelt, "misspelt").client
     assert Method(MethodStrategy, Fine, "fine").client is Fine
 

@@ -18,7 +18,7 @@ from fedhet.deploy.control import tls_of
 from fedhet.engines import preflight, session
 from fedhet.engines.session import find_preset
 from fedhet.engines.system import interruptible
-from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import UNSUMMED, duration, headline, percent
@@ -144,7 +144,7 @@ def demo(out: str, *, as_json: bool) -> None:
         found.run(len(cells), progress.update)
     for job in found.jobs:
         if job.state != FINISHED:
-            raise RunFailedError(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
+            raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
     folders = [RunFolder(job.folder) for job in found.jobs]
     if as_json:
         rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]

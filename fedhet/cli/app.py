@@ -21,7 +21,7 @@ from fedhet.cli.options import Command
 from fedhet.cli.saying import silence, tell
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.engines.system import Interrupted, direct
-from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.errors import RunFailed, UserError, brief
 from fedhet.plugins import look_here
 
 app = typer.Typer(
@@ -75,7 +75,7 @@ def execute(arguments: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return 0
-    except (UserError, RunFailedError) as error:
+    except (UserError, RunFailed) as error:
         return _complain(str(error), error.exit_code)
     except click.ClickException as error:
         return _complain(_usage(error, arguments), UserError.exit_code)

@@ -15,7 +15,7 @@ from fedhet.cli.display import show_table
 from fedhet.config.load import find_method, method_name
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import RunConfig, Schema, kebab
-from fedhet.errors import RunFailedError, UserError, nearest
+from fedhet.errors import RunFailed, UserError, nearest
 from fedhet.files import plain_path
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import percent
@@ -195,6 +195,6 @@ def _run_row(folder: RunFolder) -> dict[str, Any]:
         row["test_accuracy_mean"] = rounds[-1]["test_accuracy_mean"] if rounds else None
         row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
         row["status"] = folder.read_summary().get("status") or folder.unfinished()
-    except (UserError, RunFailedError, ValueError, KeyError) as error:
+    except (UserError, RunFailed, ValueError, KeyError) as error:
         row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
     return row

@@ -24,7 +24,7 @@ from fedhet.config.load import read_overrides
 from fedhet.engines import preflight
 from fedhet.engines.session import find_preset
 from fedhet.engines.system import Interrupted, interruptible
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailed, UserError
 from fedhet.files import plain_path, tried_folder, write_text
 from fedhet.records.summary import duration, percent
 from fedhet.sweeps.grid import Cell, once, read_cells, title_of
@@ -73,7 +73,7 @@ class TuneOptions:
 
 
 def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
-    """Run all cells; raise RunFailedError if one failed (one that diverged is a result)."""
+    """Run all cells; raise RunFailed if one failed (one that diverged is a result)."""
     path, found = open_sweep(preset, overrides, options)
     mixed = found.mixed()
     if mixed and not options.accept_mixed:
@@ -94,7 +94,7 @@ def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: b
             print(found.note)
         print(found.out)
     if counts[FAILED]:
-        raise RunFailedError(
+        raise RunFailed(
             f"{counts[FAILED]} of {len(found.jobs)} cells of '{path.stem}' failed; the same "
             f"command tries them again (logs: {found.folder})"
         )
@@ -133,7 +133,7 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
         left = 1 - job.rounds / job.cell.config.rounds
         try:
             flops[job.cell.name] = left * counter.of(job.cell.config)
-        except (UserError, RunFailedError) as error:
+        except (UserError, RunFailed) as error:
             reasons[job.cell.name] = str(error)
     if as_json:
         rows = [
@@ -299,7 +299,7 @@ def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
 def tune(
     preset: str, words: Sequence[str], options: TuneOptions, *, as_json: bool, work: Work = execute
 ) -> None:
-    """Run all trials; raise RunFailedError if one failed (one that diverged is the worst)."""
+    """Run all trials; raise RunFailed if one failed (one that diverged is the worst)."""
     path = find_preset(preset)
     _check_out(options.out.expanduser())
     search = Search.read(path, words)
@@ -311,7 +311,7 @@ def tune(
         raise UserError(f"{mixed}: trials of different code are not compared; take another --runs")
     run_all(found, options.workers, options.ray, quiet=as_json, blind=True)
     if found.counts()[FAILED]:
-        raise RunFailedError(
+        raise RunFailed(
             f"{found.counts()[FAILED]} of {len(found.jobs)} runs failed; the same command "
             f"tries them again (logs: {found.folder})"
         )

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedhet.config.schema import Params
-from fedhet.errors import HookError
+from fedhet.errors import UserError
 
 if TYPE_CHECKING:
     from fedhet.clients.base import MethodClient
@@ -61,14 +61,15 @@ def _found(what: type[T] | str) -> type[T]:
 
 
 def _spelt(kind: type[T]) -> type[T]:
-    """The class; HookError if it defines what is nearly a hook: nobody would ever call it."""
+    """The class; UserError if it defines what is nearly a hook: nobody would ever call it."""
     hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
     for name in vars(kind):
         close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
         if close and name not in hooks and not name.startswith("_"):
-            raise HookError(
+            raise UserError(
                 f"{kind.__name__}: nothing calls '{name}': did you mean '{close[0]}'? If it is "
-                f"your own, call it '_{name}'"
+                f"your own, call it '_{name}'",
+                "method",
             )
     return kind
 

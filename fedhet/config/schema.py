@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypeVar  # Python 3.11 knows no defaults of type variables
 
-from fedhet.errors import ReadError
+from fedhet.errors import Damaged
 from fedhet.files import CLIENT_ID, cpus, parse_yaml
 
 REPRESENTATION = 500  # d: default width of the representation that every model ends in
@@ -81,7 +81,7 @@ def _lists(value: Any) -> Any:
     if isinstance(value, str):
         try:
             found = parse_yaml(value)
-        except ReadError:
+        except Damaged:
             found = None
         value = found if isinstance(found, dict | list) else _words(value)
     if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.errors import ReadError
+from fedhet.errors import Damaged
 from fedhet.files import parse_json
 
 IMAGE, SIGNAL, TABLE, TOKENS = KINDS = ("image", "signal", "table", "tokens")
@@ -173,7 +173,7 @@ def load_inputs(value: Any) -> Inputs:
     if isinstance(value, str):
         try:
             value = parse_json(value, "inputs")
-        except ReadError:
+        except Damaged:
             raise ValueError("inputs: not readable") from None
     if not isinstance(value, Mapping) or not set(value) <= set(Inputs.__dataclass_fields__):
         raise ValueError("inputs: no description of examples (an older fedhet sends none)")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.data.images import Indices
-from fedhet.errors import ReadError, UserError, brief, nearest
+from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import client_order, is_id, parse_yaml
 from fedhet.rng import generator
 
@@ -524,7 +524,7 @@ def _arguments(
             raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
         try:
             given[key] = parse_yaml(text)
-        except ReadError as error:
+        except Damaged as error:
             raise UserError(f"partition: {key}={text}: {error.what}") from error
         if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
             raise UserError(f"partition: {key}={text}: true or false is needed")

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedhet.deploy.certs import CertificateFolder
-from fedhet.errors import RunFailedError, UserError, VerifyError
+from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import parse_object, read_json, read_toml, write_json, write_text
 from fedhet.protocol.flower import ControlCalls
 
@@ -249,8 +249,12 @@ class Control:
         try:
             with self._calling():
                 self._calls.register(name, pem)
-        except AlreadyThereError:
-            return False
+        except RunFailed as error:
+            if isinstance(error.__cause__, httpx.HTTPStatusError) and (
+                _answered(error.__cause__).get("code") == KNOWN_KEY
+            ):
+                return False
+            raise
         return True
 
     def nodes(self) -> list[NodeStatus]:
@@ -285,19 +289,17 @@ class Control:
         try:
             yield
         except httpx.HTTPStatusError as error:
-            text = error.response.text
-            with contextlib.suppress(ValueError, AttributeError):
-                answer = parse_object(text)
-                if answer.get("code") == KNOWN_KEY:
-                    raise AlreadyThereError from error
-                text = str(answer.get("detail") or text)
-            raise RunFailedError(f"SuperLink at {self.address}: {text[:200]}") from error
+            text = str(_answered(error).get("detail") or error.response.text)
+            raise RunFailed(f"SuperLink at {self.address}: {text[:200]}") from error
         except httpx.HTTPError as error:
-            raise RunFailedError(f"SuperLink at {self.address} does not answer: {error}") from error
+            raise RunFailed(f"SuperLink at {self.address} does not answer: {error}") from error
 
 
-class AlreadyThereError(Exception):
-    """The key is registered already."""
+def _answered(error: httpx.HTTPStatusError) -> dict[str, Any]:
+    """Return the JSON object of an error's answer, empty if it is none."""
+    with contextlib.suppress(ValueError):
+        return parse_object(error.response.text)
+    return {}
 
 
 def collect(control: Control) -> dict[str, Any]:
@@ -345,12 +347,12 @@ def _told(run: RunStatus) -> dict[str, Any]:
         return {}
     records: list[dict[str, Any]] = []
     clients: dict[str, dict[str, Any]] = {}
-    with contextlib.suppress(VerifyError, OSError):
+    with contextlib.suppress(Damaged, OSError):
         records = folder.read_rounds()
-    with contextlib.suppress(VerifyError, OSError):
+    with contextlib.suppress(Damaged, OSError):
         for client, images in read_partition(folder.partition).counts.items():
             clients[client] = {"images": sum(images)}
-    with contextlib.suppress(VerifyError, OSError):
+    with contextlib.suppress(Damaged, OSError):
         for row in read_evaluations(folder.clients):
             accuracy = math.nan if row.test_accuracy is None else row.test_accuracy
             clients.setdefault(row.client, {}).update(

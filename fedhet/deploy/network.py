@@ -28,11 +28,8 @@ TIMEOUT = 60.0  # seconds for a server that is busy
 TOLD_AFTER = 10.0  # seconds of waiting after which it is told
 EXPIRED, NOT_YET = 10, 9  # OpenSSL's codes of a certificate that is not valid now
 OTHER_NAME = (62, 64)  # of one for another host name or address
+OTHER_CA = "other-ca"  # code of the error for which waiting does not help
 VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
-
-
-class CertificateError(UserError):
-    """The server's certificate is from another CA: waiting does not help."""
 
 
 class Waiting:
@@ -77,8 +74,8 @@ def via(server: str) -> str:
 def reach(server: str, ca: Path) -> httpx.Response:
     """Make a request at ``host:port`` that means nothing, and return the answer.
 
-    Raises CertificateError for the certificate of another CA, UserError with the reason for a
-    server that cannot be reached.
+    Raises UserError with the reason for a server that cannot be reached, with the code
+    ``OTHER_CA`` for the certificate of another CA.
     """
     try:
         context = ssl.create_default_context(cadata=read_ca(ca).decode("ascii"))
@@ -116,9 +113,10 @@ def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> 
             host, known = urlsplit(f"//{server}").hostname, ", ".join(names(found))
             return UserError(f"{server}: the server's certificate is for {known}, not for {host}")
         return UserError(f"{server}: {error.verify_message}{via(server)}")
-    return CertificateError(
+    return UserError(
         f"{server}: the server's certificate is not from the CA in '{ca}'{via(server)}: "
-        f"{error.verify_message}"
+        f"{error.verify_message}",
+        OTHER_CA,
     )
 
 

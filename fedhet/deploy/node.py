@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from flwr.app import Context, Error, Message
 
 from fedhet.deploy import bundle
-from fedhet.deploy.network import CertificateError, Waiting, knows, leave, reach
+from fedhet.deploy.network import OTHER_CA, Waiting, knows, leave, reach
 from fedhet.engines.system import (
     QUIET,
     end_with_maker,
@@ -256,9 +256,9 @@ class Node:
             try:
                 reach(self.plan.server, self.plan.ca)
                 break
-            except CertificateError:
-                raise
             except UserError as error:
+                if error.code == OTHER_CA:
+                    raise
                 waiting.failed(str(error))
             time.sleep(RETRY)
         with contextlib.suppress(OSError, ValueError):

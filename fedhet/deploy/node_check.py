@@ -16,11 +16,11 @@ from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open
 from fedhet.data.signals import Npz, windows_of
 from fedhet.deploy.network import knows, reach, read_key, via
 from fedhet.deploy.node import NodePlan
-from fedhet.errors import UserError, one_line
+from fedhet.errors import Refused, UserError, one_line
 from fedhet.files import read_tensors, tried_folder
 from fedhet.models import MODELS, build_model
 from fedhet.models.names import is_built_in, is_known, validate_model_name, with_weights
-from fedhet.site.limits import LimitError, read_limits
+from fedhet.site.limits import read_limits
 
 ENOUGH = 1 << 30  # bytes free for states and caches
 SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
@@ -78,7 +78,7 @@ def _limits(plan: NodePlan) -> str:
     path = plan.config.get("limits")
     try:
         limits = read_limits(plan.config)
-    except LimitError as error:  # what it does not tell the server, the owner of the file may know
+    except Refused as error:  # what it does not tell the server, the owner of the file may know
         raise UserError(
             f"--limits: '{path}' allows nothing: {one_line(error.__cause__)}"
         ) from error

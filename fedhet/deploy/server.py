@@ -32,7 +32,7 @@ from fedhet.deploy.certs import CertificateFolder
 from fedhet.deploy.control import Control, ServerFolder
 from fedhet.deploy.network import Waiting, address, read_certificate, validity
 from fedhet.engines.system import environment, free_ports, guarded, script
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailed, UserError
 
 START = 120.0  # seconds for a SuperLink to answer, on a machine that is busy
 LOOK = 5.0  # seconds between looks at nodes, runs and new keys
@@ -248,13 +248,13 @@ class FederationServer:
         while True:
             for process, name in zip(started, ("SuperLink", "reverse proxy"), strict=True):
                 if process.poll() is not None:
-                    raise RunFailedError(
+                    raise RunFailed(
                         f"the {name} ended with code {process.returncode}: see {self.folder.log}"
                     )
             try:
                 self._look(control)
                 waiting.over()
-            except RunFailedError as error:  # mostly busy for a moment
+            except RunFailed as error:  # mostly busy for a moment
                 waiting.failed(str(error))
             time.sleep(LOOK)
 
@@ -272,10 +272,10 @@ class FederationServer:
             try:
                 control.nodes()
                 return
-            except RunFailedError as error:
+            except RunFailed as error:
                 waiting.failed(f"{error} (log: {self.folder.log})")
                 if link.poll() is not None or time.monotonic() > deadline:
-                    raise RunFailedError(f"{error} (log: {self.folder.log})") from error
+                    raise RunFailed(f"{error} (log: {self.folder.log})") from error
             time.sleep(0.2)
 
     def _look(self, control: Control) -> None:

@@ -12,9 +12,9 @@ from fedhet.deploy import bundle
 from fedhet.deploy.control import CONNECTION, connect
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import Interrupted, undisturbed
-from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import private_files
-from fedhet.protocol.flower import CallError, NamedControl, UnsentError
+from fedhet.protocol.flower import NamedControl
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
 ASK = 15.0  # seconds between questions to the SuperLink
@@ -25,7 +25,7 @@ SILENCES = 8  # questions in a row without an answer before we give up
 def submit_remote(
     launch: Launch, connection: str, on_rounds: OnRounds, tell: Callable[[str], None]
 ) -> None:
-    """Run it on somebody else's SuperLink and wait for it; RunFailedError if it did not complete.
+    """Run it on somebody else's SuperLink and wait for it; RunFailed if it did not complete.
 
     ``tell`` is called with what is waited for, and since when.
     Rounds are reported where the run folder is on this machine, too. An interruption stops the
@@ -34,7 +34,7 @@ def submit_remote(
     connection = connect(connection)
     try:
         control = NamedControl(connection)
-    except CallError as error:
+    except (UserError, RunFailed) as error:
         raise UserError(f"superlink: '{connection}': {error}") from error
     with contextlib.closing(control):
         run_id = _submit(launch, connection, control)
@@ -43,7 +43,7 @@ def submit_remote(
             status, details = _follow(launch, connection, control, run_id, reader)
         except Interrupted as interrupt:
             with undisturbed():
-                with contextlib.suppress(CallError):
+                with contextlib.suppress(UserError, RunFailed):
                     control.stop(run_id)
                 conclude(launch, ("stopped", str(interrupt)))
             raise
@@ -53,7 +53,7 @@ def submit_remote(
         where = f"run folder: {launch.folder.path}"
     if status != "finished:completed":
         conclude(launch, ("stopped" if status == "finished:stopped" else "failed", details))
-        raise RunFailedError(f"run {status}: {details} ({where})")
+        raise RunFailed(f"run {status}: {details} ({where})")
     if launch.status()[0]:
         raise_unless_completed(launch, where)
 
@@ -67,7 +67,7 @@ def _submit(launch: Launch, connection: str, control: NamedControl) -> int:
             launch.write_config()
             try:
                 return _start(control, launch.envelope())
-            except UnsentError as error:
+            except UserError as error:
                 raise UserError(
                     f"superlink: '{connection}' does not take the run: {error}"
                 ) from error
@@ -82,15 +82,13 @@ def _start(control: NamedControl, envelope: str) -> int:
         app = bundle.write(Path(home) / "app")
         try:
             return control.start(app, envelope)
-        except UnsentError:
-            raise
-        except CallError as error:
+        except RunFailed as error:
             try:
                 found = control.find(envelope)
-            except CallError:
+            except (UserError, RunFailed):
                 found = None
             if found is None:
-                raise RunFailedError(
+                raise RunFailed(
                     f"nobody knows whether the SuperLink has taken the run: {error}; look with "
                     "`fedhet status` before you submit it again"
                 ) from error
@@ -133,13 +131,13 @@ def _follow(
             try:
                 status, details = control.status(run_id)
                 silent = 0
-            except CallError as error:
+            except (UserError, RunFailed) as error:
                 status, details = "", ""
                 silent += 1
                 away = away if silent > 1 else f"{datetime.now():%H:%M:%S}"
                 reader.say(f"waiting for '{connection}' since {away}: {one_line(error)}")
                 if silent > SILENCES:
-                    raise RunFailedError(f"'{connection}' does not answer: {error}") from error
+                    raise RunFailed(f"'{connection}' does not answer: {error}") from error
             asked = time.monotonic()
             if status.startswith("finished"):
                 reader.read()

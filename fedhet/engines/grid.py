@@ -31,7 +31,7 @@ from fedhet.config.schema import RunConfig
 from fedhet.engines.fork_server import ForkServer, Worker, take_early
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import QUIET, Interrupted, direct, undisturbed
-from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.errors import RunFailed, UserError, brief
 from fedhet.plugins import look_here
 from fedhet.protocol.flower import be_one_process, posted, simulating
 from fedhet.rng import one_blas_thread
@@ -153,7 +153,7 @@ class ExecutorGrid(InlineGrid):
 
 
 def run(launch: Launch, on_rounds: OnRounds) -> None:
-    """Run a simulation to its end; RunFailedError if it did not complete.
+    """Run a simulation to its end; RunFailed if it did not complete.
 
     The caller holds :func:`~fedhet.engines.launch.take_over`'s lock. ``summary.json`` is written
     in every case; KeyboardInterrupt and :class:`Interrupted` end the run as ``stopped``. UserError
@@ -297,7 +297,7 @@ class WorkerPool:
     def replies(self, patience: float) -> list[Message]:
         """Return the replies that have come; wait up to ``patience`` seconds for the first.
 
-        RunFailedError if no worker starts.
+        RunFailed if no worker starts.
         """
         self._dispatch()
         ready = set(wait([worker.connection for worker in self._workers], patience))
@@ -332,7 +332,7 @@ class WorkerPool:
         if not worker.pid:
             self._failed_starts += 1
         if self._failed_starts > STARTS:
-            raise RunFailedError("no worker process starts; log.txt, or the line above, says why")
+            raise RunFailed("no worker process starts; log.txt, or the line above, says why")
         number = self._workers.pop(worker)
         worker.end()
         self._start(number)
@@ -587,7 +587,7 @@ def _console_to_log(launch: Launch) -> Iterator[None]:
             with contextlib.redirect_stderr(_Tee(sys.stderr, file)):
                 try:
                     yield
-                except (RunFailedError, UserError):
+                except (RunFailed, UserError):
                     raise
                 except Exception:
                     traceback.print_exc()

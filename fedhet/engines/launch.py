@@ -9,7 +9,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.config.load import envelope
 from fedhet.config.schema import RunConfig
-from fedhet.errors import RunFailedError, UserError, VerifyError
+from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.records.run_folder import OWNER, RunFolder
 from fedhet.records.summary import partition_clients
 
@@ -56,9 +56,7 @@ def take_over(folder: RunFolder) -> FileLock:
     except Timeout:
         raise UserError(f"run folder '{folder.path}' is in use by another process") from None
     except OSError as error:  # a link (which is not followed), or a folder has the name
-        raise VerifyError(
-            f"'{folder.path / '.owner'}' cannot be opened: {error.strerror}"
-        ) from error
+        raise Damaged(f"'{folder.path / '.owner'}' cannot be opened: {error.strerror}") from error
     folder.lock().release()
     return lock
 
@@ -102,8 +100,8 @@ def conclude(launch: Launch, ending: tuple[str, str]) -> None:
 
 
 def raise_unless_completed(launch: Launch, where: str, cause: BaseException | None = None) -> None:
-    """RunFailedError with the reason in ``summary.json``, because of ``cause``."""
+    """RunFailed with the reason in ``summary.json``, because of ``cause``."""
     status, reason = launch.status()
     if status != "completed":
         why = f"{status}: {reason}" if status else "failed, and summary.json could not be written"
-        raise RunFailedError(f"run {why} ({where})") from cause
+        raise RunFailed(f"run {why} ({where})") from cause

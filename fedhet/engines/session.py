@@ -28,7 +28,7 @@ from fedhet.engines.grid import gpu_memory, processes
 from fedhet.engines.grid import run as simulate
 from fedhet.engines.launch import Launch, take_over
 from fedhet.engines.system import Interrupted, interruptible
-from fedhet.errors import UserError, VerifyError, nearest
+from fedhet.errors import Damaged, UserError, nearest
 from fedhet.files import plain_path
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
@@ -93,7 +93,7 @@ def start(
     """Check, make the run folder and run to the end; one that could not start leaves no folder.
 
     ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
-    Raises UserError for what the user can mend, RunFailedError for a run that did not complete.
+    Raises UserError for what the user can mend, RunFailed for a run that did not complete.
     """
     config = preflight.absolute_paths(config)
     joins = connection is None and os.environ.get("RAY_ADDRESS")
@@ -137,7 +137,7 @@ def resume(
 ) -> RunFolder:
     """Go on after the last finished round; raises as :func:`start` does.
 
-    Raises VerifyError if something in the folder is damaged; ``accept_lost`` goes on without the
+    Raises Damaged if something in the folder is damaged; ``accept_lost`` goes on without the
     clients whose states are. ``trust``: its code and its services are the user's own.
     """
     folder = _existing(path)
@@ -281,7 +281,7 @@ def _run(
                 simulate(launch, progress.update)
             else:
                 submit_remote(launch, connection, progress.update, progress.note)
-    except (UserError, VerifyError):  # the same command would end here again
+    except (UserError, Damaged):  # the same command would end here again
         raise
     except BaseException as error:
         if isinstance(error, Interrupted | KeyboardInterrupt) or launch.folder.rounds.exists():

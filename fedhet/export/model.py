@@ -108,7 +108,7 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     """The client of ``description`` on the CPU, as it is in a stored generation of ``folder``.
 
     Generation 0 is a fresh client. Raises UserError where the description says something
-    impossible, StateError, KeyError or RuntimeError where the generation does not fit it.
+    impossible, Refused, KeyError or RuntimeError where the generation does not fit it.
     """
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]

@@ -16,12 +16,12 @@ import fedhet
 from fedhet import plugins
 from fedhet.config.load import build_config
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.errors import ReadError, UserError, brief
+from fedhet.errors import Damaged, Refused, UserError, brief
 from fedhet.export import onnx as onnx_file
 from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
 from fedhet.files import appearing, client_order, csv_text, plain_path, read_json, write_text
 from fedhet.records.run_folder import RunFolder
-from fedhet.site.state import DESCRIPTION, PREDICTIONS, FileStore, StateError, accuracies_of
+from fedhet.site.state import DESCRIPTION, PREDICTIONS, FileStore, accuracies_of
 
 _CARD = ("method", "architecture", "run", "client")  # of the description, for the card
 
@@ -209,7 +209,7 @@ def open_state(
         return Exported(
             Personalised(client), description, chosen, accuracies_of(store.load(chosen))
         )
-    except StateError as error:
+    except Refused as error:
         if isinstance(error.__cause__, KeyError | RuntimeError):
             raise _misfit(state, chosen, error.__cause__) from error
         raise UserError(str(error)) from error
@@ -232,7 +232,7 @@ def _read_description(state: Path) -> dict[str, Any]:
             f"'{state}' is not a client's state folder: {DESCRIPTION} cannot be read "
             f"({error.strerror}); {_nearby(state)}"
         ) from error
-    except ReadError as error:
+    except Damaged as error:
         raise UserError(f"state '{state}': {DESCRIPTION} is damaged: {error.what}") from error
 
 

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, PLURAL, SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.errors import ReadError, UserError, brief, nearest
+from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import read_tensors
 from fedhet.models.base import SplitModel, untouched
 from fedhet.models.names import (
@@ -381,7 +381,7 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
     where = f"model {name!r}: weights '{file}'"
     try:
         found, _ = read_tensors(Path(file).expanduser(), "pt")
-    except ReadError as error:
+    except Damaged as error:
         raise UserError(f"model {name!r}: weights {error}") from error
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}") from error

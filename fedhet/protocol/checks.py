@@ -15,6 +15,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE, RunConfig
+from fedhet.errors import Refused, Rejected
 from fedhet.files import is_id
 from fedhet.protocol.handshake import EXACT, MAX_TEXT, ClientInfo
 from fedhet.protocol.messages import (
@@ -32,7 +33,7 @@ from fedhet.protocol.messages import (
     instruction,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.reasons import Refused, Word
+from fedhet.protocol.reasons import Word
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100
@@ -55,10 +56,6 @@ OURS = re.compile(
     r"num-examples|seconds|train_flops|epsilon_spent|train_loss(_[A-Za-z0-9_.-]+)?"
     r"|(test|val)_accuracy(_[A-Za-z0-9_.-]+)?"
 )
-
-
-class Rejected(Exception):
-    """A reply that must not be aggregated; the text is the reason, one line."""
 
 
 def check_reply(info: ClientInfo, reply: Reply, round_: int) -> None:

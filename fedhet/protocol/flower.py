@@ -26,7 +26,7 @@ from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which t
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to know its process
 
-from fedhet.errors import one_line
+from fedhet.errors import RunFailed, UserError, one_line
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -199,18 +199,11 @@ class ControlCalls:
         return list(self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values())
 
 
-class CallError(Exception):
-    """A call of the Control API failed; the text is one line."""
-
-
-class UnsentError(CallError):
-    """It cannot have had an effect: nobody was reached, or it was refused."""
-
-
 class NamedControl:
     """Calls of the Control API at a connection of Flower's own configuration (``config.toml``).
 
-    CallError, with Flower's words, if the connection cannot be read, or a call fails.
+    They raise UserError, with Flower's words, for a call that had no effect: nobody was reached, or
+    it was refused. RunFailed: the answer of a call was lost.
     """
 
     def __init__(self, connection: str) -> None:
@@ -247,7 +240,7 @@ class NamedControl:
         with _calling():
             answer = self._client.StartRun(asked)
         if not answer.HasField("run_id"):
-            raise UnsentError(str(answer.note) or "it gave no run id")
+            raise UserError(str(answer.note) or "it gave no run id")
         return int(answer.run_id)
 
     def find(self, envelope: str) -> int | None:
@@ -282,7 +275,7 @@ class NamedControl:
 
 @contextlib.contextmanager
 def _calling() -> Iterator[None]:
-    """Raise CallError, or UnsentError, for all that Flower's command line raises."""
+    """Raise UserError or RunFailed for the errors of Flower's commands."""
     import click
     import httpx
     from flwr.cli.utils import flwr_cli_exc_handler  # why: its words for each error of the server
@@ -300,7 +293,7 @@ def _calling() -> Iterator[None]:
             raise
     except (click.ClickException, click.exceptions.Exit, httpx.HTTPError, SystemExit) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise (CallError if sent else UnsentError)(one_line(text)) from error
+        raise (RunFailed if sent else UserError)(one_line(text)) from error
 
 
 def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat: float) -> None:

@@ -35,7 +35,7 @@ from flwr.serverapp import Grid
 
 from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED
 from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.errors import RunFailedError, UserError, one_line
+from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import client_order, is_id
 from fedhet.protocol.delivery import Mail
 from fedhet.protocol.messages import QUERY, Instruction, Reply, read_reply, request
@@ -371,7 +371,7 @@ class Roster:
         Clients with a class that is not in the list are refused, and of a union of more than
         ``most`` classes those that bring most of what nobody else has; and before that those whose
         examples are others than most clients have.
-        Raises RunFailedError if no client is left.
+        Raises RunFailed if no client is left.
         """
         self._fix_inputs()
         if not configured:
@@ -385,7 +385,7 @@ class Roster:
             except ValueError as error:
                 self._drop(client, str(error))
         if not self.infos:
-            raise RunFailedError(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
+            raise RunFailed(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
 
     def _fix_inputs(self) -> None:
         """Where the run does not say what examples are: what most clients have, not the first."""
@@ -549,7 +549,7 @@ class Handshake:
         ``tell`` is called with what is waited for, whenever that changes, and with "" at the end.
         With ``clients = 0`` the nodes say how many partitions there are; if they do not, the
         federation counts as complete once no new node has come for a while.
-        Raises RunFailedError if nobody came.
+        Raises RunFailed if nobody came.
         """
         try:
             self._wait(clients, timeout, _Waiting(tell, timeout))
@@ -577,8 +577,8 @@ class Handshake:
             self._until_heard()
             reasons = distinct(self.roster.refused.values()) or "no node is online"
             if self._all_refuse(expected, settled=True):
-                raise RunFailedError(f"no node can take part in this run: {reasons}")
-            raise RunFailedError(f"no client within start-timeout={timeout:g} s: {reasons}")
+                raise RunFailed(f"no node can take part in this run: {reasons}")
+            raise RunFailed(f"no client within start-timeout={timeout:g} s: {reasons}")
         if expected and len(nodes) < expected:
             reasons = distinct(self.roster.refused.values())
             refused = f" (refused: {reasons})" if reasons else ""

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from fedhet.errors import UserError, one_line
+from fedhet.errors import Refused, UserError, one_line
 
 MOST = 999_999  # the largest number of an entry
 
@@ -86,17 +86,9 @@ class Word(StrEnum):
     BOXES = "boxes-malformed", "the boxes are not of their size, or not as many as the survivors"
 
 
-class Refused(Exception):
-    """What came down is not taken: one line for the node's own log, and the word for the server."""
-
-    def __init__(self, text: str, word: Word = Word.PAYLOAD) -> None:
-        super().__init__(text)
-        self.word = word
-
-    @classmethod
-    def by(cls, word: Word) -> "Refused":
-        """Return one whose text is the word and its meaning."""
-        return cls(f"{word}: {word.meaning}", word)
+def refusal(word: Word) -> Refused:
+    """Return the refusal whose text is an error code and its meaning."""
+    return Refused(f"{word}: {word.meaning}", word)
 
 
 @contextlib.contextmanager
@@ -105,7 +97,7 @@ def telling(word: Word) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        error.word = error.word or word
+        error.code = error.code or word
         raise
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from fedhet.config.schema import BESIDE
-from fedhet.errors import ReadError, VerifyError
+from fedhet.errors import Damaged
 from fedhet.files import (
     client_order,
     parse_object,
@@ -55,23 +55,23 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 def load_checkpoint(path: Path) -> Checkpoint | None:
     """The state after the last finished round; None if no round was ever begun.
 
-    Raises VerifyError if the file is damaged.
+    Raises Damaged if the file is damaged.
     """
     if not path.exists():
         return None
     try:
         found, said = read_tensors(path, "numpy")
     except OSError as error:
-        raise VerifyError(f"'{path}' cannot be read: {error}") from error
+        raise Damaged(f"'{path}' cannot be read: {error}") from error
     text = said.get("json", "")
     if said.get("sha256") != _digest(text, found):
-        raise VerifyError(f"'{path}' is damaged, or an older fedhet wrote it")
+        raise Damaged(f"'{path}' is damaged, or an older fedhet wrote it")
     source = f"'{path}'"
     meta = parse_object(text, source, "books")
     shaped(Meta, meta, source, "books")
     names = meta.pop("names")
     if sorted(names) != sorted(found):
-        raise ReadError(source, "books: names", "not those of the arrays")
+        raise Damaged.at(source, "books: names", "not those of the arrays")
     return Checkpoint({name: found[name] for name in names}, meta)
 
 
@@ -89,12 +89,12 @@ class Counter:
         self.path = path
 
     def next(self) -> int:
-        """One more than ever before; VerifyError if the file is damaged."""
+        """One more than ever before; Damaged if the file is damaged."""
         last = 0
         if self.path.exists():
             text = read_bytes(self.path).decode(errors="replace").strip()
             if not re.fullmatch(r"[0-9]{1,10}", text):
-                raise VerifyError(f"'{self.path}' is damaged: it holds no number")
+                raise Damaged(f"'{self.path}' is damaged: it holds no number")
             last = int(text)
         write_text(self.path, f"{last + 1}\n", synced=True, private=True)
         return last + 1

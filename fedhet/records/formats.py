@@ -24,7 +24,7 @@ from pydantic import (
 
 from fedhet.config.schema import BESIDE
 from fedhet.data.inputs import load_inputs
-from fedhet.errors import ReadError
+from fedhet.errors import Damaged
 from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
 from fedhet.sums.messages import SumKey
 
@@ -279,7 +279,7 @@ def parse_evaluations(path: Path, data: bytes) -> Iterator[Evaluation]:
     source = f"'{path}'"
     columns, rows = parse_table(data, source)
     if tuple(columns[: len(_FIRST)]) != _FIRST:
-        raise ReadError(source, "line 1", f"other columns than {', '.join(_FIRST)}")
+        raise Damaged.at(source, "line 1", f"other columns than {', '.join(_FIRST)}")
     for line, row in rows:
         place = f"line {line}"
         named = dict(zip(columns, row, strict=True))
@@ -305,12 +305,12 @@ def read_partition(path: Path) -> Dealt:
     source = f"'{path}'"
     (first, *classes), rows = parse_table(read_bytes(path), source)
     if first != "client":
-        raise ReadError(source, "line 1", "the first column is not `client`")
+        raise Damaged.at(source, "line 1", "the first column is not `client`")
     counts: dict[str, tuple[int, ...]] = {}
     for line, (client, *images) in rows:
         place = f"line {line}"
         if _client(client, source, place) in counts:
-            raise ReadError(source, place, f"client '{client}' is there twice")
+            raise Damaged.at(source, place, f"client '{client}' is there twice")
         counts[client] = tuple(_counts(images, source, place))
     return Dealt(tuple(classes), counts)
 
@@ -319,49 +319,49 @@ def _counts(images: Iterable[str], source: str, place: str) -> Iterator[int]:
     for text in images:
         count = whole(text, source, place)
         if count < 0:
-            raise ReadError(source, place, f"'{text}' is no number of images")
+            raise Damaged.at(source, place, f"'{text}' is no number of images")
         yield count
 
 
 def _client(name: str, source: str, place: str) -> str:
     if not is_id(name):
-        raise ReadError(source, f"{place}: client", f"'{name:.80}' is no client's id")
+        raise Damaged.at(source, f"{place}: client", f"'{name:.80}' is no client's id")
     return name
 
 
 def parse_table(data: bytes, source: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the columns and the numbered rows of a CSV of ours; ReadError for another file."""
+    """Return the columns and the numbered rows of a CSV of ours; Damaged for another file."""
     reader = csv.reader(io.StringIO(decoded(data, source), newline=""), strict=True)
     head = [unquoted(one) for one in next(reader, [])]
     if not head:
-        raise ReadError(source, "line 1", "no head of a table")
+        raise Damaged.at(source, "line 1", "no head of a table")
 
     def rows() -> Iterator[tuple[int, list[str]]]:
         try:
             for row in reader:
                 if len(row) != len(head):
                     what = f"has {len(row)} fields, and {len(head)} are needed"
-                    raise ReadError(source, f"line {reader.line_num}", what)
+                    raise Damaged.at(source, f"line {reader.line_num}", what)
                 yield reader.line_num, [unquoted(one) for one in row]
         except csv.Error as error:
-            raise ReadError(source, f"line {reader.line_num}", f"not CSV: {error}") from error
+            raise Damaged.at(source, f"line {reader.line_num}", f"not CSV: {error}") from error
 
     return head, rows()
 
 
 def whole(text: str, source: str, place: str) -> int:
-    """Return a whole number; ReadError for anything else."""
+    """Return a whole number; Damaged for anything else."""
     if re.fullmatch(r"-?[0-9]{1,18}", text) is None:
-        raise ReadError(source, place, f"'{text:.40}' is no whole number")
+        raise Damaged.at(source, place, f"'{text:.40}' is no whole number")
     return int(text)
 
 
 def number(text: str, source: str, place: str) -> float | None:
-    """Return a finite number, or None for an empty field; ReadError for anything else."""
+    """Return a finite number, or None for an empty field; Damaged for anything else."""
     try:
         found = float(text) if text else 0.0
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise ReadError(source, place, f"'{text:.40}' is no number")
+        raise Damaged.at(source, place, f"'{text:.40}' is no number")
     return found if text else None

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig
-from fedhet.errors import UserError, VerifyError, one_line
+from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
     csv_text,
     decoded,
@@ -173,12 +173,12 @@ class RunFolder:
         return str(self._started()["experiment"])
 
     def _started(self) -> dict[str, Any]:
-        """What ``checkpoint/run.json`` says; VerifyError if it is damaged."""
+        """What ``checkpoint/run.json`` says; Damaged if it is damaged."""
         try:
             identity = read_json(self.identity)
         except OSError as error:
             if self.rounds.exists() or self.checkpoint.exists():
-                raise VerifyError(f"'{self.identity}' cannot be read: {error.strerror}") from error
+                raise Damaged(f"'{self.identity}' cannot be read: {error.strerror}") from error
             raise UserError(f"'{self.path}' is not a run folder: no checkpoint/run.json") from error
         shaped(Identity, identity, f"'{self.identity}'")
         return identity
@@ -193,7 +193,7 @@ class RunFolder:
         except Timeout as error:
             raise UserError(f"run folder '{self.path}' is in use by another process") from error
         except OSError as error:  # a link (which is not followed), or a folder has the name
-            raise VerifyError(f"'{path}' cannot be opened: {error.strerror}") from error
+            raise Damaged(f"'{path}' cannot be opened: {error.strerror}") from error
         return lock
 
     def unfinished(self) -> str:
@@ -203,7 +203,7 @@ class RunFolder:
     def being_written(self) -> bool:
         """Whether a process writes this run, or has it written; nothing is made or changed here.
 
-        Raises VerifyError for a lock that a run does not make, such as a link.
+        Raises Damaged for a lock that a run does not make, such as a link.
         """
         return any(held(self.path / name) for name in (LOCK, OWNER))
 
@@ -217,7 +217,7 @@ class RunFolder:
     def states(self, config: RunConfig) -> Path:
         """Return the folder of this run's states.
 
-        Raise VerifyError if it lies outside the run folder and this user did not say so (then a
+        Raise Damaged if it lies outside the run folder and this user did not say so (then a
         stranger's configuration names the place), or if it belongs to another run folder.
         """
         path = self.state_dir(config) / self.experiment
@@ -226,7 +226,7 @@ class RunFolder:
         owner = self._owner(path)
         if not self.made_here() or owner is not None:
             known = f"; they belong to '{owner}'" if owner is not None else ""
-            raise VerifyError(
+            raise Damaged(
                 f"state-dir: '{path.parent}' lies outside '{self.path}', and is not known as the "
                 f"place of its states{known}; if they are yours, and this folder was moved, "
                 f"`fedhet resume {self.path} state-dir={path.parent}` says so"
@@ -262,13 +262,13 @@ class RunFolder:
         try:
             other = RunFolder(Path((states / STATES_OF).read_text(encoding="utf-8")))
             there = other.identity.exists() and other.experiment == self.experiment
-        except (OSError, ValueError, UserError, VerifyError):
+        except (OSError, ValueError, UserError, Damaged):
             return None
         return other.path if there and other.path.resolve() != self.path.resolve() else None
 
     def remove_states(self, config: RunConfig) -> None:
         """Delete the states of a completed run; what is not this run folder's stays."""
-        with contextlib.suppress(VerifyError):
+        with contextlib.suppress(Damaged):
             shutil.rmtree(self.states(config), ignore_errors=True)  # follows no link
 
     def _holds(self, path: Path) -> bool:
@@ -289,7 +289,7 @@ class RunFolder:
         """What the server waits for, as far as it says; empty if for nothing."""
         try:
             return one_line(decoded(read_bytes(self._waiting), "what is waited for"))
-        except (OSError, VerifyError):
+        except (OSError, Damaged):
             return ""
 
     @property
@@ -323,13 +323,13 @@ class RunFolder:
         }
 
     def check_unbegun(self) -> None:
-        """VerifyError if there are lines; called where there is no checkpoint."""
+        """Damaged if there are lines; called where there is no checkpoint."""
         for path in (self.rounds, self.clients):
             if path.exists():
-                raise VerifyError(f"'{self.checkpoint}' is missing, but '{path.name}' has lines")
+                raise Damaged(f"'{self.checkpoint}' is missing, but '{path.name}' has lines")
 
     def take_up(self, marks: Mapping[str, Any]) -> None:
-        """Go on after a checkpoint: later lines are dropped; VerifyError if earlier ones changed.
+        """Go on after a checkpoint: later lines are dropped; Damaged if earlier ones changed.
 
         What is later was written between a crash and the checkpoint that would have made it final.
         """
@@ -348,14 +348,14 @@ class RunFolder:
         write_text(self.confusion, csv_text(rows), private=True)
 
     def read_summary(self) -> dict[str, Any]:
-        """``summary.json``; empty while there is none, VerifyError if it is damaged."""
+        """``summary.json``; empty while there is none, Damaged if it is damaged."""
         try:
             summary = read_json(self.summary)
             shaped(Summary, summary, f"'{self.summary}'")
         except OSError:
             return {}
-        except VerifyError as error:
-            raise VerifyError(f"{error}{self._again()}") from error
+        except Damaged as error:
+            raise Damaged(f"{error}{self._again()}") from error
         return summary
 
     def _again(self) -> str:
@@ -383,7 +383,7 @@ class RunFolder:
 
 
 def checked_lines(path: Path, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of ``rounds.jsonl``; ReadError for the first field that is not of its kind."""
+    """Lines of ``rounds.jsonl``; Damaged for the first field that is not of its kind."""
     return list(each_checked(path, records))
 
 
@@ -429,7 +429,7 @@ class Lines:
     def take_up(self, mark: Mapping[str, Any]) -> None:
         """Go on from a mark: what was written after it is dropped.
 
-        Raises VerifyError if what was written before it has changed.
+        Raises Damaged if what was written before it has changed.
         """
         data = final_part(self.path, mark)
         if self.path.exists():
@@ -445,13 +445,13 @@ def present_bytes(path: Path) -> bytes:
 
 
 def final_part(path: Path, mark: Mapping[str, Any]) -> bytes:
-    """The bytes up to the mark; VerifyError if they are not those that were marked."""
+    """The bytes up to the mark; Damaged if they are not those that were marked."""
     data = present_bytes(path)
     size, final = int(mark["bytes"]), data[: int(mark["bytes"])]
     if len(final) < size:
-        raise VerifyError(f"'{path}' is cut: {len(final)} bytes of {size} are there")
+        raise Damaged(f"'{path}' is cut: {len(final)} bytes of {size} are there")
     if hashlib.sha256(final).hexdigest() != mark["sha256"]:
-        raise VerifyError(f"'{path}' is not what was written: a line was altered, added or lost")
+        raise Damaged(f"'{path}' is not what was written: a line was altered, added or lost")
     return final
 
 
@@ -466,7 +466,7 @@ def held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise VerifyError(f"'{path}' cannot be opened: {error.strerror}") from error
+        raise Damaged(f"'{path}' cannot be opened: {error.strerror}") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

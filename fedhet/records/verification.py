@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import VerifyError, brief
+from fedhet.errors import Damaged, Refused, Rejected, brief
 from fedhet.files import client_order, csv_text, parse_jsonl, read_bytes
-from fedhet.protocol.checks import Rejected
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records.checkpoint import Checkpoint, load_checkpoint
@@ -26,9 +25,9 @@ from fedhet.records.run_folder import (
     final_part,
     present_bytes,
 )
-from fedhet.site.state import FileStore, StateLostError
+from fedhet.site.state import FileStore
 
-__all__ = ["SHOWN", "Finding", "Verification", "VerifyError", "check_entries", "verify"]
+__all__ = ["SHOWN", "Damaged", "Finding", "Verification", "check_entries", "verify"]
 
 CheckArrays = Callable[[RunConfig, Roster, Mapping[str, Array]], None]
 DEEPEST = 32  # folders in each other; Ray makes a dozen
@@ -56,19 +55,19 @@ class Verification:
     findings: list[Finding] = field(default_factory=list)
 
     def raise_for(self, *, accept_lost: bool = False) -> None:
-        """VerifyError that names the first and counts the rest; ``accept_lost``: states aside."""
+        """Damaged that names the first and counts the rest; ``accept_lost``: states aside."""
         left = [f for f in self.findings if not (accept_lost and f.client)]
         if not left and not (self.findings and self._nobody):
             return
         words = [f.text for f in (left or self.findings)[:SHOWN]]
         if len(left) > SHOWN:
             words.append(f"{len(left) - SHOWN} more, which `fedhet verify` lists")
-        raise VerifyError("; ".join([*words, *self._way_out()]))
+        raise Damaged("; ".join([*words, *self._way_out()]))
 
     def raise_counted(self) -> None:
         """The same for somebody who has been shown every finding because they were many."""
         count = f"{len(self.findings)} findings in '{self.folder}'"
-        raise VerifyError("; ".join([count, *self._way_out()]))
+        raise Damaged("; ".join([count, *self._way_out()]))
 
     @property
     def _nobody(self) -> bool:
@@ -87,14 +86,14 @@ class Verification:
 def check_entries(folder: Path) -> None:
     """Nothing in the run folder leads out of it; called before anything there is opened.
 
-    Raises VerifyError for a link, a pipe or the like: a run makes none, and writing through one
+    Raises Damaged for a link, a pipe or the like: a run makes none, and writing through one
     would change something else.
     """
     ahead = [folder]
     while ahead:
         for path in _inside(ahead.pop(), folder):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise VerifyError(
+                raise Damaged(
                     f"'{path}' is a link or something else that a run does not make: remove it"
                 )
             if path.is_dir() and path != folder / FLOWER:
@@ -102,13 +101,13 @@ def check_entries(folder: Path) -> None:
 
 
 def _inside(place: Path, folder: Path) -> list[Path]:
-    """What lies there; VerifyError for a folder that cannot be listed, or lies too deep."""
+    """What lies there; Damaged for a folder that cannot be listed, or lies too deep."""
     if len(place.relative_to(folder).parts) > DEEPEST:
-        raise VerifyError(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
+        raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
     try:
         return sorted(place.iterdir())
     except OSError as error:
-        raise VerifyError(f"'{place}' cannot be read: {error.strerror}") from error
+        raise Damaged(f"'{place}' cannot be read: {error.strerror}") from error
 
 
 def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> Verification:
@@ -125,7 +124,7 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
         if kept is None:
             folder.check_unbegun()
             if found.completed:
-                raise VerifyError(f"'{folder.checkpoint}' is missing")
+                raise Damaged(f"'{folder.checkpoint}' is missing")
             return found
         meta = kept.meta
         found.rounds = int(meta["round"])
@@ -138,7 +137,7 @@ def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> V
         found.findings += map(
             Finding, _arrays(folder, kept, lambda arrays: check_arrays(config, roster, arrays))
         )
-    except VerifyError as error:
+    except Damaged as error:
         found.findings.append(Finding(str(error)))
         return found
     _states(folder, config, meta, summary, found)
@@ -162,25 +161,25 @@ def _lines(
     records = checked_lines(path, parse_jsonl(path, data))
     for number, record in enumerate(records, 1):
         if record.get("round") != number:
-            raise VerifyError(
+            raise Damaged(
                 f"'{path}': line {number} is of round {record.get('round')}: lines were added, "
                 "moved or lost"
             )
     if len(records) > last + 1 or (completed and len(records) > last):
-        raise VerifyError(
+        raise Damaged(
             f"'{folder.checkpoint}' is of round {last}, but '{path.name}' goes to round "
             f"{len(records)}: the checkpoint is an older one"
         )
     if len(records) < last:
-        raise VerifyError(f"'{path}' ends with round {len(records)} of {last}")
+        raise Damaged(f"'{path}' ends with round {len(records)} of {last}")
     final_part(path, meta["rounds"])
     tail = present_bytes(folder.clients)
     tail = tail[len(final_part(folder.clients, meta["clients"])) :]
     later = {line.partition(b",")[0] for line in io.BytesIO(tail) if line[-1:] == b"\n"}
     if (completed and tail) or later - {b"round", str(last + 1).encode()}:
-        raise VerifyError(f"'{folder.clients}' has lines that no round of this run wrote")
+        raise Damaged(f"'{folder.clients}' has lines that no round of this run wrote")
     if last and records[last - 1].get("sha256") != meta["sha256"]:
-        raise VerifyError(f"'{folder.checkpoint}' is not the end of the chain in '{path.name}'")
+        raise Damaged(f"'{folder.checkpoint}' is not the end of the chain in '{path.name}'")
     return records
 
 
@@ -247,7 +246,7 @@ def _states(
         return  # they went with the end of the run
     try:
         root = folder.states(config)
-    except VerifyError as error:
+    except Damaged as error:
         found.findings.append(Finding(str(error)))
         return
     roster = meta["roster"]
@@ -257,5 +256,5 @@ def _states(
         try:
             FileStore(root / client, sync=False).load(generation, state)
             found.states += 1
-        except StateLostError as error:
+        except Refused as error:
             found.findings.append(Finding(f"client '{client}': {error}", client))

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedhet.errors import UserError, VerifyError
+from fedhet.errors import Damaged, UserError
 from fedhet.reports.figures import HUES, Picture, drawn, label
 from fedhet.reports.settings import Placed
 
@@ -34,10 +34,6 @@ TITLE = "t-SNE of test representations"
 Labels = NDArray[np.int64]
 
 
-class Missing(Exception):
-    """Why a figure cannot be drawn."""
-
-
 @dataclass(frozen=True)
 class _Opened:
     """A run with the folders of its clients' states."""
@@ -54,7 +50,7 @@ def t_sne(placed: Sequence[Placed], *, wanted: bool, trust: bool) -> Picture:
         if arms := _open_arms(list(own), trust=trust):
             try:
                 return _draw(arms)
-            except Missing as missing:
+            except UserError as missing:
                 reason = str(missing)
     return Picture("t-sne", TITLE, "", absent=reason)
 
@@ -82,7 +78,7 @@ def _open(placed: Placed, *, trust: bool) -> _Opened | None:
         if not trust:
             folder.check_reach(config)
         there = {p.parent.name: p.parent for p in folder.states(config).glob(f"*/{DESCRIPTION}")}
-    except (UserError, VerifyError, OSError, ValueError, KeyError):
+    except (UserError, Damaged, OSError, ValueError, KeyError):
         return None
     kept = any(FileStore(state, sync=False).generations() for state in there.values())
     return _Opened(placed, config, there) if kept else None
@@ -98,12 +94,12 @@ def _examples(opened: _Opened, clients: Sequence[str], each: int) -> list[tuple[
     try:
         federation = int(run.summary.get("clients") or len(run.clients["client"]))
         dataset, partition = load_partition(opened.config, federation)
-    except (UserError, VerifyError, OSError) as error:
-        raise Missing(f"the data of '{run.name}' cannot be read: {error}") from error
+    except (UserError, Damaged, OSError) as error:
+        raise UserError(f"the data of '{run.name}' cannot be read: {error}") from error
     found = []
     for client in clients:
         if client not in partition.ids:
-            raise Missing(f"client '{client}' has its data elsewhere")
+            raise UserError(f"client '{client}' has its data elsewhere")
         test = partition.clients[partition.ids.index(client)].test
         chosen = test[np.linspace(0, len(test) - 1, min(each, len(test))).round().astype(int)]
         examples = torch.from_numpy(np.ascontiguousarray(dataset.examples[chosen]))
@@ -162,19 +158,16 @@ def _cloud(opened: _Opened) -> tuple[NDArray[np.float32], Labels, Labels]:
     pairs = zip(run.clients["client"], run.clients["generation"], strict=True)
     trained = [c for c, generation in pairs if generation > 0 and c in opened.states][:MOST_CLIENTS]
     if not trained:
-        raise Missing(f"'{run.name}' has no state of a client that was sampled")
+        raise UserError(f"'{run.name}' has no state of a client that was sampled")
     points, classes, clients = [], [], []
     tested = _examples(opened, trained, MOST_EXAMPLES // len(trained))
     for number, (client, (examples, labels)) in enumerate(zip(trained, tested, strict=True)):
-        try:
-            model = open_state(opened.states[client], trust=True).model  # trusted when opened
-        except UserError as error:
-            raise Missing(str(error)) from error
+        model = open_state(opened.states[client], trust=True).model  # trusted when opened
         points.append(representations(model, examples))
         classes.append(labels)
         clients.append(np.full(len(labels), number))
     if len({cloud.shape[1] for cloud in points}) > 1:
-        raise Missing("the clients' representations have different widths")
+        raise UserError("the clients' representations have different widths")
     return np.concatenate(points), np.concatenate(classes), np.concatenate(clients)
 
 
@@ -201,7 +194,7 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
     for hook in hooks:
         hook.remove()
     if not caught:
-        raise Missing("the inference model has no header of its own")
+        raise UserError("the inference model has no header of its own")
     own = caught.get("model") or next(iter(caught.values()))
     return torch.cat(own).numpy()
 

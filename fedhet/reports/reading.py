@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedhet.config.schema import kebab
-from fedhet.errors import UserError, VerifyError, one_line
+from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
     client_order,
     finite,
@@ -50,7 +50,7 @@ _PACKED = {"test": "test_accuracy", "val": "val_accuracy"}  # columns of clients
 # What reading a file that fedhet did not write can raise.
 _DAMAGE = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
-    UserError, VerifyError,
+    UserError, Damaged,
 )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
         for path in found:
             try:
                 one = read_run(path)
-            except VerifyError as error:
+            except Damaged as error:
                 one = LeftOut(
                     path.stem if path.is_file() else path.name, f"cannot be read: {error}"
                 )
@@ -150,13 +150,13 @@ def sweep_indexes(place: Path) -> Iterable[dict[str, Any]]:
 
 
 def read_run(path: Path) -> Run | LeftOut:
-    """Read a run folder or a packed record; raise VerifyError if it is damaged."""
+    """Read a run folder or a packed record; raise Damaged if it is damaged."""
     try:
         return _unpack(path) if path.is_file() else _read_folder(path)
     except KeyError as error:
-        raise VerifyError(f"no {error}") from error
+        raise Damaged(f"no {error}") from error
     except _DAMAGE as error:
-        raise VerifyError(one_line(str(error).replace(f"{path}/", ""), 200)) from error
+        raise Damaged(one_line(str(error).replace(f"{path}/", ""), 200)) from error
 
 
 def _read_folder(path: Path) -> Run | LeftOut:

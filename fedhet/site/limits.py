@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from fedhet import plugins
 from fedhet.config.schema import RunConfig, Schema, Words
-from fedhet.errors import UserError
+from fedhet.errors import Refused, UserError
 from fedhet.files import parse_object, read_yaml
 from fedhet.models.names import is_built_in
 from fedhet.protocol.reasons import Word
@@ -23,14 +23,6 @@ from fedhet.site.privacy import noise_multiplier
 # model of 100 million parameters of 0.1 has 1,000.
 MAX_DOWNLOAD_NORM = 1e4
 MAX_DOWNLOAD_BYTES = 1 << 30
-
-
-class LimitError(UserError):
-    """A run that this site does not allow; one line that names the limit."""
-
-    def __init__(self, text: str, word: Word = Word.LIMITS_FILE) -> None:
-        super().__init__(text)
-        self.word = word
 
 
 class Limits(Schema):
@@ -64,12 +56,12 @@ class Limits(Schema):
     )
 
     def check_download_norm(self, norm: float) -> None:
-        """Raise LimitError for a payload of this norm, before anything is built from it."""
+        """Raise Refused for a payload of this norm, before anything is built from it."""
         if not norm <= self.max_download_norm:
             raise _broken("max-download-norm", f"{self.max_download_norm:g}", f"it is {norm:.4g}")
 
     def check_download_size(self, size: int) -> None:
-        """Raise LimitError for a message of so many bytes, before it is decoded."""
+        """Raise Refused for a message of so many bytes, before it is decoded."""
         if size > self.max_download_bytes:
             raise _broken("max-download-bytes", self.max_download_bytes, f"{size} came")
 
@@ -85,7 +77,7 @@ class Asked:
 def read_limits(node: Mapping[str, Any]) -> Limits:
     """The limits of this node; none where its configuration names no file.
 
-    Raises LimitError if the file cannot be read or understood: then nothing is allowed. The reason
+    Raises Refused if the file cannot be read or understood: then nothing is allowed. The reason
     goes to the server, so it says nothing of the file's place or content; this node's own log does.
     """
     if not node.get("limits"):
@@ -93,16 +85,18 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     try:
         values = read_yaml(Path(str(node["limits"])))
     except UserError as error:
-        raise LimitError("limits: the file of this site cannot be read") from error
+        raise Refused("limits: the file of this site cannot be read", Word.LIMITS_FILE) from error
     try:
         return Limits.model_validate(values)
     except ValidationError as error:
         key = error.errors(include_url=False)[0]["loc"][0]
-        raise LimitError(f"limits: the file of this site is wrong at '{key}'") from error
+        raise Refused(
+            f"limits: the file of this site is wrong at '{key}'", Word.LIMITS_FILE
+        ) from error
 
 
 def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
-    """Raise LimitError if a run names a module that the site does not allow; import nothing."""
+    """Raise Refused if a run names a module that the site does not allow; import nothing."""
     if limits.modules is None:
         return
     text = str(run_config.get("config", ""))
@@ -114,7 +108,7 @@ def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
 
 
 def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
-    """Raise LimitError for the first limit that a run breaks; no round is beyond its ``rounds``."""
+    """Raise Refused for the first limit that a run breaks; no round is beyond its ``rounds``."""
     keys = config.params.model_dump().items()
     own = {k: v for k, v in keys if k.endswith("epochs") and not k.startswith("server-")}
     epochs = {"local_epochs": config.local_epochs} | own
@@ -139,21 +133,21 @@ def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
 
 
 def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
-    """Raise LimitError if ``local-steps`` are more epochs of so many examples than allowed."""
+    """Raise Refused if ``local-steps`` are more epochs of so many examples than allowed."""
     epochs = config.local_steps * config.batch_size / max(1, examples)
     if limits.max_epochs is not None and epochs > limits.max_epochs:
         raise _broken("max-epochs", limits.max_epochs, f"local-steps are {epochs:.1f}")
 
 
 def check_upload(limits: Limits, size: int) -> None:
-    """Raise LimitError for an upload of so many bytes, before it leaves."""
+    """Raise Refused for an upload of so many bytes, before it leaves."""
     if limits.max_upload_bytes is not None and size > limits.max_upload_bytes:
         raise _broken("max-upload-bytes", limits.max_upload_bytes, f"this upload has {size}")
 
 
-def _broken(limit: str, allowed: object, found: str) -> LimitError:
+def _broken(limit: str, allowed: object, found: str) -> Refused:
     text = f"limit {limit}: this site allows {allowed}, and {found}"
-    return LimitError(text, Word(f"limit-{limit}"))
+    return Refused(text, Word(f"limit-{limit}"))
 
 
 def _check_noise(limits: Limits, config: RunConfig) -> None:

@@ -46,10 +46,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import UserError
+from fedhet.errors import Refused, UserError
 from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.reasons import Word
 from fedhet.rng import generator
-from fedhet.site.state import FileStore, StateError
+from fedhet.site.state import FileStore
 from fedhet.sums.contribution import Vector
 from fedhet.sums.noise import Source, discrete_gaussian
 
@@ -197,10 +198,6 @@ _AGREED = ("dp_clip", "dp_epsilon", "dp_delta", "rounds")
 _OF_SUMS = ("secure_sum", "sum_min", "sum_threshold")
 
 
-class BudgetError(Exception):
-    """An upload that the budget of the run does not allow; one line."""
-
-
 class Budget:
     """What one client may still upload in one run; without ``dp-clip`` it allows everything."""
 
@@ -213,17 +210,18 @@ class Budget:
     def check(self, round_: int, source: int) -> None:
         """Refuse a round in which this client could not upload, before it trains.
 
-        Raises BudgetError if the budget is spent or is not the one that the run began with, and
-        StateError if the account is gone or damaged while there is a state of this run.
+        Raises Refused if the budget is spent, if it is not the one that the run began with, or if
+        the account is gone or damaged while there is a state of this run.
         """
         if not self.config.dp_clip:
             if self.note:
-                raise BudgetError("this run began with noise (dp-clip) and has none now")
+                raise Refused("this run began with noise (dp-clip) and has none now", Word.BUDGET)
             return
         if not self.note:
             if source > 0:
-                raise StateError(
-                    f"state of generation {source} is without its account of the privacy budget"
+                raise Refused(
+                    f"state of generation {source} is without its account of the privacy budget",
+                    Word.STATE,
                 )
             return
         self._check_agreed()
@@ -233,7 +231,7 @@ class Budget:
     def noised(
         self, upload: Sequence[Array], received: Sequence[Array], round_: int, *, simulated: bool
     ) -> list[Array]:
-        """The upload as it may leave, booked before; BudgetError if the budget is spent.
+        """The upload as it may leave, booked before; Refused if the budget is spent.
 
         In a simulation the noise repeats like every other random number. In a deployment the
         server knows the run's seed and could subtract noise drawn from it: a secret of this
@@ -256,7 +254,7 @@ class Budget:
         """This client's share of a sum's noise on ``update`` (L,), booked before.
 
         Steps (L,) int64 of a discrete Gaussian with a standard deviation of ``steps``, drawn as in
-        :meth:`noised`. BudgetError if the budget is spent.
+        :meth:`noised`. Refused if the budget is spent.
 
         On a network every attempt has noise of its own, and is an upload of its own: with the same
         noise in two sums of the same vectors, of which one lacks a client, their difference would
@@ -296,7 +294,7 @@ class Budget:
         with self.store.alone():
             before, self.note = self.note, self._read()
             if before and not self.note:
-                raise StateError("the account of the privacy budget has gone meanwhile")
+                raise Refused("the account of the privacy budget has gone meanwhile", Word.STATE)
             if self.note:
                 self._check_agreed()
             else:
@@ -308,15 +306,16 @@ class Budget:
         return dict(self.store.read_note(NOTE) or {})
 
     def _check_agreed(self) -> None:
-        """StateError for a damaged account, BudgetError if the run began with another budget."""
+        """Raise Refused for a damaged account, or if the run began with another budget."""
         if not _sound(self.note):
-            raise StateError("the account of the privacy budget is damaged")
+            raise Refused("the account of the privacy budget is damaged", Word.STATE)
         agreed, wanted = self.note["agreed"], _agreed(self.config)
         for key in {**agreed, **wanted}:
             now, before = wanted.get(key, "off"), agreed.get(key, "off")  # off: no sum
             if now != before:
-                raise BudgetError(
-                    f"{key.replace('_', '-')} is {now} now, but this run began with {before}"
+                raise Refused(
+                    f"{key.replace('_', '-')} is {now} now, but this run began with {before}",
+                    Word.BUDGET,
                 )
 
     def _new(self) -> dict[str, Any]:
@@ -334,10 +333,11 @@ class Budget:
         uploads = int(self.note.get("uploads", 0))
         return epsilon_spent(self.config, uploads) if self.config.dp_clip else 0.0
 
-    def _spent(self) -> BudgetError:
-        return BudgetError(
+    def _spent(self) -> Refused:
+        return Refused(
             f"privacy budget spent: {self.note['uploads']} uploads of this client have cost "
-            f"epsilon {self.epsilon:.6g} of dp-epsilon={self.config.dp_epsilon:g}"
+            f"epsilon {self.epsilon:.6g} of dp-epsilon={self.config.dp_epsilon:g}",
+            Word.BUDGET,
         )
 
 

@@ -32,9 +32,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedhet.errors import ReadError
+from fedhet.errors import Damaged, Refused
 from fedhet.files import private_files, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
+from fedhet.protocol.reasons import Word
 from fedhet.training.loop import Fixed
 
 Bundle = dict[str, Tensor]
@@ -48,14 +49,6 @@ DESCRIPTION = "client.json"  # the note that says what the generations belong to
 VALIDATION, BEST = "validation", "best"
 PREDICTIONS = "predictions"  # tensors of keep-predictions: <part>/row, y and p
 SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.member
-
-
-class StateError(Exception):
-    """A state that cannot be written; names the client's folder and the generation."""
-
-
-class StateLostError(StateError):
-    """A state that is not there, is damaged, or is not the one that is meant."""
 
 
 def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str:
@@ -91,13 +84,13 @@ class FileStore:
     def load(self, generation: int, digest: str = "") -> Bundle:
         """Return the tensors (CPU, memory-mapped) of that generation.
 
-        ``digest`` is the server's, where one asks. Raises StateLostError if the generation is
+        ``digest`` is the server's, where one asks. Raises Refused if the generation is
         missing, damaged or another one.
         """
         self._source_aside = -1
         try:
             return self._read(self.path(generation), generation, digest)
-        except StateLostError:
+        except Refused:
             if self.best() == generation and not digest:
                 return self._read(self.folder / BEST_FILE, generation, digest)
             aside = self._aside(generation)
@@ -128,21 +121,23 @@ class FileStore:
     def _read(self, path: Path, generation: int, digest: str) -> Bundle:
         try:
             bundle, said = read_tensors(path, "pt")
-        except (OSError, ReadError) as error:
-            why = error.what if isinstance(error, ReadError) else error
-            raise StateLostError(
-                f"state '{path}': generation {generation} cannot be read: {why}"
+        except (OSError, Damaged) as error:
+            why = error.what if isinstance(error, Damaged) else error
+            raise Refused(
+                f"state '{path}': generation {generation} cannot be read: {why}", Word.STATE_LOST
             ) from error
         client = said.get("client", "")
         own = digest_of(client, generation, bundle)
         if said.get("digest") != own:
-            raise StateLostError(
-                f"state '{path}': generation {generation} is damaged: not what was written"
+            raise Refused(
+                f"state '{path}': generation {generation} is damaged: not what was written",
+                Word.STATE_LOST,
             )
         if digest and digest != own:
-            raise StateLostError(
+            raise Refused(
                 f"state '{path}': of client '{client}', but not the generation {generation} that "
-                "the server means: another client's, an older one, or of another run"
+                "the server means: another client's, an older one, or of another run",
+                Word.STATE_LOST,
             )
         return bundle
 
@@ -157,7 +152,7 @@ class FileStore:
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
         """Store ``bundle``, and keep ``source``, the generation it came from, and what is undone.
 
-        Returns its digest; raises StateError if it cannot be written: the good generations stay.
+        Returns its digest; raises Refused if it cannot be written: the good generations stay.
         """
         if self._source_aside == source:
             self._move(source, aside=False)
@@ -194,7 +189,7 @@ class FileStore:
     def _digest(self, generation: int) -> str:
         try:
             return read_tensors(self.path(generation), "pt")[1].get("digest", "")
-        except (OSError, ReadError):
+        except (OSError, Damaged):
             return ""
 
     def _move(self, generation: int, *, aside: bool) -> None:
@@ -209,7 +204,7 @@ class FileStore:
         self._note(DESCRIPTION, about | {MAC: sign(about)})
 
     def read_note(self, name: str) -> dict[str, Any] | None:
-        """Return what was last written under ``name``; None: nothing. StateError: damaged."""
+        """Return what was last written under ``name``; None: nothing. Refused: damaged."""
         path = self.folder / f"{name}.json"
         if not self.folder.exists():  # nor can it be made, perhaps: that is for who writes
             return None
@@ -217,10 +212,10 @@ class FileStore:
             note = read_json(path)
         except FileNotFoundError:
             return None
-        except (OSError, ReadError) as error:
-            raise StateError(f"state '{path}': cannot be read: {error}") from error
+        except (OSError, Damaged) as error:
+            raise Refused(f"state '{path}': cannot be read: {error}", Word.STATE) from error
         if not note:
-            raise StateError(f"state '{path}': does not hold what was written")
+            raise Refused(f"state '{path}': does not hold what was written", Word.STATE)
         return note
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
@@ -235,7 +230,9 @@ class FileStore:
             self._make()
             lock.acquire()
         except OSError as error:
-            raise StateError(f"state '{self.folder}': cannot be locked: {error}") from error
+            raise Refused(
+                f"state '{self.folder}': cannot be locked: {error}", Word.STATE
+            ) from error
         try:
             yield
         finally:
@@ -259,9 +256,10 @@ class FileStore:
             with replacing(path, private=True, synced=self.sync, shared=True) as temporary:
                 write(temporary)
         except (OSError, SafetensorError) as error:
-            raise StateError(
+            raise Refused(
                 f"state '{self.folder}': {what} cannot be written: "
-                f"{getattr(error, 'strerror', None) or error}"
+                f"{getattr(error, 'strerror', None) or error}",
+                Word.STATE,
             ) from error
 
     def _make(self) -> None:

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import UserError
+from fedhet.errors import Refused, UserError
 from fedhet.protocol.checks import read_arrays
 from fedhet.protocol.messages import AGREE, CONFUSION, OWNERS, UNIT, Instruction, Reply
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.reasons import Refused, Word, telling
+from fedhet.protocol.reasons import Word, telling
 from fedhet.site.privacy import Budget, clipped, share_steps
 from fedhet.sums.contribution import (
     SPENT,
@@ -35,7 +35,7 @@ from fedhet.sums.contribution import (
     exceeded,
     ownership,
 )
-from fedhet.sums.masks import RangeError, Terms, Words, fraction_bits, grid, to_words
+from fedhet.sums.masks import Terms, Words, fraction_bits, grid, to_words
 from fedhet.sums.member import Credentials, SumNotes
 from fedhet.sums.messages import (
     Cohort,
@@ -157,10 +157,7 @@ class Part:
         """Append a part of the vector in steps of the words' grid, noised if there is a budget."""
         config = self.client.config
         bits = fraction_bits(self.cohort.size, config.sum_range)
-        try:
-            steps = grid(vector, bits, config.sum_range)
-        except RangeError as error:
-            raise Refused(str(error), Word.RANGE) from error
+        steps = grid(vector, bits, config.sum_range)
         if budget is not None and not len(vector):
             budget.open()
         elif budget is not None:

@@ -31,6 +31,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
 
+from fedhet.errors import Refused, Rejected
+from fedhet.protocol.reasons import Word
+
 # --- bytes ------------------------------------------------------------------------------------
 
 
@@ -63,10 +66,6 @@ Vector = NDArray[np.float64]
 SUM_BITS = 30  # a sum of all clients stays below this power of two: a sign and a spare bit
 
 
-class RangeError(ValueError):
-    """An entry that is not finite, or larger than the range that was agreed."""
-
-
 def fraction_bits(clients: int, largest: float) -> int:
     """Bits after the point: the most for which ``clients`` entries of size ``largest`` fit.
 
@@ -85,10 +84,10 @@ def fraction_bits(clients: int, largest: float) -> int:
 def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
     """Entries (L,) float64 in steps of 2^-bits, rounded half to even, as integers.
 
-    Raises RangeError, which names no value, for an entry beyond ``largest`` or not finite.
+    Raises Refused, which names no value, for an entry beyond ``largest`` or not finite.
     """
     if not np.isfinite(vector).all() or (np.abs(vector) > largest).any():
-        raise RangeError(f"an entry is not finite, or beyond sum-range={largest:g}")
+        raise Refused(f"an entry is not finite, or beyond sum-range={largest:g}", Word.RANGE)
     steps: NDArray[np.int64] = np.rint(np.ldexp(vector, bits)).astype(np.int64)
     return steps
 
@@ -104,12 +103,12 @@ def from_words(words: Words, bits: int) -> Vector:
 
 
 def check_total(total: Vector, clients: int, largest: float) -> None:
-    """RangeError for a sum that ``clients`` vectors cannot give: masks were left in it.
+    """Raise Rejected for a sum that ``clients`` vectors cannot give: masks were left in it.
 
     So it looks when clients were sent different payloads, or one of them lied about a seed.
     """
     if (np.abs(total) > clients * largest).any():
-        raise RangeError(f"the sum has entries beyond {clients} x sum-range={largest:g}")
+        raise Rejected(f"the sum has entries beyond {clients} x sum-range={largest:g}")
 
 
 # --- masks ------------------------------------------------------------------------------------
@@ -257,10 +256,6 @@ PURPOSE = "fedhet-sum-key/1"
 LONGEST = 8192  # bytes of a certificate or signature
 
 
-class ProofError(ValueError):
-    """A key that is not proved to be the named client's; one line."""
-
-
 @dataclass(frozen=True)
 class Proof:
     """The client's certificate (DER) and its signature over run, name and public sum key."""
@@ -278,9 +273,9 @@ def prove(
 
 
 def check_proof(proof: Proof, ca: x509.Certificate, run: str, name: str, public: bytes) -> None:
-    """Raise ProofError unless the CA says that the key that signed is that client's."""
+    """Raise Refused unless the CA says that the key that signed is that client's."""
     if max(len(proof.certificate), len(proof.signature)) > LONGEST:
-        raise ProofError(f"the proof of '{name}' is too long")
+        raise Refused(f"the proof of '{name}' is too long", Word.PROOF)
     try:
         certificate = x509.load_der_x509_certificate(proof.certificate)
         certificate.verify_directly_issued_by(ca)
@@ -288,17 +283,17 @@ def check_proof(proof: Proof, ca: x509.Certificate, run: str, name: str, public:
         key = certificate.public_key()
         until, since = certificate.not_valid_after_utc, certificate.not_valid_before_utc
     except Exception as error:  # a stranger's bytes: the parser has a dozen kinds, and new ones
-        raise ProofError(f"the certificate of '{name}' is not from our CA") from error
+        raise Refused(f"the certificate of '{name}' is not from our CA", Word.PROOF) from error
     if [one.value for one in names] != [name]:
-        raise ProofError(f"the certificate for '{name}' has another name")
+        raise Refused(f"the certificate for '{name}' has another name", Word.PROOF)
     if not since <= datetime.now(UTC) <= until:
-        raise ProofError(f"the certificate of '{name}' is not valid now: see the clock")
+        raise Refused(f"the certificate of '{name}' is not valid now: see the clock", Word.PROOF)
     if not isinstance(key, EllipticCurvePublicKey):
-        raise ProofError(f"the certificate of '{name}' holds no elliptic curve key")
+        raise Refused(f"the certificate of '{name}' holds no elliptic curve key", Word.PROOF)
     try:
         key.verify(proof.signature, encode([PURPOSE, run, name, public]), ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
-        raise ProofError(f"the sum key of '{name}' is not signed with its key") from error
+        raise Refused(f"the sum key of '{name}' is not signed with its key", Word.PROOF) from error
 
 
 def certified_key(certificate: bytes) -> EllipticCurvePublicKey:

@@ -33,11 +33,11 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedhet.config.schema import RunConfig
-from fedhet.errors import UserError
+from fedhet.errors import Refused, UserError
 from fedhet.protocol.messages import Reply
-from fedhet.protocol.reasons import Refused, Word
+from fedhet.protocol.reasons import Word, refusal
 from fedhet.site.limits import Limits
-from fedhet.site.state import SUM_KEY, FileStore, StateError
+from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums.masks import (
     BOX_BYTES,
     SECRET_BYTES,
@@ -45,7 +45,6 @@ from fedhet.sums.masks import (
     AttemptId,
     Bytes,
     Proof,
-    ProofError,
     Secrets,
     Terms,
     Words,
@@ -106,20 +105,20 @@ class Member:
     def join(self, round_: int, attempt: int, cohort: Sequence[str]) -> None:
         """Check a cohort before anything is trained; Refused with the reason."""
         if len(set(cohort)) != len(cohort):
-            raise Refused.by(Word.TWICE)
+            raise refusal(Word.TWICE)
         if self.client not in cohort:
-            raise Refused.by(Word.ABSENT)
+            raise refusal(Word.ABSENT)
         if any(client not in self.keys for client in cohort):
-            raise Refused.by(Word.STRANGER)
+            raise refusal(Word.STRANGER)
         if len({self.keys[client] for client in cohort}) != len(cohort):
-            raise Refused.by(Word.TWICE)
+            raise refusal(Word.TWICE)
         if len(cohort) < self.terms.least:
-            raise Refused.by(Word.SMALL)
+            raise refusal(Word.SMALL)
         needed = self.terms.needed(len(cohort))
         if not len(cohort) // 2 < needed <= len(cohort):
-            raise Refused.by(Word.THRESHOLD)
+            raise refusal(Word.THRESHOLD)
         if self.kept is not None and attempt <= self.kept.attempt:
-            raise Refused.by(Word.OLD)
+            raise refusal(Word.OLD)
         del round_  # attempts grow over the whole run, so a round may come again
 
     def mask(
@@ -166,11 +165,11 @@ class Member:
         members = kept.cohort
         gone = [client for client in members if client not in alive]
         if kept.answered not in ((), alive) or kept.signed not in ((), alive):
-            raise Refused.by(Word.OTHER)
+            raise refusal(Word.OTHER)
         if gone and self.terms_for(members).agreed:
             self._check_agreed(kept, alive, signatures)
         if boxes.shape != (len(alive), BOX_BYTES) or boxes.dtype != np.uint8:
-            raise Refused.by(Word.BOXES)
+            raise refusal(Word.BOXES)
         attempted = AttemptId(self.run, round_, attempt, bytes.fromhex(kept.digest))
         found = self._secrets(attempted, members)
         shares, closed = np.zeros((len(alive), SHARE_BYTES), np.uint8), []
@@ -193,7 +192,7 @@ class Member:
         """
         kept, alive = self._may_speak(round_, attempt, survivors)
         if kept.answered not in ((), alive) or kept.signed not in ((), alive):
-            raise Refused.by(Word.OTHER)
+            raise refusal(Word.OTHER)
         self.kept = replace(kept, signed=alive)
         return key.sign(self._list(kept, alive), ECDSA(SHA384()))
 
@@ -203,17 +202,17 @@ class Member:
         """Return the commitment and V in order, if this client may answer for V at all."""
         kept, alive = self.kept, tuple(sorted(survivors))
         if kept is None or (kept.round, kept.attempt) != (round_, attempt):
-            raise Refused.by(Word.UNASKED)
+            raise refusal(Word.UNASKED)
         if len(set(alive)) != len(alive):
-            raise Refused.by(Word.TWICE)
+            raise refusal(Word.TWICE)
         if not set(alive) <= set(kept.cohort):
-            raise Refused.by(Word.OUTSIDE)
+            raise refusal(Word.OUTSIDE)
         if self.client not in alive:
-            raise Refused.by(Word.LEFT_OUT)
+            raise refusal(Word.LEFT_OUT)
         # Both: a run may come with other terms between the upload and this, and m fits its own t.
         masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
         if len(alive) < max(masked_under, self.terms_for(kept.cohort).survivors(count)):
-            raise Refused.by(Word.FEW)
+            raise refusal(Word.FEW)
         return kept, alive
 
     def _check_agreed(
@@ -221,7 +220,7 @@ class Member:
     ) -> None:
         """Raise Refused unless this client signed V, and enough others signed the same."""
         if not kept.signed:
-            raise Refused.by(Word.UNSIGNED)
+            raise refusal(Word.UNSIGNED)
         text, valid = self._list(kept, alive), 0
         for client in alive:
             try:
@@ -230,7 +229,7 @@ class Member:
                 continue
             valid += 1
         if valid < self.terms.needed(len(kept.cohort)):
-            raise Refused.by(Word.UNSIGNED)
+            raise refusal(Word.UNSIGNED)
 
     def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
         """Return what is signed: V, in this round and attempt of this cohort's run."""
@@ -313,7 +312,7 @@ class SumNotes:
         if found.proof is not None and credentials is not None:
             try:
                 check_proof(found.proof, credentials.ca, self.run, self.client, found.public)
-            except ProofError as error:
+            except Refused as error:
                 raise UserError(f"node-config certificate: {error}") from error
         return found
 
@@ -330,13 +329,13 @@ class SumNotes:
             for client, key in keys.items():
                 try:
                     if known.get(client, key.public.hex()) != key.public.hex():
-                        raise ProofError(f"'{client}' has another key than before")
+                        raise Refused(f"'{client}' has another key than before", Word.PROOF)
                     if ca is not None:
                         if key.proof is None:
-                            raise ProofError(f"the key of '{client}' comes without a proof")
+                            raise Refused(f"the key of '{client}' has no proof", Word.PROOF)
                         check_proof(key.proof, ca, self.run, client, key.public)
                     private.exchange(X25519PublicKey.from_public_bytes(key.public))
-                except ValueError:  # also for a key that gives no secret
+                except (Refused, ValueError):  # also for a key that gives no secret
                     strange.append(client)
                 else:
                     known[client] = key.public.hex()
@@ -386,7 +385,7 @@ class SumNotes:
     def sign(self, round_: int, survivors: Survivors, credentials: Credentials | None) -> bytes:
         """Return the signature of who is left; Refused for what the client's rules forbid."""
         if credentials is None:
-            raise Refused.by(Word.PROOF)
+            raise refusal(Word.PROOF)
         with self.store.alone():
             member = self._member()
             found = member.sign(round_, survivors.attempt, survivors.members, credentials.key)
@@ -417,14 +416,16 @@ class SumNotes:
     def _private(self) -> X25519PrivateKey:
         note = self.store.read_note(KEY)
         if note is None:
-            raise StateError(f"client '{self.client}' has lost its key for the sums of this run")
+            raise Refused(
+                f"client '{self.client}' has lost its key for the sums of this run", Word.STATE
+            )
         try:
             return X25519PrivateKey.from_private_bytes(bytes.fromhex(note["private"]))
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged() from error
 
-    def _damaged(self) -> StateError:
-        return StateError(f"the notes of client '{self.client}' for sums are damaged")
+    def _damaged(self) -> Refused:
+        return Refused(f"the notes of client '{self.client}' for sums are damaged", Word.STATE)
 
 
 def _key(note: Mapping[str, Any]) -> SumKey:

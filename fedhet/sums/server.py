@@ -19,8 +19,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE, RunConfig
+from fedhet.errors import Rejected
 from fedhet.files import client_order
-from fedhet.protocol.checks import Rejected, check_epsilon, check_metrics, check_origin
+from fedhet.protocol.checks import check_epsilon, check_metrics, check_origin
 from fedhet.protocol.delivery import exchange
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Handshake, Roster
@@ -61,7 +62,6 @@ from fedhet.sums.masks import (
     SECRET_BYTES,
     SHARE_BYTES,
     Bytes,
-    RangeError,
     Terms,
     Words,
     check_total,
@@ -94,10 +94,6 @@ MOST_ASKED = 256  # members of the sum that finds the unit; in larger runs the f
 # --- one attempt, without messages ------------------------------------------------------------
 
 
-class NoSumError(Exception):
-    """The attempt gave no sum; one line that says why and, where it is known, through whom."""
-
-
 class Collector:
     """One attempt of a cohort at a sum of ``length`` words."""
 
@@ -126,10 +122,10 @@ class Collector:
         self._boxes[client] = boxes
 
     def close(self) -> list[str]:
-        """End the uploads: V, those who are summed, in order; NoSumError if they are too few."""
+        """End the uploads: V, those who are summed, in order; Rejected if they are too few."""
         self.survivors = [client for client in self.cohort if client in self._boxes]
         if len(self.survivors) < self.least:
-            raise NoSumError(
+            raise Rejected(
                 f"{len(self.survivors)} of {len(self.cohort)} uploads came, {self.least} are needed"
             )
         self._shares = {client: {} for client in self.survivors}
@@ -172,12 +168,12 @@ class Collector:
     def total(self) -> Words:
         """The sum (L,) of the survivors' words, modulo 2^32.
 
-        Raises NoSumError if somebody whose answer is needed kept silent, or a self mask cannot be
+        Raises Rejected if somebody whose answer is needed kept silent, or a self mask cannot be
         put together.
         """
         silent = self.missing()
         if silent:
-            raise NoSumError(f"no answer of {', '.join(silent)}")
+            raise Rejected(f"no answer of {', '.join(silent)}")
         found = self._total.copy()
         known: dict[tuple[int, ...], Mapping[int, int]] = {}
         for owner, shares in self._shares.items():
@@ -196,7 +192,7 @@ class Collector:
     ) -> bytes:
         if len(shares) < self.needed:
             held = sum(owner in closed for closed in self._closed.values())
-            raise NoSumError(f"the boxes of '{owner}' did not open for {held} members")
+            raise Rejected(f"the boxes of '{owner}' did not open for {held} members")
         chosen = tuple(sorted(shares)[: self.needed])
         if chosen not in known:
             points = lagrange_weights([place + 1 for place in chosen])
@@ -204,7 +200,7 @@ class Collector:
         try:
             return recombine({place: shares[place] for place in chosen}, known[chosen])
         except ValueError as error:
-            raise NoSumError(f"the self mask of '{owner}' cannot be put together") from error
+            raise Rejected(f"the self mask of '{owner}' cannot be put together") from error
 
 
 class PlainCollector(Collector):
@@ -409,24 +405,24 @@ class SumAttempt:
         return SumUpload(words, boxes if self.masked else boxes[:0])
 
     def words(self, deadline: float) -> Words:
-        """Return the sum (L,) modulo 2^32; raise NoSumError if it cannot be had until then."""
+        """Return the sum (L,) modulo 2^32; raise Rejected if it cannot be had until then."""
         survivors = self.collector.close()
         if len(survivors) < self.config.min_replies:
-            raise NoSumError(f"{len(survivors)} of min-replies={self.config.min_replies} came")
+            raise Rejected(f"{len(survivors)} of min-replies={self.config.min_replies} came")
         try:
             self._unmask(deadline)
             return self.collector.total()
-        except NoSumError as error:
-            raise NoSumError(f"{error}{self._why()}") from error
+        except Rejected as error:
+            raise Rejected(f"{error}{self._why()}") from error
 
     def total(self, deadline: float) -> Vector:
-        """Return the sum (L,) float64; raise NoSumError as :meth:`words`, or if masks are left."""
+        """Return the sum (L,) float64; raise Rejected as :meth:`words`, or if masks are left."""
         words, largest = self.words(deadline), self.config.sum_range
         total = from_words(words, fraction_bits(self.cohort.size, largest))
         try:
             check_total(total, len(self.collector.survivors), largest)
-        except RangeError as error:
-            raise NoSumError(f"{error}{self._why()}") from error
+        except Rejected as error:
+            raise Rejected(f"{error}{self._why()}") from error
         return total
 
     def _why(self) -> str:
@@ -454,7 +450,7 @@ class SumAttempt:
 
             self._until(unsigned, AGREE, signed, deadline, {})
             if unsigned():
-                raise NoSumError(f"{len(signatures)} of {needed} survivors signed who is left")
+                raise Rejected(f"{len(signatures)} of {needed} survivors signed who is left")
 
         def opened(client: str, reply: Reply) -> None:
             alive, gone = len(self.collector.survivors), len(self.collector.gone)
@@ -589,7 +585,7 @@ class SummedRounds:
             if self.counts_owners:
                 clients = self._count_owners(round_, clients)
                 self.ledger.round.numbers[UNSUMMED] = float(self.few)
-        except NoSumError as error:
+        except Rejected as error:
             self.ledger.skip(f"{what}: {error}")
             return []
         self.strategy.unit = self.unit
@@ -636,7 +632,7 @@ class SummedRounds:
         attempt = self._new(round_, everybody, POWERS, len(everybody))
         words = self._ask(attempt, UNIT, attempt.words, self._short)
         if not (words == 0).any():
-            raise NoSumError("the sum has no power of two that nobody exceeds")
+            raise Rejected("the sum has no power of two that nobody exceeds")
         self.unit = 1 << int(np.argmax(words == 0))
         log.info("unit of weights: %d images, found in a sum", self.unit)
 
@@ -678,7 +674,7 @@ class SummedRounds:
                 members = self._count_owners(round_, members)
             attempt = self._new(round_, members, classes**2)
             total = self._ask(attempt, CONFUSION, attempt.total, self.config.round_timeout)
-        except NoSumError as error:
+        except Rejected as error:
             log.warning("confusion.csv is empty, there is no sum: %s", error)
             return {}
         return {EVERYBODY: matrix_of(total, classes, self.config.sum_range)}
@@ -727,7 +723,7 @@ class SummedRounds:
                 self.ledger.spend(client, reply.metrics)
         try:
             total = attempt.total(self.strategy.deadline)
-        except NoSumError as error:
+        except Rejected as error:
             self.ledger.skip(f"there is no sum: {error}")
             return None
         finally:

@@ -18,7 +18,7 @@ from fedhet.data.images import ImageFolder
 from fedhet.data.inputs import DATASETS, Inputs
 from fedhet.data.partition import ClientSplit, count_clients, says_clients
 from fedhet.data.sources import Synthetic, SyntheticKind, find_source
-from fedhet.errors import RunFailedError, UserError, brief
+from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import DEFAULT_CLIENTS, LocalData, load_partition, reading_of
 from fedhet.site.state import FileStore
@@ -37,7 +37,7 @@ ALIKE = {
 }  # fmt: skip
 EXAMPLES = 20  # of a client whose FLOPs are counted, all blank
 BATCH = 2  # FLOPs grow with the examples of a batch; BatchNorm needs two
-Unknown = UserError | RunFailedError  # why a number cannot be known
+Unknown = UserError | RunFailed  # why a number cannot be known
 
 
 class Counter:
@@ -50,7 +50,7 @@ class Counter:
     def of(self, config: RunConfig) -> float:
         """Return the training FLOPs of a whole cell.
 
-        Raise UserError or RunFailedError, the same for all cells of a kind, if its data set or its
+        Raise UserError or RunFailed, the same for all cells of a kind, if its data set or its
         method cannot be counted.
         """
         data = (config.dataset, config.data_path, config.classes, config.image_size, config.grey)
@@ -69,12 +69,12 @@ def _once(known: dict[object, T | Unknown], key: object, make: Callable[[], T]) 
     if key not in known:
         try:
             known[key] = make()
-        except (UserError, RunFailedError) as error:
+        except (UserError, RunFailed) as error:
             known[key] = error
         except Exception as error:  # noqa: BLE001  (somebody else's method or model)
-            known[key] = RunFailedError(f"FLOPs cannot be counted: {brief(error)}")
+            known[key] = RunFailed(f"FLOPs cannot be counted: {brief(error)}")
     found = known[key]
-    if isinstance(found, UserError | RunFailedError):
+    if isinstance(found, UserError | RunFailed):
         raise found
     return found
 

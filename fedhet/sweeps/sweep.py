@@ -30,7 +30,7 @@ from fedhet.config.load import RESUMABLE
 from fedhet.config.schema import RunConfig
 from fedhet.engines.preflight import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
-from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
+from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import cpus, read_json, read_jsonl, read_yaml, write_json, write_text
 from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import LOCK, RunFolder
@@ -76,7 +76,7 @@ class Job:
 
     def look(self) -> None:
         """Read the finished rounds from the folder."""
-        with contextlib.suppress(VerifyError, OSError):  # :meth:`conclude` reports these
+        with contextlib.suppress(Damaged, OSError):  # :meth:`conclude` reports these
             records = read_jsonl(self.folder / "rounds.jsonl")
             self.rounds = len(records)
             accuracy = records[-1].get("test_accuracy_mean") if records else None
@@ -92,17 +92,17 @@ class Job:
         self.anew = self.damaged = False
         try:
             self._read()
-        except (VerifyError, UserError, OSError, KeyError, TypeError) as error:
+        except (Damaged, UserError, OSError, KeyError, TypeError) as error:
             self.state, self.damaged = FAILED, True
             what = "rounds.jsonl: its last line is damaged"
-            if isinstance(error, VerifyError | UserError | OSError):
+            if isinstance(error, Damaged | UserError | OSError):
                 what = one_line(error)
             self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
 
     def _read(self) -> None:
         """Do the work of :meth:`conclude`; raise for a damaged file."""
         if self.folder.exists() and not self.folder.is_dir():
-            raise VerifyError(f"'{self.folder}' is not a folder")
+            raise Damaged(f"'{self.folder}' is not a folder")
         folder = RunFolder(self.folder)
         summary = folder.read_summary()  # first: a run writes it last
         records = read_jsonl(folder.rounds)
@@ -126,10 +126,10 @@ class Job:
         elif self.state == PENDING and self.folder.exists() and not records:
             self.anew = not begun  # killed while the folder was made: config.yaml comes last
         if self.due and not self.anew and self.folder.exists() and not folder.identity.exists():
-            raise VerifyError(f"'{folder.identity}' is missing, without which no run goes on")
+            raise Damaged(f"'{folder.identity}' is missing, without which no run goes on")
 
     def _check_config(self, path: Path) -> None:
-        """Raise VerifyError if the folder is another cell's, such as a renamed one.
+        """Raise Damaged if the folder is another cell's, such as a renamed one.
 
         Keys that a resumption may change do not count, except the number of rounds; nor does a
         number of clients that was left to the data.
@@ -139,7 +139,7 @@ class Job:
         for key in sorted((asked.keys() | found.keys()) - free):
             there, here = found.get(key, "absent"), asked.get(key, "absent")
             if there != here:
-                raise VerifyError(f"'{path}' is another cell's: {key} is {there}, not {here}")
+                raise Damaged(f"'{path}' is another cell's: {key} is {there}, not {here}")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Order:
             place = ["--out", str(self.folder.parent), "--name", self.folder.name]
             return ["run", str(self.preset), *place]
         words = ["resume", str(self.folder)]
-        with contextlib.suppress(VerifyError, UserError, OSError):  # resume says what is damaged
+        with contextlib.suppress(Damaged, UserError, OSError):  # resume says what is damaged
             started, asked = folder.started_config(), read_yaml(self.preset)
             keys = started.keys() | asked.keys()
             if {key for key in keys if started.get(key) != asked.get(key)} <= {"clients"}:
@@ -188,14 +188,14 @@ class Local:
 
     @staticmethod
     def start(job: Job, order: Order) -> BaseProcess:
-        """Fork it. RunFailedError if the process that forks was killed."""
+        """Fork it. RunFailed if the process that forks was killed."""
         _FORKS.set_forkserver_preload(["fedhet.engines.session", "fedhet.engines.grid"])
         process = _FORKS.Process(target=_in_fork, args=(order,))
         look_away()
         try:
             process.start()
         except EOFError as error:  # for click it would be the end of somebody's input
-            raise RunFailedError(
+            raise RunFailed(
                 f"sweep '{order.preset.parent}' cannot go on: the process that starts its cells "
                 "was killed; the same command continues it"
             ) from error
@@ -379,7 +379,7 @@ class Sweep:
             try:
                 kept = read_json(path)
                 then = {"source": kept["source_sha256"], "torch": kept["versions"]["torch"]}
-            except (VerifyError, OSError, KeyError, TypeError):
+            except (Damaged, OSError, KeyError, TypeError):
                 return f"cell {job.cell.name} was run with unknown code: '{path}' is damaged"
             for what, value in now.items():
                 if then[what] != value:
@@ -391,7 +391,7 @@ class Sweep:
 
         ``tell`` is called whenever something may have changed. An interruption ends the cells,
         too, and waits for their summaries. Raise UserError if another command runs this sweep,
-        RunFailedError if the disk is full.
+        RunFailed if the disk is full.
         """
         self._prepare()
         try:
@@ -417,7 +417,7 @@ class Sweep:
                             waiting.append(job)
                 tell(self)
         except OSError as error:
-            raise RunFailedError(
+            raise RunFailed(
                 f"sweep '{self.folder}' cannot go on: {error.strerror or error}; when that is "
                 "mended, the same command continues it"
             ) from error
@@ -463,7 +463,7 @@ class Sweep:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.folder.resolve() != self.out.resolve() / "sweeps" / self.name:
-                raise VerifyError(f"'{self.folder}' is a link that leads elsewhere: remove it")
+                raise Damaged(f"'{self.folder}' is a link that leads elsewhere: remove it")
             check_entries(self.folder)  # somebody else may have sent it
             self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
-from fedhet.errors import HookError
+from fedhet.errors import UserError
 from fedhet.training.optimisers import make_optimiser
 from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
 
@@ -85,12 +85,13 @@ class Phase:
     data: Examples | None = None
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch; HookError if nothing that this phase trains is in it."""
+        """The loss of a batch; UserError if nothing that this phase trains is in it."""
         loss = self.loss(inputs, labels)
         if not loss.requires_grad:
-            raise HookError(
+            raise UserError(
                 f"phase '{self.name}': its loss has no gradient: see `phases`, and `no_grad` or "
-                "`detach` in `loss`"
+                "`detach` in `loss`",
+                "method",
             )
         return loss
 
@@ -206,12 +207,13 @@ def _make_step(
 
 
 def _check_gradients(phase: Phase) -> None:
-    """HookError for a group that would not move: nothing in it takes part in the loss."""
+    """UserError for a group that would not move: nothing in it takes part in the loss."""
     for number, (module, _) in enumerate(phase.groups):
         if all(parameter.grad is None for parameter in module.parameters()):
-            raise HookError(
+            raise UserError(
                 f"phase '{phase.name}': nothing in its group {number} ({type(module).__name__}) "
-                "has a gradient: it is frozen, or `loss` does not use it; see `phases`"
+                "has a gradient: it is frozen, or `loss` does not use it; see `phases`",
+                "method",
             )
 
 

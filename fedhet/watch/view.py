@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config.schema import METRICS
-from fedhet.errors import RunFailedError, UserError, VerifyError, one_line
+from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import NOBODY, client_order, read_json, read_yaml
 from fedhet.records.formats import read_evaluations, read_partition
 from fedhet.records.run_folder import LOCK, RunFolder, held
@@ -83,7 +83,7 @@ class _Files:
         except FileNotFoundError:
             self.problems.pop(path, None)
             self._read.pop(path, None)
-        except (OSError, UserError, VerifyError) as error:
+        except (OSError, UserError, Damaged) as error:
             self.problems[path] = one_line(str(error).replace(f"{self.folder}/", ""), 300)
         return self._read.get(path, (None, default))[1]
 
@@ -112,7 +112,7 @@ class RunView:
         self.files.problems.pop(self.folder.path, None)
         try:
             return self.folder.being_written()
-        except VerifyError as error:
+        except Damaged as error:
             self.files.problems[self.folder.path] = one_line(error, 300)
             return False
 
@@ -312,7 +312,7 @@ class Sites:
         try:
             self.problem = ""
             return sorted(self.control.nodes(), key=lambda node: node.name)
-        except RunFailedError as error:
+        except RunFailed as error:
             self.problem = one_line(error, 300)
             return self._nodes.answer or ()
 
@@ -347,7 +347,7 @@ class SweepView:
     def _is_run(self) -> bool:
         try:
             return any(held(one.parent / LOCK) for one in self.path.glob("sweeps/*/sweep.json"))
-        except VerifyError:
+        except Damaged:
             return False
 
     def inside(self, name: str) -> RunView | None:

@@ -7,7 +7,7 @@ import pytest
 from fedhet.cli.app import execute
 from fedhet.engines import session
 from fedhet.engines.launch import Launch
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
@@ -48,7 +48,7 @@ def pretend(monkeypatch):
 @pytest.fixture
 def stopped(capsys, here, pretend) -> Path:
     """A run folder of a run that did not complete."""
-    pretend(RunFailedError("run failed"))
+    pretend(RunFailed("run failed"))
     assert execute(["run", "quickstart", *SMALL, "--name", "first"]) == 3
     capsys.readouterr()
     return here / "runs" / "first"

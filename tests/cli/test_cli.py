@@ -9,7 +9,7 @@ from cli.refusals import refused
 from fedhet.cli.app import execute
 from fedhet.engines import session
 from fedhet.engines.system import Interrupted
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -145,7 +145,7 @@ def test_a_run_folder_is_never_used_twice(capsys, pretend):
 
 
 def test_a_failed_run_is_3_and_an_interrupted_one_130(capsys, here, pretend):
-    pretend(RunFailedError("run failed: too few replies (log: log.txt)"))
+    pretend(RunFailed("run failed: too few replies (log: log.txt)"))
     assert execute(["run", "quickstart", *SMALL, "--name", "bad"]) == 3
     assert capsys.readouterr().err.endswith("run failed: too few replies (log: log.txt)\n")
     assert (here / "runs" / "bad" / "summary.json").exists()
@@ -159,7 +159,7 @@ def test_a_run_that_had_begun_says_how_to_go_on_without_a_checkpoint(capsys, her
 
     def killed(launch, _on_rounds):
         launch.folder.append_round({"round": 1})
-        raise RunFailedError("killed")
+        raise RunFailed("killed")
 
     monkeypatch.setattr(session, "simulate", killed)
     assert execute(["run", "quickstart", *SMALL, "--name", "cut"]) == 3

@@ -18,14 +18,14 @@ from fedhet.config.load import build_config
 from fedhet.deploy import node, submit
 from fedhet.deploy.certs import make
 from fedhet.deploy.control import CONNECTION, NodeStatus, RunStatus, ServerFolder, collect, connect
-from fedhet.deploy.network import CertificateError
+from fedhet.deploy.network import OTHER_CA
 from fedhet.deploy.node import REFUSALS, NodePlan, said
 from fedhet.deploy.node import Node as Keeper
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import UserError
 from fedhet.files import read_toml
-from fedhet.protocol.flower import UnsentError, read_run_config
+from fedhet.protocol.flower import read_run_config
 from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
 
@@ -195,7 +195,7 @@ def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, 
     def reach(_server, _ca):
         starts.append(1)
         if len(starts) > 1:
-            raise CertificateError("enough")
+            raise UserError("enough", OTHER_CA)
 
     monkeypatch.setattr(node, "reach", reach)
     plan = NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log", code="sent")
@@ -284,7 +284,7 @@ def taker(monkeypatch, start):
 
 @pytest.mark.parametrize(
     ("ending", "seen"),
-    [(UnsentError("connection refused"), UserError), (Interrupted(2), Interrupted)],
+    [(UserError("connection refused"), UserError), (Interrupted(2), Interrupted)],
 )
 def test_a_resumption_that_no_superlink_takes_changes_nothing(tmp_path, monkeypatch, ending, seen):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))

@@ -18,8 +18,7 @@ from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.deploy import control, submit
 from fedhet.engines import launch, session
-from fedhet.errors import RunFailedError
-from fedhet.protocol.flower import CallError
+from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate, small
 
@@ -270,7 +269,7 @@ def superlink(monkeypatch):
 
 
 def test_a_superlink_that_is_away_is_waited_for_aloud(superlink, here):
-    superlink += [CallError("no"), CallError("no"), ("running", ""), ("finished:completed", "")]
+    superlink += [RunFailed("no"), RunFailed("no"), ("running", ""), ("finished:completed", "")]
     folder = RunFolder.create(small(here), "r")
     said = []
     submit.submit_remote(launch.Launch(small(here), folder), "local", lambda _: None, said.append)
@@ -282,7 +281,7 @@ def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkey
     superlink.append(("finished:failed", "nobody is there"))
     monkeypatch.setattr(submit, "connect", lambda _: control.CONNECTION)
     folder = RunFolder.create(small(here), "r")
-    with pytest.raises(RunFailedError, match=f"nobody is there .run folder: {folder.path}"):
+    with pytest.raises(RunFailed, match=f"nobody is there .run folder: {folder.path}"):
         submit.submit_remote(launch.Launch(small(here), folder), "tls", lambda _: None, print)
 
 
@@ -291,7 +290,7 @@ def test_a_run_whose_answer_was_lost_is_looked_for_before_it_is_given_up(monkeyp
     asked = []
 
     def lost(*_):
-        raise CallError("the connection was closed")
+        raise RunFailed("the connection was closed")
 
     control = SimpleNamespace(
         start=lost, find=lambda _: found, close=lambda: None,
@@ -304,7 +303,7 @@ def test_a_run_whose_answer_was_lost_is_looked_for_before_it_is_given_up(monkeyp
         submit.submit_remote, launch.Launch(small(here), folder), "local", lambda _: None, print
     )
     if found is None:
-        with pytest.raises(RunFailedError, match=r"nobody knows whether .* `fedhet status`"):
+        with pytest.raises(RunFailed, match=r"nobody knows whether .* `fedhet status`"):
             work()
     else:
         work()

@@ -9,9 +9,8 @@ from fedhet.data.inputs import Inputs
 from fedhet.data.labels import Reading, safe_ids
 from fedhet.data.rows import Form
 from fedhet.data.table import token_ids
-from fedhet.errors import UserError
+from fedhet.errors import Refused, UserError
 from fedhet.files import is_id
-from fedhet.protocol.reasons import Refused
 from fedhet.site.local_data import load_partition, open_private
 
 TABLE = """hospital,age,sex,note,num

@@ -17,7 +17,7 @@ from fedhet.clients.fedssa import FedSSAClient
 from fedhet.engines import grid
 from fedhet.engines.launch import Launch, conclude
 from fedhet.engines.system import Interrupted
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import LocalGrid, simulate
 from fedhet.testing import small as federation
@@ -96,7 +96,7 @@ def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for
 
     with monkeypatch.context() as patch:
         patch.setattr(FedSSAClient, "receive", receive)
-        with pytest.raises(RunFailedError, match="no client ever replied"):
+        with pytest.raises(RunFailed, match="no client ever replied"):
             launched(small(tmp_path, rounds=1, name="broken"), "")
     run = str(tmp_path / "runs" / "broken")
     capsys.readouterr()
@@ -115,7 +115,7 @@ def test_an_error_of_the_server_is_shown_and_fails_the_run(tmp_path, capsys, mon
 
     monkeypatch.setattr("fedhet.strategies.fedssa.FedSSAStrategy.aggregate", aggregate)
     config = small(tmp_path, name="broken")
-    with pytest.raises(RunFailedError, match="ZeroDivisionError: by hand") as raised:
+    with pytest.raises(RunFailed, match="ZeroDivisionError: by hand") as raised:
         launched(config, "")
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     assert "in aggregate" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected
 from fedhet.protocol.payload import ClassVectors
 from fedhet.testing import make_client, make_strategy, small, uploads_of
 from fedhet.training.loop import Examples

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
-from fedhet.errors import RunFailedError
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected, RunFailed
 from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
 from fedhet.records.checkpoint import load_checkpoint
@@ -149,14 +148,14 @@ def test_applying_an_update_and_the_whole():
 
 
 def test_a_delta_that_cannot_be_decomposed_is_an_error_with_a_reason(monkeypatch):
-    with pytest.raises(RunFailedError, match="not finite"):
+    with pytest.raises(RunFailed, match="not finite"):
         compress([np.array([[np.nan, 1.0]], np.float32)], 0.95)
 
     def fail(*_, **__):
         raise torch.linalg.LinAlgError("did not converge")
 
     monkeypatch.setattr(torch.linalg, "svd", fail)
-    with pytest.raises(RunFailedError, match="does not converge"):
+    with pytest.raises(RunFailed, match="does not converge"):
         compress([random(20, 30)], 0.95)
 
 

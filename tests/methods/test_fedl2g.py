@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedhet.clients.fedl2g import guiding_gradient
-from fedhet.protocol.checks import Rejected
+from fedhet.errors import Rejected
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import generator, torch_seeded
 from fedhet.strategies.fedl2g import LARGEST, misguided

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedhet.clients.fedssa import stabilisation
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.protocol.payload import HeaderRows
 from fedhet.strategies.averaging import class_means
 from fedhet.strategies.fedssa import FedSSAParams
@@ -111,8 +111,8 @@ def test_without_bias_the_bias_stays_at_home(tmp_path):
 
 def test_a_header_that_is_not_finite_stops_the_run_and_names_the_cause(tmp_path):
     strategy = make_strategy(small(tmp_path), [[0, 1]], [100], 2)
-    with pytest.raises(RunFailedError, match="fusion"), np.errstate(over="ignore"):
+    with pytest.raises(RunFailed, match="fusion"), np.errstate(over="ignore"):
         strategy.aggregate(uploads_of(strategy, {"0": rows([0, 1], np.inf)}), 3)
     diverging = small(tmp_path, lr=1e30, name="diverging", max_skipped_rounds=0)
-    with pytest.raises(RunFailedError, match="not finite.*fusion=paper"):
+    with pytest.raises(RunFailed, match="not finite.*fusion=paper"):
         simulate(diverging)

@@ -20,7 +20,7 @@ from network.programs import Process, wait_for
 from fedhet.config.load import build_config
 from fedhet.deploy.control import Control, ServerFolder
 from fedhet.engines.system import environment, free_ports, script
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.protocol.messages import instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate
@@ -178,7 +178,7 @@ class Federation(Commands):
     # --- commands ------------------------------------------------------------------------------
 
     def online(self) -> int:
-        with contextlib.suppress(RunFailedError):
+        with contextlib.suppress(RunFailed):
             control = Control(self.tls.control(), self.tls.credentials.ca)
             with contextlib.closing(control):
                 return sum(node.status == "online" for node in control.nodes())

@@ -85,7 +85,7 @@ def test_same_bytes_as_the_simulation_beside_intruders_and_clients_that_cannot_s
     for failure in summary["failures"]:  # a word goes up; which folder it is stays in the log
         found = re.fullmatch(r"state \(its log: no. (\d+)\): [^/]*", failure["reason"])
         assert found, failure
-        said = f"failed (no. {found.group(1)}): StateError: state '"
+        said = f"failed (no. {found.group(1)}): Refused: state '"
         assert federation.nodes[int(failure["client"])].said(said) == 1
     if small_disk is not None:
         assert federation.nodes[2].said("No space left") == 1

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedhet.config.load import envelope
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.protocol.handshake import Handshake, Roster, Terms
 from fedhet.testing import LocalGrid, simulate, small
 
@@ -42,7 +42,7 @@ def test_a_refusal_stands_in_the_failures(tmp_path):
 
 
 def test_nobody_but_liars(tmp_path):
-    with pytest.raises(RunFailedError, match="no node can take part in this run: clients: 'abc'"):
+    with pytest.raises(RunFailed, match="no node can take part in this run: clients: 'abc'"):
         simulate(
             small(tmp_path, start_timeout=0.5),
             tamper=lambda n, message, reply: liar(clients="abc")(1, message, reply),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedhet.config.load import envelope
 from fedhet.engines.grid import InlineGrid
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.testing import LocalGrid, simulate, small
 
@@ -155,6 +155,6 @@ def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
         for k, context in grid.contexts.items():
             context.node_config["state-dir"] = str(tmp_path / f"state-{k}")
 
-    with pytest.raises(RunFailedError, match="this run: data: its data cannot be used: [^;]*$"):
+    with pytest.raises(RunFailed, match="this run: data: its data cannot be used: [^;]*$"):
         simulate(config.model_copy(update={"start_timeout": 1.0}), before=keep, simulated=False)
     assert capfd.readouterr().err.count("data-path is empty") == 3

@@ -4,7 +4,7 @@ import pytest
 
 from fedhet.config.load import envelope
 from fedhet.engines.grid import InlineGrid
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.protocol import handshake
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import instruction
@@ -52,7 +52,7 @@ def test_a_run_that_nobody_can_join_ends_when_they_know_why(grid, capsys):
         return reply
 
     grid.tamper = tamper
-    with pytest.raises(RunFailedError, match="no node can take part in this run: client id 'a/b'"):
+    with pytest.raises(RunFailed, match="no node can take part in this run: client id 'a/b'"):
         Handshake(grid, "x", Roster()).wait(3, 60)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedhet: ")]
     assert len(said) == 3 and all("this run does without this node: " in line for line in said)
@@ -87,7 +87,7 @@ def test_missing_nodes_are_waited_for_aloud(grid, monkeypatch):
     assert "(refused: client id '0' is already taken" in said[0]
     said.clear()
     grid.online = set()
-    with pytest.raises(RunFailedError, match="no client within start-timeout"):
+    with pytest.raises(RunFailed, match="no client within start-timeout"):
         Handshake(grid, "x", Roster()).wait(0, 0.3, said.append)
     assert said[0].startswith("waiting for clients since ")
     assert len(said) == 2

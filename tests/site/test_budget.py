@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fedhet.engines.grid import InlineGrid
+from fedhet.errors import Refused
 from fedhet.protocol.messages import arrays_of, to_record
-from fedhet.site.privacy import Budget, BudgetError, epsilon_spent, sigma
-from fedhet.site.state import FileStore, StateError
+from fedhet.site.privacy import Budget, epsilon_spent, sigma
+from fedhet.site.state import FileStore
 from fedhet.testing import simulate, small
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
@@ -36,7 +37,7 @@ def test_every_upload_is_booked_until_the_budget_is_spent(tmp_path, store):
         budget = opened(store, config)
         upload(budget, round_)
         assert budget.epsilon == opened(store, config).epsilon == epsilon_spent(config, round_)
-    with pytest.raises(BudgetError, match="3 uploads .* epsilon 4 of dp-epsilon=4"):
+    with pytest.raises(Refused, match="3 uploads .* epsilon 4 of dp-epsilon=4"):
         opened(store, config).check(4, 3)
 
 
@@ -58,7 +59,7 @@ def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, 
     assert abs(np.corrcoef(first[1], second[1])[0, 1]) < 0.05
     assert opened(store, config).epsilon == epsilon_spent(config, 2)
     upload(opened(store, config), 1)  # it was not the last one: nothing is remembered of it
-    with pytest.raises(BudgetError, match="budget spent"):
+    with pytest.raises(Refused, match="budget spent"):
         upload(opened(store, config), 1, other)
 
 
@@ -79,7 +80,7 @@ def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_pat
 def test_what_the_run_began_with_is_what_counts(tmp_path, store, change):
     upload(opened(store, small(tmp_path, **DP)), 1)
     key = next(iter(change)).replace("_", "-")
-    with pytest.raises(BudgetError, match=f"^{key} is .* now, but this run began with"):
+    with pytest.raises(Refused, match=f"^{key} is .* now, but this run began with"):
         opened(store, small(tmp_path, **DP | change)).check(2, 1)
 
 
@@ -92,7 +93,7 @@ def test_an_account_that_is_gone_or_damaged_stops_the_client(tmp_path, damage):
         path.unlink()
     else:
         path.write_text(damage)
-    with pytest.raises(StateError):
+    with pytest.raises(Refused):
         opened(store, config).check(2, 1)
 
 

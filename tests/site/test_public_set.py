@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedhet.clients.standalone import StandaloneClient
 from fedhet.config.registry import METHODS, Method
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailed, UserError
 from fedhet.site.local_data import load_partition, open_public, own_copy, public_digest
 from fedhet.strategies.base import MethodStrategy
 from fedhet.testing import simulate, small
@@ -98,7 +98,7 @@ def test_a_deployed_node_takes_no_path_from_the_run(tmp_path):
     assert own_copy(config, {"public-path": "/mine"}, simulated=False).public_path == "/mine"
     assert own_copy(config, {}, simulated=False).public_path == ""
     assert own_copy(config, {"public-path": "/mine"}, simulated=True) is config
-    with pytest.raises(RunFailedError, match="public-data: its own copy of the public"):
+    with pytest.raises(RunFailed, match="public-data: its own copy of the public"):
         deployed(tmp_path, ["", ""], method="everybody", public_path=pictures(tmp_path / "p"))
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.protocol.messages import instruction
 from fedhet.protocol.reasons import Word
 from fedhet.records.run_folder import RunFolder
@@ -144,7 +144,7 @@ def test_in_a_simulation_the_whole_text_goes_up(tmp_path, monkeypatch):
 
     monkeypatch.setattr(FedSSAClient, "receive", receive)
     text = r"client 0: ZeroDivisionError: in the second row \(test_reasons.py:\d+\)$"
-    with pytest.raises(RunFailedError, match=text):
+    with pytest.raises(RunFailed, match=text):
         simulate(small(tmp_path, rounds=1))
 
 
@@ -155,7 +155,7 @@ def test_every_limit_has_a_word_and_every_word_a_meaning():
 
 def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
     config = small(tmp_path, method="standalone", lr=1e30, rounds=2, max_skipped_rounds=5)
-    with pytest.raises(RunFailedError, match="'model/.*' is not finite after round 1: "):
+    with pytest.raises(RunFailed, match="'model/.*' is not finite after round 1: "):
         simulate(config)
     (run,) = (tmp_path / "runs").iterdir()
     for record in RunFolder(run).read_rounds():

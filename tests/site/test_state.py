@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from fedhet.site.state import FileStore, StateError
+from fedhet.errors import Refused
+from fedhet.site.state import FileStore
 
 
 def bundle(value: float) -> dict[str, torch.Tensor]:
@@ -33,7 +34,7 @@ def test_round_trip(store):
 
 
 def test_a_missing_generation_is_an_error(store):
-    with pytest.raises(StateError, match="generation 3"):
+    with pytest.raises(Refused, match="generation 3"):
         store.load(3)
 
 
@@ -53,7 +54,7 @@ def test_saving_keeps_only_itself_and_its_source(store):
     store.save(6, 4, bundle(6))  # an older round again: what is newer is set aside
     assert same(store.load(4), bundle(4)) and same(store.load(6), bundle(6))
     for gone in (1, 9):
-        with pytest.raises(StateError):
+        with pytest.raises(Refused):
             store.load(gone)
     assert same(store.load(9, newest), bundle(9))  # it is there for who can name it
 
@@ -105,7 +106,7 @@ def test_a_crash_between_write_and_rename_leaves_the_previous_generation(tmp_pat
         with pytest.raises(KeyboardInterrupt):
             store.save(2, 1, bundle(2))
     assert same(store.load(1), bundle(1))
-    with pytest.raises(StateError):
+    with pytest.raises(Refused):
         store.load(2)
     store.save(2, 1, bundle(2))
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -118,7 +119,7 @@ def test_a_damaged_file_is_named_not_loaded(tmp_path):
     store.save(1, 0, bundle(1))
     path = store.path(1)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(StateError, match="generation 1 cannot be read"):
+    with pytest.raises(Refused, match="generation 1 cannot be read"):
         store.load(1)
 
 
@@ -131,7 +132,7 @@ def test_a_full_disk_leaves_the_good_generation_and_says_so(tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr("fedhet.site.state.save_file", full)
-        with pytest.raises(StateError, match="No space left on device"):
+        with pytest.raises(Refused, match="No space left on device"):
             store.save(2, 1, bundle(2))
     assert same(store.load(1), bundle(1))
     assert [p.name for p in tmp_path.iterdir()] == ["00000001.safetensors"]

@@ -11,8 +11,7 @@ from fedhet.clients.standalone import StandaloneClient
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import Params
-from fedhet.errors import HookError, UserError
-from fedhet.protocol.reasons import Refused
+from fedhet.errors import Refused, UserError
 from fedhet.strategies.averaging import AveragingStrategy
 from fedhet.strategies.lg_fedavg import LGFedAvgStrategy
 from fedhet.strategies.standalone import StandaloneStrategy
@@ -111,7 +110,7 @@ class Deaf(AveragingClient):
 def test_a_clients_mistake_names_the_hook(tmp_path, own, strategy, client, text):
     made = make_client(small(tmp_path, method=own(strategy, client)), 0, tmp_path / "state")
     sent = [torch.zeros(4, 500).numpy(), torch.zeros(4).numpy()] * (strategy is LGFedAvgStrategy)
-    with pytest.raises((HookError, Refused), match=text):
+    with pytest.raises((UserError, Refused), match=text):
         made.fit(sent, {"round": 1, "generation": 0, "evaluate": False})
 
 
@@ -128,7 +127,7 @@ class HalfState(StandaloneStrategy):
     ("strategy", "text"), [(NoShapes, "set `expect`"), (HalfState, "both `arrays` and `load`")]
 )
 def test_a_strategys_mistake_names_the_hook(tmp_path, own, strategy, text):
-    with pytest.raises(HookError, match=text):
+    with pytest.raises(UserError, match=text):
         simulate(small(tmp_path, method=own(strategy)))
 
 

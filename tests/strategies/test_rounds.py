@@ -9,7 +9,7 @@ import torch
 from flwr.app import Error, Message
 
 from fedhet.clients.base import MethodClient
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailed, UserError
 from fedhet.files import client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import arrays_of, instruction
@@ -86,7 +86,7 @@ def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
         return reply
 
     config = small(tmp_path, rounds=9, max_skipped_rounds=2, name="skips")
-    with pytest.raises(RunFailedError, match="3 rounds in a row.*mute"):
+    with pytest.raises(RunFailed, match="3 rounds in a row.*mute"):
         simulate(config, tamper=mute)
     from fedhet.records.run_folder import RunFolder
 
@@ -104,7 +104,7 @@ def test_a_valid_reply_of_a_skipped_round_is_named(tmp_path):
         return reply
 
     config = small(tmp_path, rounds=2, min_replies=2, max_skipped_rounds=1, name="skips")
-    with pytest.raises(RunFailedError, match="1 of min-replies=2 came"):
+    with pytest.raises(RunFailed, match="1 of min-replies=2 came"):
         simulate(config, tamper=mute)
     from fedhet.records.run_folder import RunFolder
 
@@ -261,7 +261,7 @@ def test_a_run_in_which_nobody_ever_replied_fails_with_the_first_reason(tmp_path
 
     monkeypatch.setattr(MethodClient, "fit", fit)
     here = r"\(test_rounds.py:\d+\)"
-    with pytest.raises(RunFailedError, match=f"client 0: ZeroDivisionError: by hand {here}$"):
+    with pytest.raises(RunFailed, match=f"client 0: ZeroDivisionError: by hand {here}$"):
         simulate(small(tmp_path, rounds=1))
 
 
@@ -270,5 +270,5 @@ def test_a_run_that_every_node_refuses_ends_at_once(tmp_path, monkeypatch):
         raise UserError("data-path: '/gone' is not there")
 
     monkeypatch.setattr("fedhet.client_app.load_local", load)
-    with pytest.raises(RunFailedError, match="no node can take part in this run: .*'/gone'"):
+    with pytest.raises(RunFailed, match="no node can take part in this run: .*'/gone'"):
         simulate(small(tmp_path))

@@ -13,8 +13,8 @@ from summed_runs import N, asked, config, sha
 
 from fedhet.deploy.certs import make
 from fedhet.engines.grid import FIRST_NODE
+from fedhet.errors import Refused
 from fedhet.protocol.messages import AGREE, TRAIN, UNMASK
-from fedhet.protocol.reasons import Refused
 from fedhet.sums.masks import Terms, public_bytes
 from fedhet.sums.member import Member
 from fedhet.sums.server import Collector
@@ -55,7 +55,7 @@ class Cohort:
 def refusal(call: Callable[[], object]) -> str:
     with pytest.raises(Refused) as caught:
         call()
-    return str(caught.value.word)
+    return str(caught.value.code)
 
 
 def test_two_of_five_may_be_gone() -> None:

@@ -12,11 +12,10 @@ from flwr.app import Context, RecordDict
 from fedhet.client_app import Request
 from fedhet.config.load import envelope
 from fedhet.deploy.certs import make
-from fedhet.errors import UserError
+from fedhet.errors import Refused, UserError
 from fedhet.protocol.flower import be_one_process
 from fedhet.protocol.messages import Instruction, Reply, request
-from fedhet.protocol.reasons import Refused
-from fedhet.site.state import FileStore, StateError
+from fedhet.site.state import FileStore
 from fedhet.sums.masks import Terms, public_bytes
 from fedhet.sums.member import Credentials, SumNotes
 from fedhet.sums.messages import Cohort, SumKey, Survivors
@@ -71,7 +70,7 @@ def site(tmp_path) -> Site:
 def refused(word: str, ask, *given) -> None:
     with pytest.raises(Refused) as caught:
         ask(*given)
-    assert caught.value.word == word
+    assert caught.value.code == word
 
 
 def test_an_honest_server_gets_the_sum(site) -> None:
@@ -231,10 +230,10 @@ def test_damaged_notes_are_named(site, note) -> None:
     site.upload()
     path = site.folder / "run" / "a" / f"{note}.json"
     path.write_text('{"private": "zz", "a": "zz"}')
-    with pytest.raises(StateError, match="for sums are damaged"):
+    with pytest.raises(Refused, match="for sums are damaged"):
         site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
     os.unlink(site.folder / "run" / "a" / "sum-key.json")
-    with pytest.raises(StateError, match="has lost its key"):
+    with pytest.raises(Refused, match="has lost its key"):
         site.notes("a").repeated(1, Cohort(NAMES, 2, 4), SENT)
 
 

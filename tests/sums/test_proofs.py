@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_pri
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509.oid import NameOID
 
-from fedhet.sums.masks import Proof, ProofError, check_proof, prove
+from fedhet.errors import Refused
+from fedhet.sums.masks import Proof, check_proof, prove
 
 
 def certificate(subject, key, issuer, signer, days=(-1, 1)):
@@ -58,7 +59,7 @@ def test_a_clients_own_key_is_accepted() -> None:
     ],
 )
 def test_nobody_elses_is(proof, text) -> None:
-    with pytest.raises(ProofError, match=text):
+    with pytest.raises(Refused, match=text):
         check_proof(proof, CA, "run", "a", PUBLIC)
 
 
@@ -66,5 +67,5 @@ def test_no_bit_of_a_certificate_raises_anything_else() -> None:
     """One that did would end the introduction of everybody."""
     whole = prove(KEY, OWN, "run", "a", PUBLIC)
     for place in range(len(whole.certificate)):
-        with suppress(ProofError):
+        with suppress(Refused):
             check_proof(broken(whole, place), CA, "run", "a", PUBLIC)

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhet.config.load import find_method
-from fedhet.errors import UserError
+from fedhet.errors import Refused, UserError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
-from fedhet.site.limits import Asked, LimitError, Limits, check_run
+from fedhet.site.limits import Asked, Limits, check_run
 from fedhet.site.privacy import (
     Budget,
-    BudgetError,
     clipped,
     epsilon_spent,
     noise_multiplier,
@@ -161,7 +160,7 @@ def test_an_account_holds_for_the_sums_that_it_began_with(tmp_path, change):
     else:
         budget.noised([np.ones(5, np.float32)], [], 1, simulated=False)
     Budget(store, began, "0").check(2, 1)
-    with pytest.raises(BudgetError, match="but this run began with"):
+    with pytest.raises(Refused, match="but this run began with"):
         Budget(store, now, "0").check(2, 1)
 
 
@@ -200,7 +199,7 @@ def test_a_site_may_ask_for_noise_of_a_sum(tmp_path, limits, changes, broken):
     assert 0.5 < noise_multiplier(config) < 5.0
     asked = Asked(False, False)
     if broken:
-        with pytest.raises(LimitError, match=f"^limit {broken}: "):
+        with pytest.raises(Refused, match=f"^limit {broken}: "):
             check_run(Limits(**limits), config, asked)
     else:
         check_run(Limits(**limits), config, asked)

@@ -10,7 +10,7 @@ from flwr.app import Error, Message
 from summed_runs import N, asked, config, sha
 
 from fedhet.engines import session
-from fedhet.errors import RunFailedError, UserError, VerifyError
+from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import client_order
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, arrays_of
 from fedhet.records.run_folder import RunFolder
@@ -127,7 +127,7 @@ def test_too_few_who_are_there_are_not_even_asked(tmp_path):
 
         grid.push_messages = push
 
-    with pytest.raises(RunFailedError, match="there is no sum: 0 of 2 uploads came, 4 are needed"):
+    with pytest.raises(RunFailed, match="there is no sum: 0 of 2 uploads came, 4 are needed"):
         simulate(config(tmp_path, max_skipped_rounds=0), before=away)
 
 
@@ -166,7 +166,7 @@ def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, 
 def test_a_damaged_counter_of_attempts_is_named(tmp_path):
     folder, _ = simulate(config(tmp_path, rounds=1))
     folder.attempts.write_text("many")
-    with pytest.raises(VerifyError, match=r"attempts' is damaged: it holds no number"):
+    with pytest.raises(Damaged, match=r"attempts' is damaged: it holds no number"):
         simulate(config(tmp_path, rounds=2), folder=folder)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedhet.errors import RunFailedError
+from fedhet.errors import RunFailed
 from fedhet.protocol.flower import posted
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, to_record
 from fedhet.strategies.base import MethodStrategy
@@ -288,7 +288,7 @@ def test_a_server_that_sends_two_payloads_gets_no_sum(tmp_path) -> None:
         grid.answer = answer_other
 
     run = config(tmp_path, method="lg_fedavg", max_images=100, max_skipped_rounds=9)
-    with pytest.raises(RunFailedError, match="no client ever replied validly"):
+    with pytest.raises(RunFailed, match="no client ever replied validly"):
         simulate(run, before=lying)
     line = json.loads(
         (next((tmp_path / "runs").iterdir()) / "rounds.jsonl").read_text().split("\n")[0]

@@ -11,7 +11,7 @@ from sweeps.left import leave
 from written_runs import make_run, round_line
 
 from fedhet.cli.app import execute
-from fedhet.errors import VerifyError
+from fedhet.errors import Damaged
 from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.sweep import Job, Order, Sweep, gpu_share
 
@@ -173,7 +173,7 @@ def test_no_link_leads_out_of_a_folder_that_was_sent(cells, tmp_path, where) -> 
     (out / where).parent.mkdir(parents=True)
     dear.mkdir()
     (out / where).symlink_to(dear)
-    with pytest.raises(VerifyError, match="is a link"):
+    with pytest.raises(Damaged, match="is a link"):
         Sweep.open("s", out, cells[:1], execute).run(1, lambda _: None)
     assert not any(dear.rglob("*.*"))
 

@@ -9,7 +9,7 @@ from sweeps.left import leave
 
 from fedhet.cli.app import execute
 from fedhet.cli.sweep import Progress
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailed, UserError
 from fedhet.records.run_folder import RunFolder
 from fedhet.sweeps import sweep
 from fedhet.sweeps.sweep import Sweep
@@ -97,7 +97,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> N
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(sweep, "write_json", full)
-    with pytest.raises(RunFailedError, match=r"cannot go on: No space left on device; when"):
+    with pytest.raises(RunFailed, match=r"cannot go on: No space left on device; when"):
         found.run(1, nothing)
     assert not found.running()
     monkeypatch.undo()
@@ -112,7 +112,7 @@ def test_a_killed_fork_server_ends_a_sweep_in_one_line(cells, tmp_path, monkeypa
 
     found = Sweep.open("s", tmp_path, cells[:1], execute)
     monkeypatch.setattr(sweep._FORKS.Process, "start", gone)
-    with pytest.raises(RunFailedError, match="the process that starts its cells was killed; the"):
+    with pytest.raises(RunFailed, match="the process that starts its cells was killed; the"):
         found.run(1, nothing)
     assert Sweep.open("s", tmp_path, cells[:1], execute).jobs[0].state == "pending"
 

@@ -10,7 +10,7 @@ from written_runs import round_line, write_clients
 
 from fedhet.cli import sweep as command
 from fedhet.config.load import load_config
-from fedhet.errors import RunFailedError, UserError
+from fedhet.errors import RunFailed, UserError
 from fedhet.sweeps.grid import read_cells
 from fedhet.sweeps.tune import Search, best, validation
 
@@ -184,7 +184,7 @@ def test_trials_of_other_code_are_not_taken_up(preset, tmp_path):
 
 def test_a_run_that_fails_is_no_result(preset, tmp_path):
     options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
-    with pytest.raises(RunFailedError, match="2 of 2 runs failed"):
+    with pytest.raises(RunFailed, match="2 of 2 runs failed"):
         command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=broken)
     assert not options.out.exists()
 

@@ -5,7 +5,7 @@ umask 077
 made=$(mktemp -d)
 fedhet certs --out "$made/tls" --server server --client 0 --client 1 --client 2 >/dev/null
 for k in 0 1 2; do
-  cp "$made/tls/ca.crt" "$made/tls/clients/$k" "/keys/$k/"
+  cp "$made/tls/ca.crt" "$made/tls/clients/$k" "$made/tls/clients/$k.crt" "/keys/$k/"
 done
 mkdir -p /tls/clients
 cp "$made"/tls/clients/*.pub /tls/clients/

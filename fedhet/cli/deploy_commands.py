@@ -1,6 +1,7 @@
 """The commands of a deployment: ``certs``, ``server``, ``node``, ``status`` and ``unit``."""
 # ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
 
+import contextlib
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhet.cli.options import Json, Register
-from fedhet.cli.saying import say
+from fedhet.cli.saying import say, tell
 from fedhet.engines.system import Interrupted, interruptible, look_away
 from fedhet.errors import UserError, one_line
 from fedhet.files import check_id, plain_path
@@ -247,6 +248,7 @@ def status(
     """Nodes with their models, examples, last rounds and failures, and the runs."""
     from fedhet.cli.display import show_table
     from fedhet.deploy.control import Control, ServerFolder, collect
+    from fedhet.deploy.network import Waiting
     from fedhet.records.summary import percent
 
     folder = ServerFolder(superlink.expanduser().absolute())
@@ -257,10 +259,9 @@ def status(
         )
     folder.check_running()
     control = Control(folder.control(), folder.credentials.ca)
-    try:
+    waiting = Waiting(f"the server of '{superlink}'", tell)
+    with contextlib.closing(control), waiting.answer():
         found = collect(control)
-    finally:
-        control.close()
     if as_json:
         print(json.dumps(found, indent=2))
         return

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedhet.deploy.certs import CertificateFolder
+from fedhet.deploy.network import read_certificate, validity
 from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import parse_object, read_json, read_toml, write_json, write_text
 from fedhet.protocol.flower import ControlCalls
@@ -117,8 +118,17 @@ class ServerFolder:
             return 0
         return port
 
+    def check_certificates(self) -> None:
+        """UserError, with file and date, for a certificate that is not valid now."""
+        for path in (self.credentials.certificate, self.credentials.ca):
+            if path.is_file() and (reason := validity(read_certificate(path))):
+                raise UserError(
+                    f"'{path}' {reason}; `fedhet certs` makes new ones, in a new folder"
+                )
+
     def check_running(self) -> None:
-        """UserError, with the command that starts it, if nothing listens at that address."""
+        """UserError, with what to do, if nothing listens there or the certificate has expired."""
+        self.check_certificates()
         host, _, port = self.control().rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=ANSWER).close()

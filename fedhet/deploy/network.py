@@ -4,10 +4,12 @@ Requests are made as Flower's SuperNode makes them (httpx: ``https_proxy``, ``no
 both take the same way.
 """
 
+import contextlib
 import os
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -41,13 +43,30 @@ class Waiting:
         self._started = 0.0
         self._told = ""
 
-    def failed(self, reason: str) -> None:
-        """Note that it is not there yet, and why."""
+    @contextlib.contextmanager
+    def answer(self) -> Iterator[None]:
+        """Tell if this block, which asks for one answer, takes long."""
+        self._begin()
+        timer = threading.Timer(TOLD_AFTER, self.failed, ["no answer yet"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        self.over()
+
+    def _begin(self) -> None:
         if self._since is None:
             self._since, self._started = datetime.now(), time.monotonic()
+
+    def failed(self, reason: str) -> None:
+        """Note that it is not there yet, and why."""
+        self._begin()
         if reason != self._told and time.monotonic() - self._started >= TOLD_AFTER:
             self._told = reason
-            self.say(f"waiting for {self.what} since {self._since:%H:%M:%S}: {one_line(reason)}")
+            since = f"{self._since:%H:%M:%S}"
+            self.say(f"waiting for {self.what} since {since}: {one_line(reason)}")
 
     def over(self) -> None:
         """Note that it is there."""

@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 from fedhet.deploy.certs import CertificateFolder
 from fedhet.deploy.control import Control, ServerFolder
-from fedhet.deploy.network import Waiting, address, read_certificate, validity
+from fedhet.deploy.network import Waiting, address
 from fedhet.engines.system import environment, free_ports, guarded, script
 from fedhet.errors import RunFailed, UserError
 
@@ -202,11 +202,7 @@ class FederationServer:
 
     def _check(self) -> None:
         """UserError for an expired certificate, a taken port, or a database that cannot be made."""
-        for path in (self.folder.credentials.certificate, self.folder.credentials.ca):
-            if path.is_file() and (reason := validity(read_certificate(path))):
-                raise UserError(
-                    f"'{path}' {reason}; `fedhet certs` makes new ones, in a new folder"
-                )
+        self.folder.check_certificates()
         home = self.database.parent
         made = home == self.folder.home  # by us
         if self.database.is_dir() or not (home.is_dir() or made):

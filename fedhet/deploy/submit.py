@@ -4,15 +4,15 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedhet.deploy import bundle
 from fedhet.deploy.control import CONNECTION, connect
+from fedhet.deploy.network import Waiting
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import Interrupted, undisturbed
-from fedhet.errors import RunFailed, UserError, one_line
+from fedhet.errors import RunFailed, UserError
 from fedhet.files import private_files
 from fedhet.protocol.flower import NamedControl
 
@@ -31,16 +31,17 @@ def submit_remote(
     Rounds are reported where the run folder is on this machine, too. An interruption stops the
     run. UserError if the run could not even be submitted.
     """
-    connection = connect(connection)
+    waiting, connection = Waiting(f"'{connection}'", tell), connect(connection)
     try:
         control = NamedControl(connection)
     except (UserError, RunFailed) as error:
         raise UserError(f"superlink: '{connection}': {error}") from error
     with contextlib.closing(control):
-        run_id = _submit(launch, connection, control)
+        with waiting.answer():
+            run_id = _submit(launch, connection, control)
         try:
             reader = Reader(launch.folder, on_rounds, tell)
-            status, details = _follow(launch, connection, control, run_id, reader)
+            status, details = _follow(launch, control, run_id, reader, waiting)
         except Interrupted as interrupt:
             with undisturbed():
                 with contextlib.suppress(UserError, RunFailed):
@@ -120,24 +121,24 @@ def _restored_on_error(*paths: Path) -> Iterator[None]:
 
 
 def _follow(
-    launch: Launch, connection: str, control: NamedControl, run_id: int, reader: Reader
+    launch: Launch, control: NamedControl, run_id: int, reader: Reader, waiting: Waiting
 ) -> tuple[str, str]:
     """Follow a submitted run; a SuperLink that is away for a while is asked again."""
-    asked, silent, away = time.monotonic(), 0, ""
+    asked, silent = time.monotonic(), 0
     while True:
         reader.read()
         pause = ASK_END if launch.status()[0] and not silent else ASK
         if time.monotonic() - asked > pause:
             try:
-                status, details = control.status(run_id)
+                with waiting.answer():
+                    status, details = control.status(run_id)
                 silent = 0
             except (UserError, RunFailed) as error:
                 status, details = "", ""
                 silent += 1
-                away = away if silent > 1 else f"{datetime.now():%H:%M:%S}"
-                reader.say(f"waiting for '{connection}' since {away}: {one_line(error)}")
+                waiting.failed(str(error))
                 if silent > SILENCES:
-                    raise RunFailed(f"'{connection}' does not answer: {error}") from error
+                    raise RunFailed(f"{waiting.what} does not answer: {error}") from error
             asked = time.monotonic()
             if status.startswith("finished"):
                 reader.read()

@@ -1,14 +1,10 @@
 """A node's way to its server: proxies, certificates, addresses, and what is said of them."""
 
-import http.server
-import ssl
-import subprocess
 import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from helpers.programs import Tinyproxy
 
 from fedhet.cli.app import execute
 from fedhet.cli.deploy_commands import _address
@@ -18,89 +14,49 @@ from fedhet.engines.system import direct, free_ports
 from fedhet.errors import UserError
 
 ELSEWHERE = "127.0.0.2"  # loopback, too, but not this machine's name for itself
-VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-
-
-class Answer(http.server.BaseHTTPRequestHandler):
-    """Answers everything with 404."""
-
-    def do_POST(self):
-        self.send_response(404)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    """Certificates for `ELSEWHERE`, and ``serve``: a server there, or elsewhere."""
-    for name in VARIABLES:
+def tls(tmp_path, monkeypatch):
+    """Certificates for `ELSEWHERE`, where nobody has set a proxy."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    tls = certs.make(tmp_path / "tls", [ELSEWHERE], ["a"])
-    servers = []
-
-    def serve(host=ELSEWHERE):
-        server = http.server.ThreadingHTTPServer((host, 0), Answer)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"{host}:{server.server_port}"
-
-    yield SimpleNamespace(tls=tls, ca=tls.ca, serve=serve)
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return certs.make(tmp_path / "tls", [ELSEWHERE], ["a"])
 
 
 @pytest.fixture
 def proxy(tmp_path, monkeypatch):
-    """A tinyproxy that lets nobody but ``allow`` through; its address."""
-    (port,) = free_ports(1)
-    config, log, hosts = tmp_path / "tinyproxy.conf", tmp_path / "tinyproxy.log", tmp_path / "hosts"
-    config.write_text(
-        f'Port {port}\nListen 127.0.0.1\nLogFile "{log}"\nFilter "{hosts}"\nFilterDefaultDeny Yes\n'
-    )
-    hosts.write_text("^127\\.0\\.0\\.2$\n")
-    process = subprocess.Popen(["tinyproxy", "-d", "-c", str(config)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (log.exists() and "listen" in log.read_text().lower()):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    monkeypatch.setenv("https_proxy", f"http://me:secret@127.0.0.1:{port}")
-    yield SimpleNamespace(port=port, log=log, hosts=hosts)
-    process.terminate()
-    process.wait()
+    """A proxy that lets nobody but `ELSEWHERE` through."""
+    made = Tinyproxy(tmp_path)
+    made.allow(ELSEWHERE)
+    monkeypatch.setenv("https_proxy", f"http://me:secret@127.0.0.1:{made.port}")
+    yield made
+    made.stop()
 
 
 def test_a_server_elsewhere_is_reached_through_the_proxy_and_this_machine_without(
-    site, proxy, monkeypatch
+    tls, serve, proxy, monkeypatch
 ):
-    server, here = site.serve(), site.serve("127.0.0.1")
-    assert reach(server, site.ca).status_code == 404
-    assert f"CONNECT {server}" in proxy.log.read_text()
-    assert via(server) == f" through the proxy 127.0.0.1:{proxy.port} of https_proxy"
+    there, here = serve(tls, ELSEWHERE).where, serve(tls).where
+    assert reach(there, tls.ca).status_code == 404
+    assert f"CONNECT {there}" in proxy.log()
+    assert via(there) == f" through the proxy 127.0.0.1:{proxy.port} of https_proxy"
     for name, value in direct().items():
         monkeypatch.setenv(name, value)
-    assert via(here) == "" and via(server)
-    assert reach(here, site.ca).status_code == 404
-    assert here not in proxy.log.read_text()
+    assert via(here) == "" and via(there)
+    assert reach(here, tls.ca).status_code == 404 and here not in proxy.log()
 
 
-def test_a_proxy_that_refuses_or_is_not_there_is_named_with_its_variable(site, proxy, monkeypatch):
-    port = proxy.port
+def test_a_proxy_that_refuses_or_is_not_there_is_named_with_its_variable(tls, proxy, monkeypatch):
     with pytest.raises(UserError) as refused:
-        reach("127.0.0.3:8443", site.ca)
+        reach("127.0.0.3:8443", tls.ca)
     assert "through the proxy" in str(refused.value) and "403" in str(refused.value)
     assert "of https_proxy" in str(refused.value) and "secret" not in str(refused.value)
     (other,) = free_ports(1)
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{other}")
     with pytest.raises(UserError, match=f"through the proxy 127.0.0.1:{other} of https_proxy: .*"):
-        reach(f"{ELSEWHERE}:{port}", site.ca)
+        reach(f"{ELSEWHERE}:1", tls.ca)
 
 
 def renewed(tls, name, days):
@@ -110,28 +66,24 @@ def renewed(tls, name, days):
     tls.certificate.write_bytes(authority.server(certs._names([name]), key))
 
 
-def test_what_is_wrong_with_a_certificate_is_said(site, tmp_path):
+def test_what_is_wrong_with_a_certificate_is_said(tls, serve, tmp_path, capsys):
     other = certs.make(tmp_path / "other", [ELSEWHERE], [])
     with pytest.raises(UserError, match="is not from the CA in"):
-        reach(site.serve(), other.ca)
+        reach(serve(tls, ELSEWHERE).where, other.ca)
     with pytest.raises(UserError, match=r"certificate is for .*127.0.0.2.*, not for 127.0.0.3"):
-        reach(site.serve("127.0.0.3"), site.ca)
-    renewed(site.tls, ELSEWHERE, 0)
+        reach(serve(tls, "127.0.0.3").where, tls.ca)
+    renewed(tls, ELSEWHERE, 0)
+    expired = serve(tls, ELSEWHERE).where
     with pytest.raises(UserError, match=r"server's certificate expired on 20\d\d-\d\d-\d\d"):
-        reach(site.serve(), site.ca)
+        reach(expired, tls.ca)
     gone = certs.make(tmp_path / "gone", [ELSEWHERE], [], days=0)
     with pytest.raises(UserError, match=r"CA's certificate '.*gone/ca.crt' expired on 20\d\d"):
-        reach(site.serve(), gone.ca)
-    (port,) = free_ports(1)
-    with pytest.raises(UserError, match="cannot be reached: .*refused"):
-        reach(f"{ELSEWHERE}:{port}", site.ca)
-
-
-def test_a_server_with_an_expired_certificate_ends_at_once(site, capsys):
-    renewed(site.tls, ELSEWHERE, 0)
-    assert execute(["server", str(site.tls.folder), "--host", "127.0.0.1"]) == 2
+        reach(expired, gone.ca)
+    assert execute(["server", str(tls.folder), "--host", "127.0.0.1"]) == 2  # at once
     said = capsys.readouterr().err
-    assert f"'{site.tls.certificate}' expired on 20" in said and "fedhet certs" in said
+    assert f"'{tls.certificate}' expired on 20" in said and "fedhet certs" in said
+    with pytest.raises(UserError, match="cannot be reached: .*refused"):
+        reach(f"{ELSEWHERE}:{free_ports(1)[0]}", tls.ca)
 
 
 def test_an_ipv6_address_is_written_in_brackets():
@@ -155,3 +107,10 @@ def test_a_wait_is_told_after_ten_seconds_and_when_its_reason_changes(monkeypatc
     waiting.over()
     waiting.failed("c")
     assert len(said) == 2
+
+
+def test_an_answer_that_takes_long_is_waited_for_in_words(monkeypatch):
+    monkeypatch.setattr(network, "TOLD_AFTER", 0.01)
+    told = threading.Event()
+    with Waiting("h:1", lambda text: told.set()).answer():
+        assert told.wait(60)

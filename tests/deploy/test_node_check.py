@@ -1,16 +1,9 @@
 """`fedhet node --check` against a server that answers what a test wants, over TLS."""
 
-import datetime
 import errno
-import http.server
-import json
 import re
 import shutil
-import ssl
 import tempfile
-import threading
-from email.utils import format_datetime
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -21,137 +14,98 @@ from fedhet.deploy.node import NodePlan
 from fedhet.deploy.node_check import refuse
 from fedhet.errors import UserError
 
-KNOWN, UNKNOWN = 2003, 2004  # Flower's codes: a heartbeat interval out of bounds, no such key
-
-
-class Answer(http.server.BaseHTTPRequestHandler):
-    """Refuses everything, as a SuperLink does that is asked to let in a node."""
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        body = json.dumps({"code": self.server.code}).encode()
-        self.send_response(self.server.status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def date_time_string(self, timestamp=None):
-        now = datetime.datetime.now(datetime.UTC)
-        return format_datetime(now + datetime.timedelta(seconds=self.server.ahead), usegmt=True)
-
-    def log_message(self, *_):
-        pass
+# Flower's codes: a heartbeat interval out of bounds, which is asked for a known key; no such key.
+KNOWN, UNKNOWN = b'{"code": 2003}', b'{"code": 2004}'
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A client's folder, and the server that it is to join."""
+def home(tmp_path, monkeypatch):
+    """A client's folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
-    for folder in ("tls", "other"):
-        tls = make(tmp_path / folder, ["127.0.0.1"], ["a"])
     for number in range(4):
         path = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32)).save(path)
     (tmp_path / "empty").mkdir()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    server.status, server.code, server.ahead = 400, KNOWN, 0
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls = tmp_path / "tls"
-    context.load_cert_chain(tls / "server.pem", tls / "server.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield SimpleNamespace(folder=tmp_path, server=server, where=f"127.0.0.1:{server.server_port}")
-    server.shutdown()
-    server.server_close()
+    (tmp_path / "own.csv").write_text("a\x1b[2J,b\u202e\n1,2\n")
+    return tmp_path
 
 
-def check(site, capsys, *, key="tls/clients/a", data="images", more=()):
-    """Exit code, what is wrong by name, and all that was printed."""
-    words = ["node", str(site.folder / key), "--server", site.where, "--data",
-             str(site.folder / data), "--check", *more]  # fmt: skip
-    code = execute(words)
-    said = capsys.readouterr()
-    findings = dict(line.split(": ", 1) for line in said.out.splitlines() if ": " in line)
-    wrong = {what.split()[1]: text for what, text in findings.items() if what.startswith("WRONG")}
-    assert len(said.err.strip().splitlines()) == (code != 0)
-    return code, wrong, said.out + said.err
+@pytest.fixture
+def server(home, serve):
+    """The server that the client is to join."""
+    made = serve(make(home / "tls", ["127.0.0.1"], ["a"]), status=400, body=KNOWN)
+    made.home = home
+    return made
 
 
-def test_a_node_that_can_join_is_told_so(site, capsys):
-    code, wrong, said = check(site, capsys)
-    assert (code, wrong) == (0, {})
+@pytest.fixture
+def check(server, capsys):
+    """Call the check: exit code, what is wrong by name, and all that was printed."""
+
+    def call(key="tls/clients/a", data="images", more=()):
+        words = ["node", str(server.home / key), "--server", server.where, "--data",
+                 str(server.home / data), "--check", *more]  # fmt: skip
+        code = execute(words)
+        said = capsys.readouterr()
+        found = dict(line.split(": ", 1) for line in said.out.splitlines() if ": " in line)
+        wrong = {what.split()[1]: text for what, text in found.items() if what.startswith("WRONG")}
+        assert len(said.err.strip().splitlines()) == (code != 0) and code == 2 * bool(said.err)
+        return wrong, said.out + said.err
+
+    return call
+
+
+def test_a_node_that_can_join_is_told_so(check, home):
+    wrong, said = check()
+    assert wrong == {} and not (home / ".fedhet").exists()  # nothing is left of it
     assert "4 images of 2 classes: a, b" in said and "knows this key" in said
-    assert not (site.folder / ".fedhet").exists()  # nothing is left of it
+    wrong, said = check(data="own.csv", more=("--model", "mine:make"))
+    assert wrong == {} and "mine:make, of which nothing can be said" in said
+    assert "2 columns, " in said and "a?[2J, b?" in said and "\x1b" not in said
 
 
-def test_a_model_that_is_nobodys_is_refused_for_rows_too(site, capsys):
-    (site.folder / "own.csv").write_text("a,b\n1,2\n")
-    code, wrong, _ = check(site, capsys, data="own.csv", more=("--model", "mlp-9"))
-    assert code == 2 and list(wrong) == ["model"]
-    assert "did you mean 'mlp-" in wrong["model"]
-    code, _, said = check(site, capsys, data="own.csv", more=("--model", "mine:make"))
-    assert code == 0 and "mine:make, of which nothing can be said" in said
-    assert "examples: 2 columns" in said
-
-
-def test_names_of_columns_are_printed_as_text(site, capsys):
-    (site.folder / "own.csv").write_text("a\x1b[2J,b\u202e\n1,2\n")
-    code, _, said = check(site, capsys, data="own.csv")
-    assert code == 0 and "a?[2J, b?" in said and "\x1b" not in said and "\u202e" not in said
-
-
-def test_a_key_that_the_server_does_not_know(site, capsys):
-    site.server.code = UNKNOWN
-    code, wrong, _ = check(site, capsys)
-    assert code == 2 and list(wrong) == ["admission"]
+def test_what_cannot_be_right_is_named(check, server, home):
+    wrong, _ = check(data="own.csv", more=("--model", "mlp-9"))
+    assert list(wrong) == ["model"] and "did you mean 'mlp-" in wrong["model"]
+    wrong, _ = check(data="empty")
+    assert list(wrong) == ["examples"] and "empty" in wrong["examples"]
+    assert "nowhere' is not there" in check(data="nowhere")[1]
+    for key in ("tls/clients/a.pub", "tls/server.pem"):
+        (home / key).chmod(0o600)
+        wrong, _ = check(key=key, more=("--ca", str(home / "tls" / "ca.crt")))
+        assert list(wrong) == ["key", "admission"]
+        assert "no private key" in wrong["key"] and key in wrong["key"]
+    other = make(home / "other", ["127.0.0.1"], []).ca
+    wrong, _ = check(more=("--ca", str(other)))
+    assert list(wrong) == ["connection", "admission"] and str(other) in wrong["connection"]
+    server.body = UNKNOWN
+    wrong, _ = check()
+    assert list(wrong) == ["admission"]
     assert "tls/clients/a" in wrong["admission"] and ".pub" in wrong["admission"]
 
 
-@pytest.mark.parametrize("key", ["tls/clients/a.pub", "tls/server.pem"])
-def test_a_file_that_is_no_key(site, capsys, key):
-    (site.folder / key).chmod(0o600)
-    more = ("--ca", str(site.folder / "tls" / "ca.crt"))
-    code, wrong, _ = check(site, capsys, key=key, more=more)
-    assert code == 2 and list(wrong) == ["key", "admission"]
-    assert "no private key" in wrong["key"] and key in wrong["key"]
+@pytest.mark.parametrize(
+    ("ahead", "text"), [(-60, "s ahead of the server's"), (3600, "s behind the server's")]
+)
+def test_a_clock_that_is_wrong(check, server, ahead, text):
+    server.ahead, server.status = ahead, 401  # the signature is of another time
+    wrong, _ = check()
+    assert list(wrong) == ["connection", "admission"]
+    assert text in wrong["connection"] and "clocks differ" in wrong["admission"]
 
 
-def test_a_ca_that_did_not_sign_the_servers_certificate(site, capsys):
-    other = site.folder / "other" / "ca.crt"
-    code, wrong, _ = check(site, capsys, more=("--ca", str(other)))
-    assert code == 2 and list(wrong) == ["connection", "admission"]
-    assert str(other) in wrong["connection"]
-
-
-@pytest.mark.parametrize("ahead", [-60, 3600])
-def test_a_clock_that_is_wrong(site, capsys, ahead):
-    site.server.ahead, site.server.status = ahead, 401  # the signature is of another time
-    code, wrong, _ = check(site, capsys)
-    assert code == 2 and list(wrong) == ["connection", "admission"]
-    assert "clock" in wrong["connection"] and "clocks differ" in wrong["admission"]
-
-
-def test_a_folder_that_is_empty_or_missing(site, capsys):
-    code, wrong, _ = check(site, capsys, data="empty")
-    assert code == 2 and list(wrong) == ["examples"] and "empty" in wrong["examples"]
-    code, wrong, said = check(site, capsys, data="nowhere")
-    assert code == 2 and "nowhere' is not there" in said
-
-
-def test_a_disk_that_is_full(site, capsys, monkeypatch):
-    usage = shutil.disk_usage(site.folder)
+def test_a_disk_that_is_full(check, home, monkeypatch):
+    usage = shutil.disk_usage(home)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5 << 20))
-    code, wrong, _ = check(site, capsys)
-    assert code == 2 and "5 MiB left" in wrong["disk"]
+    assert "5 MiB left" in check()[0]["disk"]
 
     def full(**_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    code, wrong, _ = check(site, capsys)
-    assert code == 2 and "No space left" in wrong["disk"]
+    assert "No space left" in check()[0]["disk"]
 
 
 @pytest.mark.parametrize(
@@ -165,15 +119,13 @@ def test_a_disk_that_is_full(site, capsys, monkeypatch):
         (("--split", "others.csv"), "no line for client 'a'"),
     ],
 )
-def test_an_option_that_cannot_be_right_is_refused_before_joining(site, words, names):
-    (site.folder / "limits.yaml").write_text("max-epoch: 5\n")
-    (site.folder / "split.csv").write_text("a,b\n1,2\n")
-    (site.folder / "others.csv").write_text("path,client,split\na/0.png,b,train\n")
+def test_an_option_that_cannot_be_right_is_refused_before_joining(home, words, names):
+    (home / "limits.yaml").write_text("max-epoch: 5\n")
+    (home / "split.csv").write_text("a,b\n1,2\n")
+    (home / "others.csv").write_text("path,client,split\na/0.png,b,train\n")
     option, value = words
-    own = site.folder / value
-    config = {"data-dir": str(site.folder / "images"), "name": "a"}
+    config = {"data-dir": str(home / "images"), "name": "a"}
     key = "split-file" if option == "--split" else option.strip("-")
-    config[key] = str(own) if own.exists() else value
-    plan = NodePlan(site.folder, site.folder, "h:1", config, site.folder / "log")
+    config[key] = str(home / value) if (home / value).exists() else value
     with pytest.raises(UserError, match=re.escape(names)):
-        refuse(plan)
+        refuse(NodePlan(home, home, "h:1", config, home / "log"))

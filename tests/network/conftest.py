@@ -1,8 +1,8 @@
 """What a file of tests shares: a federation of three SuperNodes."""
 
 import pytest
+from helpers.pace import patience
 from network.federation import Federation
-from network.pace import patience
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout reads the mark

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 from flwr.app import Error, Message
-from network.pace import patience
-from network.programs import Process, wait_for
+from helpers.pace import patience
+from helpers.programs import Process, wait_for
 
 from fedhet.config.load import build_config
 from fedhet.deploy.control import Control, ServerFolder
@@ -26,6 +26,7 @@ from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"  # "installed" on every node
+HOST = "127.0.0.2"  # loopback, but not what a proxy is never asked for
 TRAINS = "multiprocessing.spawn"  # in the command line of a node's process with torch
 PRESET = {
     "method": "fedssa",
@@ -55,9 +56,11 @@ class Commands:
         self.started.append(made.start())
         return made
 
-    def do(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def do(
+        self, *words: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [script("fedhet"), *words], env=self.env, cwd=self.folder, capture_output=True,
+            [script("fedhet"), *words], env=env or self.env, cwd=self.folder, capture_output=True,
             text=True, check=False, timeout=patience(),
         )  # fmt: skip
 
@@ -77,7 +80,7 @@ class Federation(Commands):
         (self.port,) = free_ports(1)
         self.tls = ServerFolder(folder / "tls")
         words = [word for name in self.names for word in ("--client", name)]
-        done = self.do("certs", "--out", "tls", "--server", "127.0.0.1", *words)
+        done = self.do("certs", "--out", "tls", "--server", HOST, *words)
         assert done.returncode == 0, done.stderr
         self.server = self._process("server", "server", "tls", *self.at("--host", "--port"))
         self.nodes: dict[int, Process] = {}
@@ -88,8 +91,8 @@ class Federation(Commands):
     def at(self, *options: str) -> tuple[str, ...]:
         """Where the server is, as one option or two."""
         if len(options) == 1:
-            return options[0], f"127.0.0.1:{self.port}"
-        return options[0], "127.0.0.1", options[1], str(self.port)
+            return options[0], f"{HOST}:{self.port}"
+        return options[0], HOST, options[1], str(self.port)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -219,6 +222,19 @@ class Run:
         while not any(map(wanted, self.rounds()[-1:])):
             assert self.process.running(), self.process.log.read_text()
             rounds = self._next_round(rounds)
+
+    def catch(self, federation: Federation, k: int) -> psutil.Process:
+        """Node k's process, stopped while it trains; whichever round that is."""
+        held: list[psutil.Process | None] = []
+
+        def stopped() -> bool:
+            assert self.process.running(), self.process.log.read_text()
+            held[:] = [federation.caught(self, k)]
+            return held[0] is not None
+
+        wait_for(stopped, f"node {k} trains", pause=0.02)
+        assert held[0] is not None
+        return held[0]
 
     def interrupt(self) -> int:
         """Ctrl-C; the exit code."""

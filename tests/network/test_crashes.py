@@ -4,9 +4,9 @@ import csv
 import time
 
 import pytest
+from helpers.pace import round_timeout
+from helpers.programs import wait_for
 from network.federation import simulated_hash
-from network.pace import round_timeout
-from network.programs import wait_for
 
 pytestmark = pytest.mark.network
 
@@ -22,14 +22,7 @@ def test_nodes_killed_in_training_come_back(federation, tmp_path):
     run = federation.run("killed", rounds=100, round_timeout=timeout)
     run.wait_rounds(1)
     memory = federation.memory()
-    caught = []
-
-    def stopped() -> bool:
-        assert run.process.running(), run.process.log.read_text()  # else nobody trains ever again
-        caught[:] = [federation.caught(run, 1)]
-        return caught[0] is not None
-
-    wait_for(stopped, "1 trains", pause=0.02)
+    run.catch(federation, 1)
     killed = len(run.rounds()) + 1
     supernode = federation.nodes[2].child("flower-supernode")
     assert supernode is not None

@@ -1,192 +1,70 @@
-"""The commands of a deployment as a person types them: what a node is told, who gets in."""
+"""A federation with TLS by default: the bytes of a simulation, and a sum of which a node dies."""
 
+import contextlib
 import json
-import ssl
-import subprocess
-import urllib.error
-import urllib.request
+import sqlite3
 from pathlib import Path
 
-from network.federation import TRAINS, Federation, simulated_hash
-from network.programs import wait_for
+from helpers.programs import wait_for
+from network.federation import Federation, simulated_hash
 
-from fedhet.deploy.control import CONNECTION
-from fedhet.engines.system import script
-
-CLOSED = (
-    "/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/health", "/",
-    "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs",
-    "/v1/fleet/..%2fcontrol%2flist-runs", "/v1/fleet//v1/control/list-runs",
-)  # fmt: skip
-
-SERVER = """
-import pathlib, time
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import ServerApp
-
-server = ServerApp()
-
-def messages(grid):
-    return [Message(RecordDict({"c": ConfigRecord({"x": 1})}), node, "train")
-            for node in grid.get_node_ids()]
-"""
-# Its message never arrives whole: its run ends while the SuperNodes fetch it.
-VANISHING = f"""{SERVER}
-@server.main()
-def main(grid, context):
-    from fedhet.protocol.flower import lose_what_is_pushed
-    lose_what_is_pushed()
-    grid.push_messages(messages(grid))
-    time.sleep(6)  # a SuperNode looks for messages every three seconds
-"""
-# A server whose application is called as ours and has code for the clients.
-LYING = f"""{SERVER}
-@server.main()
-def main(grid, context):
-    replies = grid.send_and_receive(messages(grid), timeout=60)
-    told = [m.error.reason if m.has_error() else "answered" for m in replies]
-    pathlib.Path("WHERE/told").write_text("\\n".join(told))
-"""
-MARKING = """
-import os, pathlib, sys
-from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
-if not sys.argv[0].endswith(("flwr", "flwr-serverapp")):  # whose code it is
-    pathlib.Path("WHERE/mark").write_text(f"{__name__}: {sys.argv}")
-app = ClientApp()
-
-@app.train()
-def train(message, context):
-    return Message(RecordDict(), reply_to=message)
-"""
-PROJECT = """
-[project]
-name = "fedhet"
-version = "0.2.0"
-description = ""
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "fedhet"
-[tool.flwr.app.components]
-serverapp = "own_server:server"
-clientapp = "fedhet.client_app:app"
-"""
+SUMS = {"method": "lg_fedavg", "local_epochs": 20, "sum_min": 2}
+ROUNDS = 100  # more than pass until node 1 is caught in one
 
 
-def application(folder: Path, files: dict[str, str]) -> Path:
-    """An application of somebody who can submit to the server."""
-    for name, text in {**files, "pyproject.toml": PROJECT}.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace("WHERE", str(folder.parent)))
-    return folder
-
-
-def flwr_run(federation: Federation, app: Path) -> None:
-    """Submit an application that is not the installed one, as a lying server does."""
-    env = federation.env | {"FLWR_HOME": str(federation.tls.flwr_home)}
-    command = [script("flwr"), "run", str(app), CONNECTION]
-    subprocess.run(command, env=env, cwd=federation.folder, check=True)
-
-
-def answer(federation: Federation, path: str) -> int:
-    """Status of a request, as somebody on a client's machine sends it."""
-    trust = ssl.create_default_context(cafile=str(federation.tls.credentials.ca))
-    address = f"https://127.0.0.1:{federation.port}{path}"
-    try:
-        with urllib.request.urlopen(address, data=b"", context=trust, timeout=30) as reply:
-            return reply.status
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
-    federation.whole()
-    done = federation.do("certs", "--out", "other", "--server", "127.0.0.1", "--client", "x")
-    assert done.returncode == 0
-    where = (*federation.at("--server"), "--partition", "0/1")
-    foreign = federation.start("foreign", "node", "other/clients/x", "--ca", "tls/ca.crt", *where)
-    false = federation.do("node", "tls/clients/0", "--ca", "other/ca.crt", *where, "--state", "f")
-    assert false.returncode == 2 and "is not from the CA in" in false.stderr
-    wait_for(lambda: foreign.said("does not know this key"), "it says why")
-    assert foreign.running()
-    check = federation.do("node", "other/clients/x", "--ca", "tls/ca.crt", *where, "--check")
-    assert check.returncode == 2 and "does not know the key" in check.stdout
-    second = federation.do(*federation.node_words(0))
-    assert second.returncode == 2 and "another `fedhet node` uses" in second.stderr
-    assert {answer(federation, path) for path in CLOSED} == {403}
-    assert answer(federation, "/v1/fleet/pull-messages") not in {403, 404, 502}
-    check = federation.do("node", "tls/clients/0", *where, "--check")
-    assert check.returncode == 0, check.stdout
-    assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout
-
-
-def test_code_that_the_server_sends_is_not_run_unless_the_owner_says_so(federation, tmp_path):
-    """It is refused in one line on both sides and leaves no mark; `--code sent` runs it."""
-    named = ("fedhet/__init__.py", "fedhet/client_app.py", "torch.py", "sitecustomize.py")
-    app = application(tmp_path / "app", {"own_server.py": LYING, **dict.fromkeys(named, MARKING)})
-    told, mark = tmp_path / "told", tmp_path / "mark"
-    federation.whole()
-    flwr_run(federation, app)
-    wait_for(told.exists, "the server has its answers")
-    reasons = told.read_text().splitlines()
-    assert len(reasons) == 3 and not mark.exists()
-    for node in federation.nodes.values():
-        assert node.said("refused: this run's fedhet") == 1
-    assert all(reason.endswith("install the same version, or --code sent") for reason in reasons)
-
-    told.unlink()
-    federation.whole({1: ("--partition", "1/3", "--code", "sent")})
-    assert federation.nodes[1].said("--code sent: this node runs whatever code the server sends")
-    flwr_run(federation, app)
-    wait_for(told.exists, "the server has its answers")
-    assert sorted(told.read_text().splitlines())[0] == "answered" and mark.exists()
-
-
-def test_a_federation_gives_the_same_bytes_and_survives_a_message_that_is_lost(federation):
-    nodes, server = federation.whole().nodes, federation.server
-    app = application(federation.folder / "vanishing", {"own_server.py": VANISHING})
-    over = server.said("finished:completed")
-    flwr_run(federation, app)
-    wait_for(lambda: server.said("finished:completed") > over, "the message is gone")
-
-    before = {k: node.said("round 2: test accuracy") for k, node in nodes.items()}
-    run = federation.run("bytes", rounds=2)
+def test_a_federation_gives_the_bytes_of_a_simulation(federation):
+    run = federation.whole().run("bytes", rounds=2)
     summary = run.result()
     assert summary["failures"] == []
     assert summary["run_sha256"] == simulated_hash(federation.folder, rounds=2)
-    assert all(node.said("round 2: test accuracy") == before[k] + 1 for k, node in nodes.items())
-    for node in nodes.values():
-        wait_for(lambda node=node: node.said("a message was cut off"), "it began anew")
-
-    for process in (nodes[1], server):  # the others wait, keys and runs stay
-        process.terminate()
-        wait_for(lambda process=process: not process.running(), "it says good-bye")
-        assert process.popen.returncode == 0 and process.said("stopped (SIGTERM)")
-    federation.start_server()
-    wait_for(lambda: federation.online() == 2, "so are two nodes", pause=1.0)
-    done = federation.do("status", "--superlink", "tls", "--json")
-    found = json.loads(done.stdout)
-    assert [node["status"] for node in found["nodes"]] == ["online", "offline", "online"]
-    assert [node["last_round"] for node in found["nodes"]] == [2, 2, 2]
+    for k, node in federation.nodes.items():
+        assert node.said("round 2: test accuracy") == 1, federation.log(k)
+    found = json.loads(federation.do("status", "--superlink", "tls", "--json").stdout)
+    told = [(node["name"], node["status"], node["last_round"]) for node in found["nodes"]]
+    assert told == [(name, "online", 2) for name in "012"]
     assert (found["runs"][0]["method"], found["runs"][0]["round"]) == ("fedssa", 2)
-    watched = federation.do("watch", "--plain", "--superlink", "tls").stdout.splitlines()
-    sites = [line.partition(", since 20") for line in watched if line.startswith("site ")]
-    assert [head for head, _, _ in sites][:2] == ["site 0, now online", "site 1, now offline"]
-    assert all(rest.endswith(", last round 2, failures 0") for _, _, rest in sites)
 
 
-def test_a_process_that_dies_costs_its_message_and_nothing_else(federation):
-    """Another is started, and the reply that never was is told at once, not after a minute."""
-    federation.whole()
-    run = federation.run("dies", rounds=100)
+def uploaded(federation: Federation, k: int, round_: int) -> bool:
+    """Whether the SuperLink has all of node k's answer to a round's train message, by its log."""
+    text = federation.log(k).read_text(errors="replace")
+    _, *received = text.split("Receiving: train message")
+    if len(received) < round_:  # that of the round before is not meant
+        return False
+    return "Sending: train message" in received[-1] and "Sent successfully" in received[-1]
+
+
+def waits_for_the_server(database: Path) -> bool:
+    """Whether the SuperLink has an upload that the server has not fetched.
+
+    That of a node which has left meanwhile it would not hand out any more.
+    """
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as link:
+        (found,) = link.execute(
+            "SELECT count(*) FROM message_res WHERE message_type = 'train' AND delivered_at = ''"
+        )
+    return bool(found[0])
+
+
+def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(federation, tmp_path):
+    """Node 2 dies while node 1 still trains. The twin is simulated, and loses nobody's reply."""
+    run = federation.whole().run("masked", **SUMS, rounds=ROUNDS, secure_sum="masked")
     run.wait_rounds(1)
-    wait_for(lambda: federation.training(0), "0 trains", pause=0.02)
-    worker = federation.nodes[0].child(TRAINS)
-    worker.kill()
-    run.wait_for_round(lambda record: any(f["client"] == "0" for f in record["failures"]))
-    (failure,) = (f for f in run.rounds()[-1]["failures"] if f["client"] == "0")
-    assert "ended by signal 9" in failure["reason"]
-    run.wait_for_round(lambda record: record["replied"] == 3 and not record["failures"])
+    held = run.catch(federation, 1)
+    last = len(run.rounds()) + 1
+    wait_for(lambda: uploaded(federation, 2, last), "node 2 has uploaded")
+    wait_for(lambda: not waits_for_the_server(federation.tls.database), "the server has that")
+    federation.nodes[2].kill()
+    held.resume()
+    run.wait_rounds(last)
     assert run.interrupt() == 130
-    assert federation.nodes[0].said("starting another") == 1
+
+    whole = run.rounds()[:last]
+    assert [(record["replied"], record["failures"]) for record in whole] == [(3, [])] * last
+    experiment = federation.state(run, 2, 0).parents[1].name
+    noted = json.loads((federation.state_dir(2) / experiment / "2/sum-last.json").read_text())
+    assert (noted["round"], noted["answered"]) == (last, [])  # so it died between the two
+    twin = SUMS | {"secure_sum": "unmasked", "rounds": last}
+    assert whole[-1]["sha256"] == simulated_hash(tmp_path, **twin)
+    told = (run.folder / "rounds.jsonl").read_text() + (run.folder / "summary.json").read_text()
+    assert '"clients.csv": "the server learned' in told and "train-images" not in told

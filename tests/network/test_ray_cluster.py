@@ -6,8 +6,8 @@ import os
 import psutil
 import pytest
 from engines.commands import Command, summary
+from helpers.ray_nodes import Cluster
 from network.federation import PRESET
-from network.ray_nodes import Cluster
 
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config

@@ -4,15 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.pace import round_timeout
+from helpers.programs import wait_for
 from network.federation import Federation, Run
-from network.pace import round_timeout
-from network.programs import wait_for
 
 pytestmark = [pytest.mark.network, pytest.mark.soak]
 
 
-def soak(folder: Path, nodes: int, rounds: int) -> dict:
-    """Run it; every third round the SuperNode whose turn it is dies while it trains."""
+def soak(folder: Path, nodes: int, rounds: int) -> tuple[Run, list[tuple[int, str]], dict, dict]:
+    """Run it; every third round the SuperNode whose turn it is dies while it trains.
+
+    Returns the run, rounds and victims, and the server's MiB after round 1 and at the end.
+    """
     federation = Federation(folder, nodes)
     try:
         federation.whole()
@@ -21,7 +24,7 @@ def soak(folder: Path, nodes: int, rounds: int) -> dict:
             min_replies=nodes // 2,
         )  # fmt: skip
         run.wait_rounds(1)
-        start, end, killed = federation.memory(), {}, []
+        start, killed = federation.memory(), []
         for victim, round_ in enumerate(range(2, rounds, 3)):
             run.wait_rounds(round_ - 1)
             k = victim % nodes
@@ -31,37 +34,25 @@ def soak(folder: Path, nodes: int, rounds: int) -> dict:
             killed.append((round_, str(k)))
         run.wait_rounds(rounds - 1)
         end = federation.memory()
-        return report(run, killed, start, end)
+        run.result()
+        return run, killed, start, end
     finally:
         federation.stop()
 
 
-def report(run: Run, killed: list[tuple[int, str]], start: dict, end: dict) -> dict:
-    summary, records = run.result(), run.rounds()
-    return {
-        "status": summary["status"],
-        "rounds": len(records),
-        "replies_expected": sum(r["sampled"] for r in records),
-        "replies_received": sum(r["replied"] for r in records),
-        "failed": summary["failures"],
-        "killed": killed,
-        "seconds": [round(r["seconds"], 1) for r in records],
-        "start": start,  # MiB
-        "end": end,
-    }
-
-
-def check(result: dict) -> None:
-    print(json.dumps(result))
-    assert result["status"] == "completed"
-    failed = len(result["failed"])
-    assert result["replies_received"] + failed == result["replies_expected"]
-    # Nobody but the victims fails, and each for the rounds that it was away at most.
-    assert {f["client"] for f in result["failed"]} <= {client for _, client in result["killed"]}
-    assert failed <= 4 * len(result["killed"])
-    for kind, megabytes in result["start"].items():
-        assert result["end"][kind] < 1.5 * megabytes + 50
-
-
 def test_twenty_nodes_thirty_rounds(tmp_path):
-    check(soak(tmp_path, nodes=20, rounds=30))
+    """Nobody but the victims fails, and each for the rounds that it was away at most."""
+    run, killed, start, end = soak(tmp_path, nodes=20, rounds=30)
+    summary, records = run.result(), run.rounds()
+    expected, received = (sum(r[key] for r in records) for key in ("sampled", "replied"))
+    failed = summary["failures"]
+    print(json.dumps({
+        "rounds": len(records), "expected": expected, "received": received, "failed": failed,
+        "killed": killed, "seconds": [round(r["seconds"], 1) for r in records],
+        "megabytes": [start, end],
+    }))  # fmt: skip
+    assert summary["status"] == "completed" and received + len(failed) == expected
+    assert {f["client"] for f in failed} <= {client for _, client in killed}
+    assert len(failed) <= 4 * len(killed)
+    for kind, megabytes in start.items():
+        assert end[kind] < 1.5 * megabytes + 50

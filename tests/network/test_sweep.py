@@ -1,37 +1,28 @@
 """``fedhet sweep`` with real cells: killed in the middle, it ends in the same bytes."""
 
-import contextlib
 import json
 import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 import yaml
-from network.pace import patience
-from network.programs import wait_for
+from helpers.pace import patience
+from helpers.programs import wait_for
 
 from fedhet.cli.app import execute
 from fedhet.engines.system import script
 
+pytestmark = pytest.mark.network
 PRESET = {
     "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
-    "local-epochs": 1, "batch-size": 16, "rounds": 30, "grid": {"seed": [0, 1]},
+    "local-epochs": 1, "batch-size": 16, "rounds": 12, "grid": {"seed": [0, 1]},
 }  # fmt: skip
 
 
 def start(folder: Path, name: str, preset: str = "tiny.yaml") -> subprocess.Popen[str]:
     words = [script("fedhet"), "sweep", str(folder / preset), "--out", str(folder / name)]
     return subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True)
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """kill -9 of the command and of everything below it."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    for one in (psutil.Process(process.pid), *below):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.communicate()
-    psutil.wait_procs(below, patience())
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -45,10 +36,6 @@ def statuses(folder: Path) -> list[str]:
     return [json.loads(path.read_text())["status"] for path in folder.glob("*/summary.json")]
 
 
-def rounds(folder: Path) -> int:
-    return sum(len(path.read_text().splitlines()) for path in folder.glob("*/rounds.jsonl"))
-
-
 def cells_in(folder: Path) -> int:
     return sum(len(path.read_text().splitlines()) > 2 for path in folder.glob("*/rounds.jsonl"))
 
@@ -56,7 +43,7 @@ def cells_in(folder: Path) -> int:
 def test_cells_end_with_a_killed_sweep_and_two_others_share_them_with_the_same_bytes(
     tmp_path,
 ) -> None:
-    """First the sweep alone is killed, then everything at once; two sweeps go on side by side."""
+    """The command alone is killed, and two sweeps go on side by side."""
     for preset in ("tiny.yaml", "other.yaml"):
         (tmp_path / preset).write_text(yaml.safe_dump(PRESET))
     killed, lines = start(tmp_path, "shared"), tmp_path / "shared"
@@ -67,12 +54,6 @@ def test_cells_end_with_a_killed_sweep_and_two_others_share_them_with_the_same_b
     _, alive = psutil.wait_procs(cells, patience())
     assert cells and not alive
     assert set(statuses(lines)) == {"stopped"}
-
-    begun = rounds(lines)
-    killed = start(tmp_path, "shared")
-    wait_for(lambda: rounds(lines) > begun, "a cell has gone on", pause=0.02)
-    kill(killed)
-    assert "completed" not in statuses(lines)
 
     both = [start(tmp_path, "shared", preset) for preset in ("tiny.yaml", "other.yaml")]
     ended = [json.loads(one.communicate(timeout=patience())[0])["cells"] for one in both]

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 from docs.test_tutorials import blocks, check
+from helpers.programs import wait_for
 from network.federation import Commands
-from network.programs import wait_for
 
 from fedhet.engines.system import free_ports
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from network.pace import patience
-from network.programs import Process, wait_for
-from network.ray_nodes import Cluster
+from helpers.pace import patience
+from helpers.programs import Process, wait_for
+from helpers.ray_nodes import Cluster
 
 from fedhet.cli.app import execute
 from fedhet.engines.system import environment, script

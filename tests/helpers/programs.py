@@ -1,13 +1,17 @@
 """Programs that a test starts, watches and kills; each is ended by its pid."""
 
 import contextlib
+import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from network.pace import patience
+from helpers.pace import patience
+
+from fedhet.engines.system import free_ports
 
 
 def wait_for(what: Callable[[], object], reason: str, pause: float = 0.2) -> None:
@@ -94,3 +98,34 @@ class Process:
     def said(self, text: str) -> int:
         """How often ``text`` is in its log."""
         return self.log.read_text(errors="replace").count(text) if self.log.exists() else 0
+
+
+class Tinyproxy:
+    """An HTTP proxy on 127.0.0.1 that lets those through whom :meth:`allow` names, nobody else."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self._log, self._hosts = folder / "tinyproxy.log", folder / "tinyproxy.hosts"
+        config = folder / "tinyproxy.conf"
+        config.write_text(
+            f'Port {self.port}\nListen 127.0.0.1\nLogFile "{self._log}"\n'
+            f'Filter "{self._hosts}"\nFilterDefaultDeny Yes\n'
+        )
+        words = ["tinyproxy", "-d", "-c", str(config)]
+        self._process = Process(words, folder / "tinyproxy.out", os.environ)
+
+    def allow(self, *hosts: str) -> None:
+        """Start it, again if it runs: these hosts may be reached."""
+        self._process.end()
+        self._hosts.write_text("".join(f"^{re.escape(host)}$\n" for host in hosts or ("none",)))
+        self._log.write_text("")
+        self._process.start()
+        wait_for(lambda: "listen" in self.log().lower(), "tinyproxy runs", pause=0.05)
+
+    def log(self) -> str:
+        """What it has done since it was started."""
+        return self._log.read_text()
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.end()

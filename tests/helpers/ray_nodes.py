@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from network.programs import Process, wait_for
+from helpers.programs import Process, wait_for
 
 from fedhet.engines.system import environment, free_ports, script
 

@@ -1,0 +1,137 @@
+"""A node whose server attacks by code or by names of modules: nothing of it leaves a mark."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Context, RecordDict
+from helpers.applications import CLIENT, PROJECT, honest, packed
+
+from fedhet.deploy.node import Node, NodePlan
+from fedhet.protocol.flower import OTHER_CODE, be_one_process, posted
+from fedhet.protocol.messages import Instruction, request
+
+PLAIN = {"dataset": "synthetic:240x4", "clients": 3}
+MARK = b"MARK\n"  # in a file: code that leaves one
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    return honest(tmp_path_factory.mktemp("app") / "app")
+
+
+class Task:
+    """A message of a run, with the application that came with it."""
+
+    def __init__(self, sent, config, limits):
+        kind = "train" if {"models", "common-model"} & set(config) else "query"
+        what = Instruction("e", int(kind == "train"), classes=tuple("0123"))
+        self.message, self.sent, self.reply = request(kind, 1, what, 600.0), sent, None
+        posted(self.message)
+        node = {"partition-id": 0, "num-partitions": 3, "state-dir": "states"} | limits
+        text = json.dumps({"config": config, "run": {}})
+        self.context = Context(1, 1, node, RecordDict(), {"config": text}, 1)
+
+    def pull(self):
+        return self.message, self.context, self.sent, (1, 1, 1)
+
+    def push(self, reply, context):
+        self.reply = reply
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, sent):
+    """A node with its real process, and ``ask``: what it answers to one message.
+
+    The folder where it was started has modules of somebody else's, and one package is installed.
+    """
+    home = tmp_path_factory.mktemp("site")
+    marks, here, packages = home / "marks", home / "here", home / "packages"
+    for folder in (marks, here, packages):
+        folder.mkdir()
+    mark = f"import pathlib; pathlib.Path({str(marks)!r}, __name__).touch()\n"
+    for name in ("evil", "torch", "fedhet", "sitecustomize"):
+        (here / f"{name}.py").write_text(mark)
+    (packages / "lab.py").write_text(mark)
+    said = []
+    keeper = Node(NodePlan(home, home, "h:1", {}, home / "log"), said.append)
+
+    def ask(files=sent, more=(), link="", config=PLAIN, limits=None):
+        files = {name: text.replace(MARK, mark.encode()) for name, text in files.items()}
+        task = Task(packed(files, *more, link=link), config, limits or {})
+        keeper._answer(task)
+        return task.reply
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        patch.syspath_prepend(packages)
+        be_one_process()
+        yield SimpleNamespace(ask=ask, marks=marks, said=said, home=home)
+        if keeper._worker is not None:
+            keeper._worker.stop()
+
+
+ATTACKS = {
+    "a changed byte": lambda sent: {CLIENT: b"#" + sent[CLIENT][1:]},
+    "one line more": lambda sent: {CLIENT: MARK + sent[CLIENT]},
+    "one more file": lambda sent: {"fedhet/own.py": MARK},
+    "torch": lambda sent: {"torch.py": MARK, "torch/__init__.py": MARK},
+    "sitecustomize": lambda sent: {"sitecustomize.py": MARK, "usercustomize.py": MARK},
+    "a pth": lambda sent: {"fedhet.pth": MARK, "site-packages/x.pth": MARK},
+    "another entry point": lambda sent: {
+        "evil.py": MARK, PROJECT: sent[PROJECT].replace(b"fedhet.client_app:app", b"evil:app"),
+    },
+    "a file elsewhere": lambda sent: {
+        "../evil.py": MARK, "fedhet/../../torch.py": MARK, "/tmp/evil.py": MARK,
+    },
+    "modules of ours": lambda sent: {
+        "evil.py": MARK, "clients/base.py": MARK, "FEDHET/client_app.py": MARK,
+        "fedhet/__pycache__/client_app.cpython-311.pyc": MARK, "fedhet/a.so": MARK,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_a_server_sends_is_refused_and_leaves_no_mark(site, sent, attack):
+    """Each comes between two honest messages of one run, as from a server that changes its mind."""
+    assert "client" in told(site.ask())
+    reply = site.ask(sent | ATTACKS[attack](sent))
+    assert reply.error.code == OTHER_CODE
+    assert reply.error.reason.endswith("install the same version, or --code sent")
+    assert site.said[-1] == f"refused: {reply.error.reason}"
+    assert "client" in told(site.ask()) and not list(site.marks.iterdir())
+
+
+def test_a_link_to_a_file_with_code_is_refused(site, sent):
+    path = str(site.home / "here" / "evil.py")
+    reply = site.ask(sent | {CLIENT: path.encode()}, link=CLIENT)
+    assert reply.error.code == OTHER_CODE and not list(site.marks.iterdir())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"method": "evil:METHOD"}, {"models": ["evil:make"]}, {"dataset": "evil:load"},
+     {"method": "fedavg", "common-model": "evil:make"},
+     {"dataset": "os:system"}, {"models": ["subprocess:Popen"]}, {"method": "antigravity:METHOD"}],
+)  # fmt: skip
+def test_a_run_names_modules_of_installed_packages_only(site, names):
+    """Those beside the node, those that the server has and Python's own are not imported."""
+    assert told(site.ask(config=PLAIN | names))["error"] in {"configuration", "model", "data"}
+    assert not list(site.marks.iterdir())
+
+
+def test_limits_forbid_what_a_run_names_before_it_is_imported(site):
+    (site.home / "none.yaml").write_text("modules: []\n")
+    (site.home / "lab.yaml").write_text("modules: [lab]\n")
+    none, lab = ({"limits": str(site.home / f"{name}.yaml")} for name in ("none", "lab"))
+    for names in ({"method": "lab:M"}, {"models": "lab:make"}, {"dataset": "lab.data:load"},
+                  {"public-dataset": "lab:load"}, {"small-model": "lab:make"}):  # fmt: skip
+        assert told(site.ask(config=PLAIN | names, limits=none))["error"] == "limit-modules"
+    assert "client" in told(site.ask(limits=none)) and not list(site.marks.iterdir())
+    asked = PLAIN | {"method": "lab:M"}
+    assert told(site.ask(config=asked, limits=lab))["error"] == "configuration"  # it has no M
+    assert (site.marks / "lab").exists()
+
+
+def told(reply):
+    return dict(reply.content.config_records["info"].items())

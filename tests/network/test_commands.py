@@ -1,0 +1,191 @@
+"""The commands of a deployment as a person types them: who gets in, whose code runs, what waits."""
+
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from helpers.programs import wait_for
+from network.federation import HOST, TRAINS, Federation
+
+from fedhet.deploy.control import CONNECTION
+from fedhet.engines.system import free_ports, script
+
+pytestmark = pytest.mark.network
+CLOSED = (
+    "/v1/control/list-runs",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/../control/list-runs",
+    "/",
+)
+
+SERVER = """
+import pathlib, time
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+
+def messages(grid):
+    return [Message(RecordDict({"c": ConfigRecord({"x": 1})}), node, "train")
+            for node in grid.get_node_ids()]
+"""
+# Its message never arrives whole: its run ends while the SuperNodes fetch it.
+VANISHING = f"""{SERVER}
+@server.main()
+def main(grid, context):
+    from fedhet.protocol.flower import lose_what_is_pushed
+    lose_what_is_pushed()
+    grid.push_messages(messages(grid))
+    time.sleep(6)  # a SuperNode looks for messages every three seconds
+"""
+# A server whose application is called as ours and has code for the clients.
+LYING = f"""{SERVER}
+@server.main()
+def main(grid, context):
+    replies = grid.send_and_receive(messages(grid), timeout=60)
+    told = [m.error.reason if m.has_error() else "answered" for m in replies]
+    pathlib.Path("WHERE/told").write_text("\\n".join(told))
+"""
+MARKING = """
+import os, pathlib, sys
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+if not sys.argv[0].endswith(("flwr", "flwr-serverapp")):  # whose code it is
+    pathlib.Path("WHERE/mark").write_text(f"{__name__}: {sys.argv}")
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
+"""
+PROJECT = """
+[project]
+name = "fedhet"
+version = "0.2.0"
+description = ""
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "fedhet"
+[tool.flwr.app.components]
+serverapp = "own_server:server"
+clientapp = "fedhet.client_app:app"
+"""
+
+
+def application(folder: Path, files: dict[str, str]) -> Path:
+    """An application of somebody who can submit to the server."""
+    for name, text in {**files, "pyproject.toml": PROJECT}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("WHERE", str(folder.parent)))
+    return folder
+
+
+def flwr_run(federation: Federation, app: Path) -> None:
+    """Submit an application that is not the installed one, as a lying server does."""
+    env = federation.env | {"FLWR_HOME": str(federation.tls.flwr_home)}
+    command = [script("flwr"), "run", str(app), CONNECTION]
+    subprocess.run(command, env=env, cwd=federation.folder, check=True)
+
+
+def answer(federation: Federation, path: str) -> int:
+    """Status of a request, as somebody on a client's machine sends it."""
+    trust = ssl.create_default_context(cafile=str(federation.tls.credentials.ca))
+    address = f"https://{HOST}:{federation.port}{path}"
+    try:
+        with urllib.request.urlopen(address, data=b"", context=trust, timeout=30) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
+    federation.whole()
+    done = federation.do("certs", "--out", "other", "--server", "127.0.0.1", "--client", "x")
+    assert done.returncode == 0
+    where = (*federation.at("--server"), "--partition", "0/1")
+    foreign = federation.start("foreign", "node", "other/clients/x", "--ca", "tls/ca.crt", *where)
+    false = federation.do("node", "tls/clients/0", "--ca", "other/ca.crt", *where, "--state", "f")
+    assert false.returncode == 2 and "is not from the CA in" in false.stderr
+    wait_for(lambda: foreign.said("does not know this key"), "it says why")
+    keyless = [script("flower-supernode"), "--root-certificates", "tls/ca.crt", "--superlink",
+               federation.at("--server")[1], "--port", str(free_ports(1)[0])]  # fmt: skip
+    done = subprocess.run(
+        keyless, env=federation.env, cwd=federation.folder, capture_output=True, check=False
+    )
+    assert done.returncode and b"SuperNode ID" not in done.stdout + done.stderr
+    assert foreign.running()
+    check = federation.do("node", "other/clients/x", "--ca", "tls/ca.crt", *where, "--check")
+    assert check.returncode == 2 and "does not know the key" in check.stdout
+    second = federation.do(*federation.node_words(0))
+    assert second.returncode == 2 and "another `fedhet node` uses" in second.stderr
+    assert {answer(federation, path) for path in CLOSED} == {403}
+    assert answer(federation, "/v1/fleet/pull-messages") not in {403, 404, 502}
+    check = federation.do("node", "tls/clients/0", *where, "--check")
+    assert check.returncode == 0, check.stdout
+    assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout
+
+
+def test_code_that_the_server_sends_is_not_run_unless_the_owner_says_so(federation, tmp_path):
+    """It is refused in one line on both sides and leaves no mark; `--code sent` runs it."""
+    named = ("fedhet/__init__.py", "fedhet/client_app.py", "torch.py", "sitecustomize.py")
+    app = application(tmp_path / "app", {"own_server.py": LYING, **dict.fromkeys(named, MARKING)})
+    told, mark = tmp_path / "told", tmp_path / "mark"
+    federation.whole()
+    flwr_run(federation, app)
+    wait_for(told.exists, "the server has its answers")
+    reasons = told.read_text().splitlines()
+    assert len(reasons) == 3 and not mark.exists()
+    for node in federation.nodes.values():
+        assert node.said("refused: this run's fedhet") == 1
+    assert all(reason.endswith("install the same version, or --code sent") for reason in reasons)
+
+    told.unlink()
+    federation.whole({1: ("--partition", "1/3", "--code", "sent")})
+    assert federation.nodes[1].said("--code sent: this node runs whatever code the server sends")
+    flwr_run(federation, app)
+    wait_for(told.exists, "the server has its answers")
+    assert sorted(told.read_text().splitlines())[0] == "answered" and mark.exists()
+
+
+def test_a_lost_message_costs_a_restart_and_who_leaves_is_told(federation):
+    """What Flower forgets is noticed by its log; server and node end when they are asked to."""
+    nodes, server = federation.whole().nodes, federation.server
+    app = application(federation.folder / "vanishing", {"own_server.py": VANISHING})
+    over = server.said("finished:completed")
+    flwr_run(federation, app)
+    wait_for(lambda: server.said("finished:completed") > over, "the message is gone")
+    assert federation.run("after", rounds=2).result()["failures"] == []
+    for node in nodes.values():
+        wait_for(lambda node=node: node.said("a message was cut off"), "it began anew")
+
+    for process in (nodes[1], server):  # the others wait, keys and runs stay
+        process.terminate()
+        wait_for(lambda process=process: not process.running(), "it says good-bye")
+        assert process.popen.returncode == 0 and process.said("stopped (SIGTERM)")
+    wait_for(lambda: nodes[0].said("waiting for"), "it says what it waits for")
+    federation.start_server()
+    wait_for(lambda: federation.online() == 2, "so are two nodes", pause=1.0)
+    watched = federation.do("watch", "--plain", "--superlink", "tls").stdout.splitlines()
+    sites = [line.partition(", since 20") for line in watched if line.startswith("site ")]
+    assert [head for head, _, _ in sites][:2] == ["site 0, now online", "site 1, now offline"]
+    assert all(rest.endswith(", last round 2, failures 0") for _, _, rest in sites)
+
+
+def test_a_process_that_dies_costs_its_message_and_nothing_else(federation):
+    """Another is started, and the reply that never was is told at once, not after a minute."""
+    federation.whole()
+    run = federation.run("dies", rounds=100)
+    run.wait_rounds(1)
+    wait_for(lambda: federation.training(0), "0 trains", pause=0.02)
+    worker = federation.nodes[0].child(TRAINS)
+    worker.kill()
+    run.wait_for_round(lambda record: any(f["client"] == "0" for f in record["failures"]))
+    (failure,) = (f for f in run.rounds()[-1]["failures"] if f["client"] == "0")
+    assert "ended by signal 9" in failure["reason"]
+    run.wait_for_round(lambda record: record["replied"] == 3 and not record["failures"])
+    assert run.interrupt() == 130
+    assert federation.nodes[0].said("starting another") == 1

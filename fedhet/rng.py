@@ -37,7 +37,12 @@ def torch_seeded(seed: int, purpose: str, client: str = "", round_: int = 0) -> 
     """Run the body with torch's global generators seeded, and restore them afterwards."""
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(torch_seed(seed, purpose, client, round_))
+        number = torch_seed(seed, purpose, client, round_)
+        # `torch.manual_seed` also queues a call, with a traceback, for each kind of device that
+        # is not in use: more work than the seeding.
+        torch.default_generator.manual_seed(number)
+        if devices:
+            torch.cuda.manual_seed_all(number)
         yield
 
 

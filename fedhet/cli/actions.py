@@ -16,6 +16,7 @@ from fedhet.data.images import Indices
 from fedhet.data.inputs import noun
 from fedhet.deploy.control import tls_of
 from fedhet.engines import preflight, session
+from fedhet.engines.fork_server import start_early
 from fedhet.engines.session import find_preset
 from fedhet.engines.system import interruptible
 from fedhet.errors import RunFailed, UserError, one_line
@@ -52,6 +53,8 @@ def run(
     """``fedhet run``; ``watching``: with a page of it meanwhile."""
     path = find_preset(config_name)
     config, notes = load_noted(path, overrides, deployed=connection is not None)
+    if connection is None and config.engine == "processes":
+        start_early()
     shown = console(quiet=as_json)
     if watching:
         from fedhet.cli.watch import beside  # noqa: PLC0415  (a web server)
@@ -107,6 +110,8 @@ def resume(
     trust: bool = False,
 ) -> None:
     """``fedhet resume``: go on after the last finished round."""
+    if connection is None:
+        start_early()
     shown = console(quiet=as_json)
     folder = session.resume(
         path, overrides, shown, connection, accept_lost=accept_lost, trust=trust

@@ -1,13 +1,11 @@
 """Worker processes of a simulation, forked from one process that has imported the ClientApp.
 
-The fork server is a plain ``python -c`` child: it imports torch and the ClientApp once, has no
-threads, and forks a worker for each connection that it is sent. The caller's main module is not
-imported again, so that scripts without a ``__main__`` guard and notebooks work; with
-``multiprocessing`` it would be. On Linux the kernel ends workers with the fork server, and the fork
-server with the command, however those end.
-
-Only the standard library is imported here: the server is started while the command still imports
-torch itself.
+``fedhet run`` forks that process, the fork server, from itself once everything is imported; a
+script or a notebook, which may have threads and a GPU in use, starts a ``python -c`` child. Neither
+imports the caller's main module again, as ``multiprocessing`` would: scripts without a ``__main__``
+guard and notebooks work. The server has no threads and forks a worker for each connection that it
+is sent. On Linux the kernel ends workers with the fork server, and the fork server with the
+command, however those end.
 """
 
 import contextlib
@@ -20,7 +18,8 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -28,6 +27,9 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from fedhet.engines.fork_server import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
 )
+NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}  # they would be in the way of a fork
+# Imports make a million objects that stay; looking for garbage among them costs a tenth of them.
+RARELY = (50_000, 20, 20)
 _early: list["ForkServer"] = []
 
 
@@ -50,22 +52,16 @@ class Worker:
 
 
 class ForkServer:
-    """Starts the process that forks workers; it ends with this one, at the latest."""
+    """The process that forks workers; it ends with this one, at the latest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forked: bool = False) -> None:
+        """Start it: as a child of its own, or ``forked`` from this process."""
         self._control, theirs = socket.socketpair()
-        paths = json.dumps([path for path in sys.path if path])
         # Ctrl-C is for the command alone; a blocked signal stays blocked in what it starts.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with theirs:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _START, paths, str(theirs.fileno()),
-                     str(os.getpid())],
-                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
-                    # Threads of BLAS would be in the way of a fork; a worker uses one anyway.
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                )  # fmt: skip
+                self._pid, self._wait = (_forked if forked else _spawned)(theirs)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
@@ -83,20 +79,45 @@ class ForkServer:
 
     def close(self) -> None:
         """End it, and the workers with it."""
-        self.process.kill()
-        self.process.wait()
+        os.kill(self._pid, signal.SIGKILL)
+        self._wait()
         self._control.close()
 
 
-def start_early(words: Sequence[str]) -> None:
-    """Start a fork server if a command line is likely to need one: torch is imported beside it.
+def _spawned(control: socket.socket) -> tuple[int, Callable[[], object]]:
+    """Start a fork server as a child that imports everything; return its id and how to wait."""
+    paths = json.dumps([path for path in sys.path if path])
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _START, paths, str(control.fileno()), str(os.getpid())],
+        pass_fds=[control.fileno()],
+        env={**os.environ, **NO_THREADS},
+    )
+    return process.pid, process.wait
 
-    The run takes it, ends it if it has another engine, or it ends with the command.
+
+def _forked(control: socket.socket) -> tuple[int, Callable[[], object]]:
+    """As :func:`_spawned`, by a fork of this process."""
+    parent = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            serve(control.detach(), parent)
+        finally:
+            os._exit(1)
+    return pid, partial(os.waitpid, pid, 0)
+
+
+def start_early() -> None:
+    """Fork a server for the run that this process is about to start, while it has one thread.
+
+    To be called when everything is imported and neither torch nor CUDA has worked. The run takes
+    the server, or ends it if it has another engine.
     """
-    simulates = words[:1] in (["run"], ["resume"])
-    other = {"engine=inline", "engine=ray", "--help", "-h"}
-    if simulates and not any(w in other or w.startswith("--superlink") for w in words):
-        _early.append(ForkServer())
+    with contextlib.suppress(OSError):  # not on Linux
+        if len(os.listdir("/proc/self/task")) == 1:
+            _early.append(ForkServer(forked=True))
 
 
 def take_early() -> ForkServer | None:
@@ -109,8 +130,13 @@ def serve(control: int, command: int) -> NoReturn:
     _end_with(command)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects ended workers
-    from fedhet.engines import grid  # noqa: PLC0415  (torch, the ClientApp and all methods)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    gc.set_threshold(*RARELY)
+    from fedhet.engines import grid  # noqa: PLC0415  (torch and the ClientApp)
+    from fedhet.models.flops import torchs_formulas  # noqa: PLC0415
 
+    torchs_formulas()
     gc.collect()
     gc.freeze()  # pages with objects stay shared with the workers
     own = os.getpid()

@@ -9,17 +9,13 @@ formulas these are, with those that it lacks, and one that it has wrong).
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import (
-    conv_flop_count,
-    flop_registry,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
 
 from fedhet.data.inputs import Inputs
 from fedhet.models.base import untouched
@@ -31,6 +27,12 @@ _named: set[str] = set()  # operators without a formula that this process has na
 _WORK = re.compile(r"rnn|lstm|gru|attention|transformer|conv|mm|matmul|linear|einsum|bilinear|fft")
 _MATRIX = 2  # dimensions
 _MIB = 2**20
+
+
+@cache
+def torchs_formulas() -> Any:
+    """Return ``torch.utils.flop_counter``, which imports Triton: imported when it is needed."""
+    return import_module("torch.utils.flop_counter")
 
 
 def _recurrent(weights: Any, inputs: torch.Tensor) -> int:
@@ -49,7 +51,8 @@ def _convolution_back(
     channels would count 512 times.
     """
     transposed, wanted = args[4], args[7]
-    forward = conv_flop_count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
+    count = torchs_formulas().conv_flop_count
+    forward = count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
     return int(forward * sum(wanted[:2]))
 
 
@@ -64,7 +67,7 @@ def _cudnn(inputs: torch.Tensor, weights: Any, *args: Any, **kwargs: Any) -> int
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+    return int(torchs_formulas().sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
 def _attention_back(
@@ -72,7 +75,7 @@ def _attention_back(
     *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     shapes = (grad.shape, query.shape, key.shape, value.shape)
-    return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
+    return int(torchs_formulas().sdpa_backward_flop_count(*shapes))
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
@@ -108,6 +111,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total: int = 0
+        self._registry = torchs_formulas().flop_registry
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -130,7 +134,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation and count it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+        formula: Callable[..., int] | None = self._registry.get(func.overloadpacket)
         if func.overloadpacket in _OURS:
             self.total += _OURS[func.overloadpacket](*args, **kwargs)
         elif formula is not None:

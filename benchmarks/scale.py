@@ -23,11 +23,12 @@ from flwr.app import Message
 from benchmarks.common import emit, median
 from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
+from fedhet.engines.launch import Launch
 from fedhet.protocol.flower import be_one_process, posted, simulator_sweep
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import QUERY, answer, instruction
 from fedhet.records.run_folder import RunFolder
-from fedhet.server_app import Job, run
+from fedhet.server_app import run
 
 ROUNDS = 5
 CLASSES = [str(label) for label in range(10)]
@@ -89,7 +90,7 @@ def measure(method: str, clients: int) -> None:
         folder = RunFolder.create(config, "scale")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        run(Echo(clients), Job(config, folder, resume=False), Roster())  # type: ignore[arg-type]
+        run(Echo(clients), Launch(config, folder), Roster())  # type: ignore[arg-type]
         total = time.perf_counter() - started
         rounds = [record["seconds"] for record in folder.read_rounds()]
         record = folder.read_rounds()[-1]

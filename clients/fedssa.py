@@ -58,23 +58,20 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         assert isinstance(payload, HeaderRows)
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
-        seen, sent = self.seen(), torch.as_tensor(payload.classes)
-        rows = torch.arange(len(sent))
+        own, rows = self.seen().numpy(), np.arange(len(payload.classes))
         if self.params.download_rows == "seen":  # with secure-sum more come
-            rows = rows[torch.isin(sent, seen)]
+            rows = rows[np.isin(payload.classes, own)]
         if self.told is not None:
-            told = torch.tensor(sorted(self.told), dtype=torch.int64)
-            rows = rows[torch.isin(sent[rows], told)]
-        sent = sent[rows]
-        fused = torch.isin(sent, seen)
+            rows = rows[np.isin(payload.classes[rows], sorted(self.told))]
+        ids = payload.classes[rows]
+        sent = torch.as_tensor(ids).to(self.device)
+        fused = torch.as_tensor(np.isin(ids, own)).to(self.device)
         pairs = [(self.model.head.weight, payload.weight), (self.model.head.bias, payload.bias)]
         with torch.no_grad():
             for local, array in pairs[: 1 + self.params.header_bias]:
-                new = torch.as_tensor(array)[rows].to(self.device)
-                old = local[sent.to(self.device)]
-                mixed = (new + mu * old) / scale
-                keep = fused.to(self.device).view(-1, *[1] * (new.dim() - 1))
-                local[sent.to(self.device)] = torch.where(keep, mixed, new)
+                new = torch.as_tensor(array[rows]).to(self.device)
+                mixed = (new + mu * local[sent]) / scale
+                local[sent] = torch.where(fused.view(-1, *[1] * (new.dim() - 1)), mixed, new)
 
     def upload(self) -> Payload:
         """Rows of the seen classes after training, or the whole header."""

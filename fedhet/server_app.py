@@ -4,7 +4,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedhet.config.load import find_method, from_run_config
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
+from fedhet.engines.launch import Launch
 from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.flower import is_simulated
@@ -30,15 +30,6 @@ app = ServerApp()
 log = logging.getLogger("fedhet")
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run and how it was asked for."""
-
-    config: RunConfig
-    folder: RunFolder
-    resume: bool
-
-
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that arrives in ``context.run_config``."""
@@ -46,15 +37,15 @@ def main(grid: Grid, context: Context) -> None:
     one_blas_thread()
     torch.set_num_threads(1)  # array operations of a server are memory-bound, and same bits always
     try:
-        job = open_job(context.run_config)
+        launch = open_launch(context.run_config)
     except UserError:
         if not context.run_config.get("config"):  # plain `flwr run`: the line says it all
             sys.tracebacklimit = 0
         raise
-    lock = job.folder.lock()
+    lock = launch.folder.lock()
     roster = Roster()
     try:
-        run(grid, job, roster)
+        run(grid, launch, roster)
     except BaseException as error:
         plain = isinstance(error, RunFailed | UserError)
         reason = str(error) if plain else brief(error)
@@ -65,21 +56,21 @@ def main(grid: Grid, context: Context) -> None:
             status, reason = "stopped", str(error)
         log.error("run %s: %s", status, reason)
         with contextlib.suppress(OSError):  # on a full disk the log is all there is
-            job.folder.write_summary(job.config, status, len(roster.ids), reason)
+            launch.folder.write_summary(launch.config, status, len(roster.ids), reason)
         raise
     finally:
         lock.release()
-    log.info("results in %s", job.folder.path)
+    log.info("results in %s", launch.folder.path)
 
 
-def open_job(run_config: Mapping[str, Any]) -> Job:
-    """The run that a Flower run config describes.
+def open_launch(run_config: Mapping[str, Any]) -> Launch:
+    """Return the run that a Flower run config describes.
 
     ``fedhet run`` has made the run folder; for a plain ``flwr run`` it is made here.
     """
     config, run_ = from_run_config(run_config)
     if run_ and Path(run_["folder"]).is_dir():
-        return Job(config, RunFolder(Path(run_["folder"])), bool(run_["resume"]))
+        return Launch(config, RunFolder(Path(run_["folder"])), bool(run_["resume"]))
     if not run_:
         if not run_config.get("out"):
             config = config.model_copy(update={"out": str(Path.home() / ".fedhet" / "runs")})
@@ -88,14 +79,14 @@ def open_job(run_config: Mapping[str, Any]) -> Job:
                 f"out: '{config.out}' is not allowed: `flwr run` needs an absolute path, since "
                 "the server runs in a folder of its own"
             )
-    return Job(config, RunFolder.create(config, config.method.rpartition(":")[2]), resume=False)
+    return Launch(config, RunFolder.create(config, config.method.rpartition(":")[2]))
 
 
-def run(grid: Grid, job: Job, roster: Roster) -> None:
+def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     """Handshake, rounds, summary."""
-    config, folder = job.config, job.folder
+    config, folder = launch.config, launch.folder
     experiment = folder.experiment
-    kept = load_checkpoint(folder.checkpoint) if job.resume else None
+    kept = load_checkpoint(folder.checkpoint) if launch.resume else None
     if kept is not None:
         roster.load(kept.meta["roster"])
     if roster.inputs is None:

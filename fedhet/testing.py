@@ -18,11 +18,12 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config, envelope, find_method
 from fedhet.config.schema import RunConfig
 from fedhet.engines.grid import FIRST_NODE, InlineGrid
+from fedhet.engines.launch import Launch
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Payload
 from fedhet.records.run_folder import RunFolder
-from fedhet.server_app import Job, run
+from fedhet.server_app import run
 from fedhet.site.local_data import assigned_model, load_local
 from fedhet.site.state import FileStore
 from fedhet.strategies.base import MethodStrategy, Upload
@@ -162,7 +163,7 @@ def simulate(
     grid.simulated = simulated
     if before is not None:
         before(grid)
-    run(grid, Job(config, folder, resume), Roster())
+    run(grid, Launch(config, folder, resume), Roster())
     return folder, grid
 
 

@@ -125,9 +125,9 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
         print(f"{index_name(preset, path)}: {len(found.jobs)} cells in '{found.out}'", flush=True)
         for job in found.jobs:
             print(f"{job.cell.name}  {job.state:9} {job.cell.label}", flush=True)
-    from fedhet.sweeps.flops import Counter  # noqa: PLC0415  (every method's client)
+    from fedhet.sweeps.flops import CellFlops  # noqa: PLC0415  (every method's client)
 
-    counter, flops, reasons = Counter(), {}, {}
+    counter, flops, reasons = CellFlops(), {}, {}
     todo = [job for job in found.jobs if job.due]
     for job in todo:
         left = 1 - job.rounds / job.cell.config.rounds

@@ -39,7 +39,7 @@ from fedhet.records.verification import Verification
 from fedhet.site.local_data import check_no_weights
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """What is shown while a run goes on."""
 
     def note(self, text: str) -> None:
@@ -57,7 +57,7 @@ class Console:
     """
 
     say: Callable[[str], None]
-    progress: Callable[[str, int, str], AbstractContextManager[Progress]]
+    progress: Callable[[str, int, str], AbstractContextManager[ProgressDisplay]]
     beside: Callable[[RunFolder], AbstractContextManager[object]] = contextlib.nullcontext
 
 

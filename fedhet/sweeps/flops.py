@@ -40,7 +40,7 @@ BATCH = 2  # FLOPs grow with the examples of a batch; BatchNorm needs two
 Unknown = UserError | RunFailed  # why a number cannot be known
 
 
-class Counter:
+class CellFlops:
     """Count FLOPs of cells; each kind of cell and each data set once."""
 
     def __init__(self) -> None:

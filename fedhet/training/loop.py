@@ -240,7 +240,8 @@ def class_means(
     ``outputs`` maps inputs (B, 3, s, s) to vectors (B, w); rows of absent classes are zero.
     """
     device = data.labels.device
-    counts = torch.bincount(data.labels, minlength=classes)
+    ones = torch.ones_like(data.labels)
+    counts = torch.zeros(classes, dtype=ones.dtype, device=device).scatter_add(0, data.labels, ones)
     sums: Tensor | None = None
     for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
         inputs, labels = data.batch(index)

@@ -8,7 +8,7 @@ import yaml
 from fedhet.cli.app import execute
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
-from fedhet.sweeps.flops import Counter, extent
+from fedhet.sweeps.flops import CellFlops, extent
 from fedhet.testing import simulate, small
 
 
@@ -22,7 +22,7 @@ def test_a_cell_is_counted_as_its_run_counts(tmp_path, method, length) -> None:
     config = small(tmp_path, method=method, partition="iid", **keys | length)
     folder, _ = simulate(config)
     spent = sum(record["train_flops"] for record in folder.read_rounds())
-    assert Counter().of(config) == pytest.approx(spent, rel=0.05)
+    assert CellFlops().of(config) == pytest.approx(spent, rel=0.05)
 
 
 def test_examples_are_counted_by_names_and_absent_ones_say_why(tmp_path) -> None:

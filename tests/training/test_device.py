@@ -13,32 +13,35 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
+    FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_same_bytes import SHORT, signals, table, texts
+from test_same_bytes import FIVE, METHODS, SHORT, signals, table, texts
 
-from fedhet.clients.base import Setup
+from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import find_method
+from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import assigned_model, load_local
 from fedhet.site.state import FileStore, forgotten
 from fedhet.testing import small
 from fedhet.training import loop, optimisers
 
+NUMPY = torch.Tensor.numpy
 LAZY = torch.device("lazy")
 KINDS = {
     "images": lambda _: {"models": ["cnn-5"], "image_size": 16},
     "table": table, "signals": signals, "texts": texts,
 }  # fmt: skip
-# Methods whose losses need nothing that came from the server: receiving it waits, once a round.
-METHODS = ("fedssa", "fedmrl", "fml", "pfedes", "fedavg", "lg_fedavg", "standalone")
-QUICK = (("fedssa", "images"), ("fedmrl", "images"))
 CASES = [
-    pytest.param(method, kind, marks=() if (method, kind) in QUICK else pytest.mark.matrix)
-    for method in METHODS for kind in KINDS
+    pytest.param(
+        method, kind, marks=() if method in FIVE and kind == "images" else pytest.mark.matrix
+    )
+    for method in METHODS for kind in KINDS if (method, kind) != ("pfedes", "texts")  # refused
 ]  # fmt: skip
 
 
@@ -77,12 +80,28 @@ def descend(parameters, gradients, *_, lr, **__):
         parameter.sub_(gradient, alpha=lr)
 
 
+def drawing(self, purpose):
+    """A generator that draws for any device: there is none of ``lazy``."""
+    self._generators.append(torch.Generator())
+    return self._generators[-1]
+
+
+def valueless(tensor, **_):
+    """``Tensor.numpy`` of a fake tensor too, which has no values: all are 1."""
+    if not isinstance(tensor, FakeTensor):
+        return NUMPY(tensor)
+    assert tensor.device.type == "cpu", "a tensor of the device is no array"
+    return np.ones(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
 @pytest.fixture
 def device(monkeypatch):
     """Within it there is a device ``lazy``; gives the waits for it."""
     monkeypatch.setattr(nn.Module, "to", moved)
     monkeypatch.setattr(loop, "autocast", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(optimisers, "sgd", descend)
+    monkeypatch.setattr(MethodClient, "torch_generator", drawing)
+    monkeypatch.setattr(torch.Tensor, "numpy", valueless)
     monkeypatch.setattr("fedhet.site.local_data._ON_DEVICE", {})
     with forgotten(), FakeTensorMode(allow_non_fake_inputs=True), Waits() as waits:
         yield waits
@@ -101,33 +120,53 @@ def client_on_device(tmp_path, method, kind):
     client = find_method(method).client(setup)
     client.round = 2
     client.restore(0)
+    client.receive(payload_for(client))
     return client
 
 
-def trained(client):
-    data = client.examples("train")
-    for phase in client.phases():
+def payload_for(client):
+    """Return what the server sends in round 1; it knows this client only."""
+    data, names = client.setup.data, tuple(client.setup.classes)
+    counts = data.class_counts()
+    info = ClientInfo(
+        data.client, names, tuple(counts), tuple(counts.values()), sum(counts.values()),
+        client.setup.model, "cpu", tuple(names.index(name) for name in counts),
+    )  # fmt: skip
+    roster = Roster()
+    roster.classes, roster.inputs = names, data.dataset.inputs
+    roster.infos[data.client], roster.generations[data.client] = info, 0
+    with unset_fake_temporarily():
+        strategy = find_method(client.config.method).strategy(client.config, roster)
+        strategy.initialise()
+        return client.download_type.from_ndarrays(strategy.download(info, 1).to_ndarrays())
+
+
+def trained(client, waits=None):
+    """Train in all phases; ``waits`` forgets those before the first, which are once a round."""
+    data, phases = client.examples("train"), client.phases()
+    if waits is not None:
+        waits.found.clear()
+    for phase in phases:
         loop.set_trainable(list(client.modules.values()), phase, client._fixed)
         loop.train(phase, data, client.config, np.random.default_rng(0), 2)
 
 
 @pytest.mark.parametrize(("method", "kind"), CASES)
-def test_phases_and_predictions_stay_on_the_device(tmp_path, device, method, kind):
+def test_training_predictions_and_uploads_stay_on_the_device(tmp_path, device, method, kind):
     client = client_on_device(tmp_path, method, kind)
-    device.found.clear()  # what is done once a round may wait
-    trained(client)
+    trained(client, device)
     inputs, _ = client.examples("train").batch(torch.arange(4, device=LAZY))
     assert {out.device for out in client.predict(inputs).values()} == {LAZY}
     assert not device.found
+    assert client.upload().to_ndarrays() or method == "standalone"
 
 
 def test_a_wait_in_a_loss_is_seen(tmp_path, device, monkeypatch):
     client = client_on_device(tmp_path, "fedssa", "images")
     loss = type(client).loss
     monkeypatch.setattr(type(client), "loss", lambda *args: loss(*args) + 0 * args[1].cpu().max())
-    device.found.clear()
     with contextlib.suppress(RuntimeError):
-        trained(client)
+        trained(client, device)
     assert any("_to_copy" in one for one in device.found)
     monkeypatch.setattr(type(client), "loss", lambda *args: loss(*args) * args[1].max().item())
     with pytest.raises(DataDependentOutputException):

@@ -159,25 +159,34 @@ class Request:
         return SumNotes(self.store(client), self.what.experiment, client, terms)
 
 
+Handler = Callable[[Request], Message]
+
+
 # --- messages ----------------------------------------------------------------------------------
 
 
-def _answered(message: Message, context: Context, handler: Callable[[Request], Message]) -> Message:
-    """Run ``handler``; whatever it raises becomes a reply that names the reason."""
-    try:
-        with without_denormals():
-            return handler(Request(message, context))
-    except Exception as error:  # a client's fault must reach the server as one line
-        return _failure(message, error)
+def _answers(
+    register: Callable[[Callable[[Message, Context], Message]], object],
+) -> Callable[[Handler], Handler]:
+    """Register a handler with Flower; what it raises becomes a reply that names the reason."""
+
+    def decorate(handler: Handler) -> Handler:
+        def answered(message: Message, context: Context) -> Message:
+            try:
+                with without_denormals():
+                    return handler(Request(message, context))
+            except Exception as error:  # a client's fault must reach the server as one line
+                return _failure(message, error)
+
+        register(answered)
+        return handler
+
+    return decorate
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
+@_answers(app.query())
+def query(asked: Request) -> Message:
     """Say who this node is: client id, classes and images, model, device."""
-    return _answered(message, context, _introduced)
-
-
-def _introduced(asked: Request) -> Message:
     config, refused = asked.config, asked.what.refused
     if refused:
         _say(lambda: f"this run does without this node: {one_line(refused)}")
@@ -228,19 +237,15 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
             )
 
 
-@app.query("introduce")
-def introduce(message: Message, context: Context) -> Message:
+@_answers(app.query("introduce"))
+def introduce(asked: Request) -> Message:
     """Keep the keys of those with whom there will be sums."""
-    return _answered(message, context, lambda a: answer(a.message, sums.introduce(a)))
+    return answer(asked.message, sums.introduce(asked))
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """One round of local training."""
-    return _answered(message, context, _trained)
-
-
-def _trained(asked: Request) -> Message:
+@_answers(app.train())
+def train(asked: Request) -> Message:
+    """Train for one round."""
     started, what, message = time.monotonic(), asked.what, asked.message
     if asked.config.summed:
         reply, own = sums.answer(asked)
@@ -262,31 +267,26 @@ def _trained(asked: Request) -> Message:
     return sent
 
 
-def _counted(message: Message, context: Context) -> Message:
+@_answers(app.train("unit"))
+@_answers(app.train("owners"))
+def count(asked: Request) -> Message:
     """Answer, in a sum, which classes this client has, or which numbers its images exceed."""
-
-    def handler(asked: Request) -> Message:
-        reply, _ = sums.answer(asked)
-        return answer(message, reply.info, {}, reply.arrays)
-
-    return _answered(message, context, handler)
+    reply, _ = sums.answer(asked)
+    return answer(asked.message, reply.info, {}, reply.arrays)
 
 
-def _opened(message: Message, context: Context) -> Message:
+@_answers(app.train("agree"))
+@_answers(app.train("unmask"))
+def open_sum(asked: Request) -> Message:
     """Sign who is left, or hand over what makes the round's sum readable."""
-    return _answered(message, context, lambda a: answer(a.message, sums.open_masks(a)))
+    return answer(asked.message, sums.open_masks(asked))
 
 
-@app.evaluate("confusion")
-def confusion(message: Message, context: Context) -> Message:
-    """After the last round: how often each class was taken for each other one."""
-    return _answered(message, context, _confused)
-
-
-def _confused(asked: Request) -> Message:
+@_answers(app.evaluate("confusion"))
+def confusion(asked: Request) -> Message:
+    """Count after the last round how often each class was taken for each other one."""
     if asked.config.summed:
-        reply, _ = sums.answer(asked)
-        return answer(asked.message, reply.info, {}, reply.arrays)
+        return count(asked)
     client, what = asked.client(), asked.what
     matrix = client.finish(what.generation, what.state)
     places = matrix.nonzero()
@@ -295,19 +295,9 @@ def _confused(asked: Request) -> Message:
     return answer(asked.message, {**info, "confusion": cells.flatten().tolist()})
 
 
-for _action, _function in {
-    "unit": _counted, "owners": _counted, "agree": _opened, "unmask": _opened
-}.items():  # fmt: skip
-    app.train(_action)(_function)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Accuracy of a client that did not train in this round."""
-    return _answered(message, context, _evaluated)
-
-
-def _evaluated(asked: Request) -> Message:
+@_answers(app.evaluate())
+def evaluate(asked: Request) -> Message:
+    """Return the accuracy of a client that did not train in this round."""
     if asked.config.summed and asked.config.sum_metrics:
         raise Refused("an accuracy of one client alone is not told", Word.INSTRUCTION)
     client, what = asked.client(), asked.what

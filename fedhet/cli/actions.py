@@ -15,7 +15,7 @@ from fedhet.config.load import load_config, load_noted
 from fedhet.data.images import Indices
 from fedhet.data.inputs import noun
 from fedhet.deploy.control import tls_of
-from fedhet.engines import preflight, session
+from fedhet.engines import session
 from fedhet.engines.fork_server import start_early
 from fedhet.engines.session import find_preset
 from fedhet.engines.system import interruptible
@@ -187,9 +187,9 @@ def partition(
         raise UserError(
             f"--plot: '{plot}' is not allowed: its name ends in {' or '.join(PICTURES)}"
         )
-    config = preflight.absolute_paths(load_config(find_preset(config_name), overrides))
+    config = session.absolute_paths(load_config(find_preset(config_name), overrides))
     session.announce(config, console(quiet=as_json))
-    config = preflight.resolve_clients(config)
+    config = session.resolve_clients(config)
     dataset, made = load_partition(config, config.clients)
     warnings = [*dataset.warnings, *made.warnings]
     for line in dataset.notes:

@@ -21,7 +21,7 @@ from fedhet.cli import display, execute
 from fedhet.cli.saying import say, tell
 from fedhet.config.checks import check_cells, small_cohort
 from fedhet.config.load import read_overrides
-from fedhet.engines import preflight
+from fedhet.engines import session
 from fedhet.engines.session import find_preset
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailed, UserError
@@ -160,7 +160,7 @@ def print_commands(preset: str, overrides: Sequence[str], options: Options) -> N
     changed = read_overrides(overrides)
     for job in found.jobs:
         now = job.cell.config.flat()  # its paths are absolute
-        pairs = [f"{k}={now[k] if k in preflight.PATHS and v else v}" for k, v in changed.items()]
+        pairs = [f"{k}={now[k] if k in session.PATHS and v else v}" for k, v in changed.items()]
         words = ["fedhet", "sweep", name, *pairs, "--out", str(found.out)]
         words += [] if options.profile == "full" else ["--profile", options.profile]
         words += ["--workers", str(options.workers)] if options.workers else []
@@ -212,7 +212,7 @@ def _shipped(preset: str, path: Path) -> bool:
 def placed(cell: Cell, out: Path) -> Cell:
     """Return the cell with its folder and with paths that hold everywhere."""
     config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
-    return Cell(cell.values, preflight.absolute_paths(config))
+    return Cell(cell.values, session.absolute_paths(config))
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -1,1 +1,1 @@
-"""Everything that touches the operating system: SuperLink, processes, preflight, signals."""
+"""Where a run is started, and where its clients run: the grid, its executors, signals."""

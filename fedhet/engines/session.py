@@ -1,42 +1,63 @@
-"""One run from a configuration to its end: for the command line and for Python alike."""
+"""One run from a configuration to its end, and everything that is checked before it starts."""
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
 
 from fedhet import layout
 from fedhet.config import checks
 from fedhet.config.key_errors import example_hint
 from fedhet.config.load import (
     build_config,
+    check_replies,
     find_method,
     method_name,
     read_overrides,
     resumed_config,
 )
 from fedhet.config.schema import RunConfig
+from fedhet.data.cache import Dataset
+from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
+from fedhet.data.partition import Partition, says_clients
 from fedhet.deploy import bundle
 from fedhet.deploy.control import ServerFolder, connect, tls_of
 from fedhet.deploy.submit import submit_remote
-from fedhet.engines import preflight
 from fedhet.engines.grid import gpu_memory, processes
 from fedhet.engines.grid import run as simulate
 from fedhet.engines.launch import Launch, take_over
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import Damaged, UserError, nearest
-from fedhet.files import plain_path
+from fedhet.files import plain_path, tried_folder
+from fedhet.models import build_model
+from fedhet.models.zoo import small_name
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
 from fedhet.records import verification
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import DIVERGENCE, imbalance, nobody_replied
+from fedhet.records.tracker import tracker_package
 from fedhet.records.verification import Verification
-from fedhet.site.local_data import check_no_weights
+from fedhet.site.local_data import (
+    DEFAULT_CLIENTS,
+    check_no_weights,
+    choose_device,
+    load_partition,
+)
+from fedhet.sums.contribution import about_few, too_few
+
+ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
+# Keys whose value is a path.
+PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
 
 
 class ProgressDisplay(Protocol):
@@ -95,7 +116,7 @@ def start(
     ``notes`` are lines about the configuration, which are said once nothing is wrong with it.
     Raises UserError for what the user can mend, RunFailed for a run that did not complete.
     """
-    config = preflight.absolute_paths(config)
+    config = absolute_paths(config)
     joins = connection is None and os.environ.get("RAY_ADDRESS")
     if joins and "engine" not in config.model_fields_set:
         config = config.model_copy(update={"engine": "ray"})
@@ -104,11 +125,11 @@ def start(
     warnings: list[str] = []
     understood: list[str] = []
     if connection is None:
-        config = preflight.resolve_clients(config)
-        dataset, partition = preflight.check_simulation(config)
+        config = resolve_clients(config)
+        dataset, partition = check_simulation(config)
         understood = list(dataset.notes)
         warnings = [*dataset.warnings, *partition.warnings]
-        warnings += preflight.few_owners(config, dataset, partition)
+        warnings += few_owners(config, dataset, partition)
         counts = partition.counts(dataset.labels, len(dataset.classes)).sum(axis=0).tolist()
         line = imbalance(config, dict(zip(dataset.classes, counts, strict=True)))
         warnings += [line] if line else []
@@ -157,15 +178,15 @@ def _resume(  # noqa: PLR0913, PLR0917
 ) -> RunFolder:
     """:func:`resume`, once the folder may be used."""
     if "state-dir" in changes:
-        config = preflight.absolute_paths(config)
+        config = absolute_paths(config)
         folder.adopt_states(config)
     else:
         folder.states(config)
     _check_resumable(folder, config)
     check(config, console, connection)
     if connection is None:
-        config = preflight.resolve_clients(config)
-        preflight.check_simulation(config)
+        config = resolve_clients(config)
+        check_simulation(config)
     for line in checks.check_idle(config, changes, deployed=connection is not None):
         console.say(f"note: {line}")
     with interruptible():
@@ -207,14 +228,14 @@ def check(config: RunConfig, console: Console, connection: str | None) -> None:
     """Make the quick checks: of the server, or of what a simulation asks this machine for."""
     if connection is None:
         if config.engine == "ray":
-            preflight.check_ray_address(os.environ.get("RAY_ADDRESS", ""))
+            check_ray_address(os.environ.get("RAY_ADDRESS", ""))
         announce(config, console)
         return
     if config.engine == "inline":
         raise UserError("engine: 'inline' is not possible with --superlink: nodes are the clients")
     bundle.project()
     check_no_weights(config)  # the nodes bring their own data, models and devices
-    preflight.check_declared(config)
+    check_declared(config)
     if tls := tls_of(connection):
         ServerFolder(Path(tls)).check_running()
     connect(connection)
@@ -311,3 +332,115 @@ def _beginning(launch: Launch, connection: str | None) -> str:
     ray = "Ray: " if config.engine == "ray" else ""
     count = processes(config, gpu_memory(config))
     return f"starting {ray}{config.clients} clients, {count} training process(es) ..."
+
+
+# --- checks before anything is started ----------------------------------------------------------
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """The configuration with paths that mean the same in every process and after a ``cd``."""
+    paths = {
+        key: str(plain_path(value))
+        for key in (path.replace("-", "_") for path in PATHS)
+        if (value := str(getattr(config, key)))
+    }
+    return config.model_copy(update=paths)
+
+
+def resolve_clients(config: RunConfig) -> RunConfig:
+    """``clients: 0`` as our own simulation's number: the file's or the data's, or 10."""
+    if config.clients:
+        return config
+    if config.partition in ("file", "natural") or says_clients(config.partition):
+        return config.model_copy(update={"clients": len(load_partition(config, 0)[1].ids)})
+    return config.model_copy(update={"clients": DEFAULT_CLIENTS})
+
+
+def check_state_dir(config: RunConfig) -> None:
+    """The folder of the clients' states can be written; nothing is left behind."""
+    if not config.state_dir:
+        return
+    path = Path(config.state_dir).resolve()
+    try:
+        with tried_folder(path):
+            pass
+    except OSError as error:
+        raise UserError(f"state-dir: '{path}' cannot be written: {error.strerror}") from error
+
+
+def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
+    """Every model can be built for these classes and these examples, the shared one too."""
+    names = list(config.models)
+    strategy = find_method(config.method).strategy
+    if strategy.shares_small_model:
+        names.append(small_name(config, inputs.kind, strategy.own_small(config.params)))
+    with torch.random.fork_rng(devices=[]):
+        for name in dict.fromkeys(names):
+            build_model(name, classes=classes, d=config.representation, inputs=inputs)
+
+
+def check_declared(config: RunConfig) -> None:
+    """UserError for what every node of a network would refuse to learn from its own files."""
+    if config.dataset in ("table", "texts") and not config.target:
+        raise UserError("target: '' is not allowed on a network: name the column of the class")
+    for name, values in config.categories:
+        if not values:
+            raise UserError(
+                f"categories: '{name}' needs its values on a network, such as "
+                f"categories={{{name}: [a, b]}}: nodes must not learn them from each other"
+            )
+
+
+def check_kind(config: RunConfig, inputs: Inputs) -> None:
+    """What the method and `augment` can work with; of other people's data only known by now."""
+    refuses = find_method(config.method).strategy.refuses
+    if inputs.kind in refuses:
+        raise UserError(
+            f"method: '{config.method}' is not allowed with dataset={config.dataset}, which is of "
+            f"{inputs.kind}: {refuses[inputs.kind]}"
+        )
+    own = {"crop-flip": IMAGE, "jitter-scale": SIGNAL}.get(config.augment, inputs.kind)
+    if inputs.kind != own:
+        raise UserError(
+            f"augment: '{config.augment}' is not allowed with dataset={config.dataset}, which is "
+            f"of {inputs.kind}: it is for {own}s"
+        )
+
+
+def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> list[str]:
+    """A line if no class has owners enough for its rows to be summed: nothing would be shared."""
+    strategy = find_method(config.method).strategy
+    if not config.summed or not strategy.sums_classes(config, config.params):
+        return []
+    seen = [partition.seen(k, dataset.labels) for k in range(len(partition.clients))]
+    owners = np.bincount(np.concatenate(seen), minlength=len(dataset.classes)).astype(np.float64)
+    few, owned = too_few(owners, config.sum_owners), int((owners > 0).sum())
+    return [about_few(owners, config.sum_owners)] if few and few == owned else []
+
+
+def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
+    """Check all that a simulation on this machine needs; ``clients`` is resolved."""
+    check_state_dir(config)
+    if config.tracker != "none":
+        tracker_package(config.tracker)
+    choose_device(config, {})
+    check_replies(config)
+    dataset, partition = load_partition(config, config.clients)
+    check_kind(config, dataset.inputs)
+    check_models(config, len(dataset.classes), dataset.inputs)
+    return dataset, partition
+
+
+def check_ray_address(said: str, key: str = "RAY_ADDRESS") -> None:
+    """Raise UserError if ``key`` names a place where nothing takes a connection."""
+    if said in {"", "auto", "local"}:
+        return
+    try:
+        parts = urlsplit(said if "://" in said else f"//{said}")
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), ANSWER):
+            pass
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{key}: nothing answers at '{said}' ({error}): start that cluster, or correct the "
+            "address (HOST:PORT)"
+        ) from error

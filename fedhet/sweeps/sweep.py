@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.config.load import RESUMABLE
 from fedhet.config.schema import RunConfig
-from fedhet.engines.preflight import check_ray_address
+from fedhet.engines.session import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import cpus, read_json, read_jsonl, read_yaml, write_json, write_text

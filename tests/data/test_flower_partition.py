@@ -5,7 +5,7 @@ import pytest
 
 from fedhet.config.load import build_config
 from fedhet.data.partition import PartitionSpec, Sites, make_partition
-from fedhet.engines.preflight import resolve_clients
+from fedhet.engines.session import resolve_clients
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 PATIENCE = 240.0  # seconds after which a wait is a hang, on however busy a machine
-WORK = ("dataset=synthetic:120x4", "models=cnn-5", "clients=3", "local-epochs=1", "batch-size=16")
+WORK = ("dataset=synthetic:80x4", "models=cnn-5", "clients=2", "local-epochs=1", "batch-size=16")
 
 
 class Command:

@@ -14,36 +14,29 @@ from fedhet.engines.session import find_preset
 from fedhet.engines.system import direct, free_ports
 from fedhet.testing import simulate
 
-COLOURS = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1", "TERM": "dumb"}
 NOWHERE = "http://127.0.0.1:9"
-PROXIES = {
-    **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy"), NOWHERE),
-    "no_proxy": "localhost,.hospital.org", "NO_COLOR": "1",
+PROXIES = dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy"), NOWHERE)
+NOTEBOOK = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1"}
+BARE = {
+    "PATH": "", "SHELL": "/bin/none", "HOME": "/proc/none", "LC_ALL": "C", "PYTHONUTF8": "0",
+    "NO_COLOR": "1", "TERM": "dumb", "no_proxy": "localhost,.hospital.org",
 }  # fmt: skip
-BARE = {"PATH": "", "SHELL": "/bin/none", "HOME": "/proc/none", "LC_ALL": "C", "PYTHONUTF8": "0"}
 
 
-@pytest.fixture(scope="module")
-def twin(tmp_path_factory):
-    """The hash of the run in the developer's environment."""
-    where = f"out={tmp_path_factory.mktemp('twin')}"
-    folder, _ = simulate(load_config(find_preset("quickstart"), [*WORK, "rounds=1", where]))
-    return summary(folder.path)["run_sha256"]
-
-
-@pytest.mark.parametrize("variables", [COLOURS, PROXIES, BARE], ids=["colours", "proxies", "bare"])
-def test_variables_change_nothing(tmp_path, twin, variables):
-    """The last on one CPU, as `taskset -c`, and with one worker then."""
-    alone = variables is BARE
+def test_variables_change_nothing(tmp_path):
+    """The second command on one CPU, as `taskset -c`, and with one worker then."""
+    where = f"out={tmp_path / 'twin'}"
+    twin, _ = simulate(load_config(find_preset("quickstart"), [*WORK, "rounds=1", where]))
     cpu = min(os.sched_getaffinity(0))
-    how = {"preexec_fn": lambda: os.sched_setaffinity(0, {cpu})} if alone else {}
-    command = run(tmp_path, "run", "rounds=1", env=os.environ | variables, **how)
-    code, out, err = command.end()
-    assert code == 0, (variables, err)
-    assert out.splitlines()[-1] == str(tmp_path / "run"), variables
-    assert summary(tmp_path / "run")["run_sha256"] == twin
-    if alone:
-        assert "3 clients, 1 training process(es)" in err
+    alone = {"preexec_fn": lambda: os.sched_setaffinity(0, {cpu})}
+    for name, variables, how in (("notebook", NOTEBOOK, {}), ("bare", BARE, alone)):
+        env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"}
+        command = run(tmp_path, name, "rounds=1", env=env | PROXIES | variables, **how)
+        code, out, err = command.end()
+        assert code == 0, (variables, err)
+        assert out.splitlines()[-1] == str(tmp_path / name), variables
+        assert summary(tmp_path / name)["run_sha256"] == summary(twin.path)["run_sha256"]
+    assert "2 clients, 1 training process(es)" in err
 
 
 def test_a_path_that_is_no_utf_8_is_refused_before_anything_is_written(tmp_path):

@@ -1,18 +1,14 @@
 """Nothing is imported from the working folder, which may be a stranger's, by helpers of ours."""
 
-import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from PIL import Image
 
 from fedhet.data import images
-from fedhet.sweeps import sweep
-from fedhet.sweeps.sweep import Local, Order
 
 NAMES = ("json", "multiprocessing", "signal", "yaml", "fedhet")
 HELPER = """
@@ -51,14 +47,3 @@ def test_a_helper_of_multiprocessing_is_pythons_own(stranger: Path, tmp_path: Pa
     program.write_text(HELPER)
     subprocess.run([sys.executable, "-P", str(program)], check=True, timeout=60)
     assert not stranger.exists()
-
-
-def test_the_cells_of_a_sweep_look_away(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONSAFEPATH", "")
-    seen = []
-    monkeypatch.setattr(
-        sweep._FORKS.Process, "start", lambda _: seen.append(os.environ["PYTHONSAFEPATH"])
-    )
-    order = Order(lambda _: 0, tmp_path / "cell", tmp_path / "p.yaml", tmp_path / "log")
-    Local().start(Mock(), order)
-    assert seen == ["1"]

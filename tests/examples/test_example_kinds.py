@@ -9,7 +9,7 @@ import pytest
 from fedhet import plugins
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config, load_config
-from fedhet.engines import preflight
+from fedhet.engines import session
 from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate
 
@@ -50,11 +50,11 @@ def test_a_preset_runs_as_it_is(tmp_path, name, write, file, clients):
     sites = {"signals": "subject,device", "table": "hospital"}
     if name in sites:
         own += [f"site={sites[name]}", "partition=natural", "clients=0"]
-    config = preflight.resolve_clients(
+    config = session.resolve_clients(
         load_config(EXAMPLES.parent / "configs" / "kinds" / f"{name}.yaml", own)
     )
     assert config.clients == clients
-    preflight.check_simulation(config)
+    session.check_simulation(config)
     folder, _ = simulate(config)
     (record,) = folder.read_rounds()
     assert record["replied"] == clients and not record["failures"]
@@ -102,7 +102,7 @@ OWN = {"partition": "natural", "rounds": 3, "engine": "inline", "lr": 0.05, "rep
 def test_a_table_of_ones_own(here, tmp_path):
     """By the commands of docs/how-to/own-model.md; what it invents can be learned."""
     values = {"dataset": "own_table:load", "models": ["@table-5"], "out": str(tmp_path)}
-    config = preflight.resolve_clients(build_config(OWN | values))
+    config = session.resolve_clients(build_config(OWN | values))
     data, partition = load_partition(config, config.clients)
     assert partition.ids == ("a", "b", "c") and data.inputs.shape == (7,)
     assert np.isnan(data.examples[:, 1]).sum() == 35
@@ -118,7 +118,7 @@ def test_a_table_of_ones_own(here, tmp_path):
 def test_signals_of_ones_own(here, tmp_path):
     values = {"dataset": "own_signals:load", "models": ["conv1d-5", "conv1d-4"]}
     config = build_config(OWN | values | {"out": str(tmp_path)})
-    config = preflight.resolve_clients(config)
+    config = session.resolve_clients(config)
     assert config.clients == 6
     folder, _ = simulate(config)
     assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60

@@ -24,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from test_same_bytes import FIVE, METHODS, SHORT, signals, table, texts
 
 from fedhet.clients.base import MethodClient, Setup
+from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.load import find_method
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import assigned_model, load_local
 from fedhet.site.state import FileStore, forgotten
-from fedhet.testing import small
+from fedhet.testing import simulate, small
 from fedhet.training import loop, optimisers
 
 NUMPY = torch.Tensor.numpy
@@ -180,3 +181,18 @@ def test_a_tensor_left_on_the_cpu_is_seen(tmp_path, device, monkeypatch):
     monkeypatch.setattr(type(client), "loss", lambda *args: (loss(*args) * left).sum())
     with pytest.raises(RuntimeError, match=r"device"):
         trained(client)
+
+
+def test_out_of_memory_is_one_clients_failure_and_says_what_to_lower(tmp_path, monkeypatch):
+    def receive(self, _):
+        if self.setup.data.client == "1":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(FedSSAClient, "receive", receive)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 16 << 30))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 5 << 30)
+    folder, _ = simulate(small(tmp_path, rounds=1))
+    (failure,) = folder.read_summary()["failures"]
+    assert failure["client"] == "1"
+    assert "5.0 GiB of 16.0 GiB" in failure["reason"]
+    assert "set actors=3 or a smaller batch-size" in failure["reason"]

@@ -64,8 +64,9 @@ def _spelt(kind: type[T]) -> type[T]:
     """The class; UserError if it defines what is nearly a hook: nobody would ever call it."""
     hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
     for name in vars(kind):
-        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
-        if close and name not in hooks and not name.startswith("_"):
+        if name in hooks or name.startswith("_"):
+            continue
+        if close := difflib.get_close_matches(name, hooks, n=1, cutoff=0.85):
             raise UserError(
                 f"{kind.__name__}: nothing calls '{name}': did you mean '{close[0]}'? If it is "
                 f"your own, call it '_{name}'",

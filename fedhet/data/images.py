@@ -262,9 +262,8 @@ def _in_workers(
     """Pieces in order; a few are ahead, so that memory stays bounded."""
     from joblib.externals import loky  # noqa: PLC0415  (only where there are many images)
 
-    pool = loky.ProcessPoolExecutor(
-        max_workers=workers, initializer=_ignore_interrupts, env={"PYTHONSAFEPATH": "1"}
-    )
+    os.environ["PYTHONSAFEPATH"] = "1"  # for its tracker of resources as well
+    pool = loky.ProcessPoolExecutor(max_workers=workers, initializer=_ignore_interrupts)
     ahead: deque[Any] = deque()
     try:
         for start in range(0, len(names), _PIECE):

@@ -13,13 +13,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from fedhet.reports.comparison import Comparison, both, in_order, longest
-from fedhet.reports.figures import _DARK, BLUE, INK, ORANGE, drawn, rounds
+from fedhet.reports.comparison import Comparison, in_order, longest
+from fedhet.reports.figures import BLUE, INK, ORANGE, drawn, rounds, standalone
 from fedhet.reports.frame import Runs
 from fedhet.reports.reading import read_runs
-from fedhet.reports.tables import PERCENT, Table, escaped, of_setting, overview, signed, to_markdown
+from fedhet.reports.tables import (
+    PERCENT,
+    ReportTable,
+    escaped,
+    of_setting,
+    overview,
+    signed,
+    to_markdown,
+)
 
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by fedhet report -->", "<!-- end of what fedhet report made -->"
@@ -32,9 +42,7 @@ TITLES = {  # of the settings in docs/data/NAME
     "heart": "Heart, 4 hospitals", "heart-tuned": "Heart, 4 hospitals, tuned",
     "n100-t100-fp32": "{data}, 100 clients", "office-caltech": "Office-Caltech, 6 sites",
 }  # fmt: skip
-SHORT = (("10 clients", "10"), ("100 clients", "100"), ("46 phones and watches", ""),
-         ("4 hospitals", ""), ("6 sites", ""), ("T = 20", ""))  # fmt: skip
-CELL, ROW, LEFT, TOP = 38, 16.5, 84, 96  # pixels of the panel
+CELL, ROW, LEFT, TOP, RIGHT = 37, 17.0, 82, 84, 44  # pixels of the panel
 
 
 def main() -> None:
@@ -53,16 +61,13 @@ def content() -> dict[Path, str]:
     runs = Runs(found)
     assert not runs.left_out, runs.left_out
     pages = {one.setting.slug: page_name(one.setting.title) for one in runs.comparisons}
-    results, readme = DOCS / "results", DOCS.parent / "README.md"
+    results = DOCS / "results"
     made = {results / "at-a-glance.svg": panel(runs.comparisons)}
     made[DOCS / "results.md"] = within(DOCS / "results.md", whole(runs, pages))
     for one in runs.comparisons:
         path = results / f"{pages[one.setting.slug]}.md"
         (made[path.with_suffix(".svg")],) = rounds(one).files().values()
         made[path] = within(path, setting(one, path.stem), f"# {one.setting.title}\n\n")
-    if BEGIN in readme.read_text("utf-8"):
-        image = "![Points above Standalone](docs/results/at-a-glance.svg)"
-        made[readme] = within(readme, f"{image}\n\n{CAPTION}")
     return made
 
 
@@ -78,8 +83,10 @@ def page_name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
+TITLE = "Points of test accuracy above Standalone"
 CAPTION = (
-    "Points of test accuracy above Standalone (each client alone), on the same clients and blocks. "
+    "First line: Standalone (each client alone), in percent. Others: points of test accuracy above "
+    "it, on the same clients and blocks. "
     f"Blue: above, orange: below, where the {PERCENT} interval excludes zero; grey: undecided."
 )
 
@@ -105,46 +112,47 @@ def setting(one: Comparison, name: str) -> str:
 def panel(comparisons: Sequence[Comparison]) -> str:
     """One line a method, one column a setting with intervals; a cell is points above Standalone."""
     shown = [one for one in longest(comparisons) if len(one.blocks) > 1]
-    rows = [row for row in in_order(shown) if row != "Standalone"]
-    size = (LEFT + CELL * len(shown) + 56, TOP + ROW * len(rows) + 4)
+    rows = sorted(in_order(shown), key=lambda row: row != "Standalone")
+    size = (LEFT + CELL * len(shown) + RIGHT, TOP + ROW * len(rows) + 6)
 
     def draw(figure: Figure) -> None:
         ax = figure.add_axes((0, 0, 1, 1))
         ax.set(xlim=(0, size[0]), ylim=(size[1], 0))
         ax.set_axis_off()
-        for x, one in enumerate(shown):
-            title = one.setting.title
-            for long, short in SHORT:
-                title = title.replace(f", {long}", f" {short}".rstrip())
-            at = LEFT + CELL * (x + 0.5)
-            ax.text(at - 4, TOP - 8, title, rotation=40, fontsize=9.5, ha="left", va="bottom")
+        ax.axhline(TOP + ROW + 1, color=INK, lw=0.6, alpha=0.4)
         for y, row in enumerate(rows):
-            middle = TOP + ROW * (y + 0.5)
-            ax.text(LEFT - 6, middle, row, ha="right", va="center", fontsize=10.5)
-            for x, one in enumerate(shown):
-                arm = one.shown.get(row)
-                if arm is None or arm not in one.paired.index:
-                    continue
-                mean, sign = one.paired.loc[arm, ["mean", "sign"]]
-                colour = {1: BLUE, -1: ORANGE}.get(sign)
-                corner = LEFT + CELL * x + 1, middle - ROW / 2 + 1
-                if colour:
-                    ax.add_patch(_box(corner, colour))
-                ax.text(LEFT + CELL * (x + 0.5), middle, f"{mean:+.1f}", ha="center", va="center",
-                        fontsize=10, alpha=1 if colour else 0.6, color="white" if colour else INK,
-                        weight="bold" if colour else "normal")  # fmt: skip
+            name = row if y else f"{row}, %"
+            ax.text(LEFT - 6, _middle(y), name, ha="right", va="center", fontsize=11)
+        for x, one in enumerate(shown):
+            data, _, rest = one.setting.title.partition(", ")
+            title = f"{data}, tuned" if rest.endswith("tuned") else data
+            at = LEFT + CELL * (x + 0.5)
+            ax.text(at - 4, TOP - 6, title, rotation=38, fontsize=10.5, ha="left", va="bottom")
+            level = f"{one.levels['mean']['Standalone']:.1f}"
+            ax.text(at, _middle(0), level, ha="center", va="center", fontsize=10.5)
+            for y, row in enumerate(rows):
+                if (variant := one.shown.get(row)) in one.paired.index:
+                    _cell(ax, at, y, *one.paired.loc[variant, ["mean", "sign"]])
 
-    svg = drawn("at-a-glance", size, draw, "Points of test accuracy above Standalone")
-    return svg.replace(">", f">{_DARK}", 1) + "\n"
+    return standalone(drawn("at-a-glance", size, draw, TITLE)) + "\n"
 
 
-def _box(corner: tuple[float, float], colour: str) -> object:
-    from matplotlib.patches import Rectangle  # noqa: PLC0415
-
-    return Rectangle(corner, CELL - 2, ROW - 2, color=colour, lw=0)
+def _middle(row: int) -> float:
+    return TOP + ROW * (row + 0.5) + (3 if row else 0)
 
 
-def papers(one: Comparison) -> Table:
+def _cell(ax: Axes, at: float, row: int, points: float, sign: int) -> None:
+    colour = {1: BLUE, -1: ORANGE}.get(sign)
+    text = f"{round(points, 1) + 0.0:+.1f}".replace("-", "\u2212")
+    if colour:
+        corner = at - CELL / 2 + 1, _middle(row) - ROW / 2 + 1
+        ax.add_patch(Rectangle(corner, CELL - 2, ROW - 2, color=colour, lw=0))
+    ax.text(at, _middle(row), text, ha="center", va="center", fontsize=10.5,
+            alpha=1 if colour else 0.65, color="white" if colour else INK,
+            weight="bold" if colour else "normal")  # fmt: skip
+
+
+def papers(one: Comparison) -> ReportTable:
     """The papers' numbers beside ours."""
     content = yaml.safe_load((DOCS / "papers.yaml").read_text("utf-8"))
     keys = one.setting.keys
@@ -158,7 +166,7 @@ def papers(one: Comparison) -> Table:
         (row, paper) for paper in content["tables"] for row in paper["rows"]
         if column >= 0 and paper["models"] == list(keys["models"])
     ]  # fmt: skip
-    names = dict(zip(one.runs["method"], one.runs["arm"], strict=True))
+    names = dict(zip(one.runs["method"], one.runs["variant"], strict=True))
     rows = [
         (one.shown[content["methods"][row["method"]]], row["values"][column], row)
         for row, _ in known
@@ -170,9 +178,11 @@ def papers(one: Comparison) -> Table:
         "differ, so may the numbers; the papers' single runs have no interval."
     )
     title = "Beside the papers"
-    table = Table(f"papers-{one.setting.slug}", title, note, [arm for arm, *_ in rows])
+    table = ReportTable(
+        f"papers-{one.setting.slug}", title, note, [variant for variant, *_ in rows]
+    )
     theirs = pd.Series([value for _, value, _ in rows], dtype=float)
-    ours = one.levels.loc[[arm for arm, *_ in rows]].reset_index()
+    ours = one.levels.loc[[variant for variant, *_ in rows]].reset_index()
     table.add("paper", "percent; '-': it failed to converge there", theirs)
     table.add_interval(f"ours [{PERCENT}]", "as in the table of accuracies", ours, sign=False)
     table.add("ours less paper", "points", ours["mean"] - theirs, signed)
@@ -185,31 +195,31 @@ def papers(one: Comparison) -> Table:
     return table
 
 
-def precision(one: Comparison) -> Table:
-    """Arms in fp32 and in a lower precision, on the blocks and clients that both have."""
+def precision(one: Comparison) -> ReportTable:
+    """Variants in fp32 and in a lower precision, on the blocks and clients that both have."""
     runs, clients = one.every
     full = "fp32"
-    names = runs.get("precision", pd.Series(full, index=runs.index)).fillna(full)
     column = f"test_{one.metric}"
     clients = clients.assign(
-        precision=clients["number"].map(dict(zip(runs["number"], names, strict=True)))
+        precision=clients["number"].map(dict(zip(runs["number"], runs["precision"], strict=True)))
     )
     sides = {
         cell: own.set_index(["block", "client"])[column]
-        for cell, own in clients.groupby(["precision", "arm"], sort=False)
+        for cell, own in clients.groupby(["precision", "variant"], sort=False)
     }
     rows = []
-    for (precision, arm), lower in sides.items():
-        if precision == full or (full, arm) not in sides:
+    for (precision, variant), lower in sides.items():
+        if precision == full or (full, variant) not in sides:
             continue
-        found = both(lower, sides[full, arm])
+        found = pd.DataFrame({"left": lower, "right": sides[full, variant]}).dropna()
+        found["difference"] = found["left"] - found["right"]
         if len(found):
             blocks = found.groupby("block").mean()
             chance = np.sqrt(
                 found["difference"].groupby("block").agg(lambda d: d.var() / len(d)).mean()
             )
             largest = blocks["difference"][blocks["difference"].abs().idxmax()]
-            rows.append((arm, precision, len(blocks), *blocks.mean()[["right", "left"]],
+            rows.append((variant, precision, len(blocks), *blocks.mean()[["right", "left"]],
                          blocks["difference"].mean(), largest, chance))  # fmt: skip
     note = (
         "Two runs that differ in rounding drift apart: a block's difference is of the size of "
@@ -217,7 +227,7 @@ def precision(one: Comparison) -> Table:
         "share a model that drifted."
     )
     title = "Lower precision beside fp32"
-    table = Table(f"precision-{one.setting.slug}", title, note, [row[0] for row in rows])
+    table = ReportTable(f"precision-{one.setting.slug}", title, note, [row[0] for row in rows])
     table.add_text("precision", "the one beside fp32", [row[1] for row in rows])
     about = (
         ("blocks", "pairs of partition and seed that were run in both", 0),

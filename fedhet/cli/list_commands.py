@@ -116,7 +116,7 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
     formats: Annotated[
         str,
-        typer.Option("--format", help="beside the page, of md, csv, latex, svg, parquet"),
+        typer.Option("--format", help="beside the page, of md, csv, latex, svg"),
     ] = "md,csv,latex,svg",
     baseline: Annotated[
         str, typer.Option(help="method that others are compared with; standalone if it was run")

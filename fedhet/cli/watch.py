@@ -9,7 +9,7 @@ from pathlib import Path
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.records.run_folder import RunFolder
 from fedhet.watch.plain import follow
-from fedhet.watch.server import address, listen, new_token, serve, watcher
+from fedhet.watch.server import listen, page_server, watcher
 from fedhet.watch.view import open_view
 
 
@@ -22,11 +22,11 @@ def watch(place: Path | None, superlink: str, port: int, *, plain: bool) -> None
                 for line in follow(view):
                     print(line, flush=True)
                 return
-            token = new_token()
             with listen(port) as found:
+                server, address = page_server(view, found)
                 print("fedhet: Ctrl-C ends it; the run goes on", file=sys.stderr, flush=True)
-                print(address(found, token), flush=True)
-                serve(view, found, token)
+                print(address, flush=True)
+                server.run([found])
     except Interrupted:
         return
 

@@ -1,11 +1,11 @@
-"""Compare the arms of a setting: means with intervals, paired differences, costs.
+"""Compare the variants of a setting: means with intervals, paired differences, costs.
 
-A block is a pair of partition and seed that all arms share: the unit of replication. Clients of
+A block is a pair of partition and seed that all variants share: the unit of replication. Clients of
 one block are not independent runs, so no interval takes them for such.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -14,11 +14,10 @@ from scipy import stats
 
 from fedhet.config.schema import LOWER, MAJORITY, METRICS
 from fedhet.errors import UserError
-from fedhet.reports.settings import Setting, at_default, method_name
+from fedhet.reports.settings import Placed, Setting, method_name
 
 BASELINE = "standalone"  # what others are compared with unless a method is named
 LEVEL = 0.95
-_EXACT = 50  # differences up to which the distribution is counted out
 ENOUGH = 5  # blocks below which numbers are descriptive and nothing is tested
 
 
@@ -43,20 +42,10 @@ def signed_rank(differences: Sequence[float]) -> float:
 
     Differences of zero are dropped; if all are zero, p is 1.
     """
-    data = np.asarray(differences, dtype=float)
-    if len(data) < ENOUGH:
+    data = [value for value in differences if value != 0]
+    if len(differences) < ENOUGH:
         return math.nan
-    data = data[data != 0]
-    if not len(data):
-        return 1.0
-    if len(data) > _EXACT:
-        return float(stats.wilcoxon(data).pvalue)
-    ranks = np.rint(2 * stats.rankdata(np.abs(data))).astype(int)  # scipy takes seconds with ties
-    ways = np.ones(1)  # of every sum of the ranks that have one sign
-    for rank in ranks:
-        ways = np.append(ways, np.zeros(rank)) + np.append(np.zeros(rank), ways)
-    smaller = min(ranks[data < 0].sum(), ranks[data > 0].sum())
-    return min(1.0, 2.0 * float(ways[: smaller + 1].sum() / ways.sum()))
+    return float(stats.wilcoxon(data).pvalue) if data else 1.0
 
 
 def holm(values: pd.Series) -> pd.Series:
@@ -71,7 +60,7 @@ _NOTHING = pd.DataFrame(columns=STATISTICS, dtype=float)
 
 
 class Comparison:
-    """One setting: its arms beside each other and beside the baseline.
+    """One setting: its variants beside each other and beside the baseline.
 
     ``runs``, ``rounds`` and ``clients`` are the frames of the runs that are compared; ``others``
     are runs in another precision. ``metric`` is the headline, ``second`` the figure beside it.
@@ -79,29 +68,24 @@ class Comparison:
 
     def __init__(
         self, setting: Setting, runs: pd.DataFrame, rounds: pd.DataFrame, clients: pd.DataFrame,
-        baseline: str, failed: Mapping[str, int],
+        baseline: str, counts: pd.DataFrame | None,
     ) -> None:  # fmt: skip
-        self.setting, self.failed = setting, failed
-        self.counts: pd.DataFrame | None = None  # training examples by client and class
+        self.setting = setting
+        self.counts = counts  # training examples by client and class, of one run
         self.every = runs, clients
         self.runs, self.rounds, self.clients = (
             frame[frame["compared"]] for frame in (runs, rounds, clients)
         )
-        self.arms: list[str] = list(dict.fromkeys(self.runs["arm"]))
-        own = [arm for arm in self.arms if self._method(arm) == baseline]
-        self.baseline = min(
-            own, key=lambda arm: (arm != method_name(baseline), len(arm)), default=""
-        )
-        asked = set(self.runs.get("metric", pd.Series(["accuracy"])).fillna("accuracy"))
+        self.variants: list[str] = list(dict.fromkeys(self.runs["variant"]))
+        own = self.runs.loc[self.runs["method"] == baseline, "variant"]
+        self.baseline = min(own, key=lambda v: (v != method_name(baseline), len(v)), default="")
+        asked = set(self.runs["metric"])
         known = [
             name for name in METRICS if self.runs[name].notna().all() and f"test_{name}" in clients
         ]
         self.metric = next(iter(asked)) if len(asked) == 1 and asked <= set(known) else "accuracy"
         beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != self.metric]
         self.second = beside[0] if beside else ""
-
-    def _method(self, arm: str) -> str:
-        return str(self.runs.loc[self.runs["arm"] == arm, "method"].iloc[0])
 
     @property
     def sign(self) -> int:
@@ -110,72 +94,69 @@ class Comparison:
 
     @cached_property
     def blocks(self) -> list[str]:
-        """All blocks of any arm."""
+        """All blocks of any variant."""
         return sorted(self.runs["block"].unique())
 
     @cached_property
     def precision(self) -> dict[str, str]:
-        """The precision of every arm."""
-        if "precision" not in self.runs:
-            return dict.fromkeys(self.arms, str(at_default("precision")))
-        return dict(self.runs.groupby("arm")["precision"].first().fillna(at_default("precision")))
+        """The precision of every variant."""
+        return dict(self.runs.groupby("variant")["precision"].first())
 
     @cached_property
     def shown(self) -> dict[str, str]:
-        """Rows of what is said over settings, with their arm: one for a method.
+        """Rows of what is said over settings, with their variant: one for a method.
 
-        That is the arm with the method's defaults or its only one; its ablations are left to the
-        details. Where neither is the case, every arm is a row of its own.
+        That is the variant with the method's defaults or its only one; its ablations are left to
+        the details. Where neither is the case, every variant is a row of its own.
         """
         made: dict[str, str] = {}
-        for method in dict.fromkeys(self.runs["method"]):
-            own = list(dict.fromkeys(self.runs.loc[self.runs["method"] == method, "arm"]))
-            plain = [arm for arm in own if arm == method_name(method)]
-            chosen = plain or own
-            made |= {method_name(method): chosen[0]} if len(chosen) == 1 else {a: a for a in own}
+        for method, found in self.runs.groupby("method", sort=False)["variant"].unique().items():
+            name, own = method_name(str(method)), list(found)
+            chosen = name if name in own else own[0] if len(own) == 1 else ""
+            made |= {name: chosen} if chosen else {variant: variant for variant in own}
         return made
 
     @cached_property
     def levels(self) -> pd.DataFrame:
-        """Per arm: mean with interval, and what is over clients that were ever sampled."""
-        by_arm = self.runs.groupby("arm")
-        made = intervals(by_arm[self.metric].agg(STATISTICS))
+        """Per variant: mean with interval, and what is over clients that were ever sampled."""
+        by_variant = self.runs.groupby("variant")
+        made = intervals(by_variant[self.metric].agg(STATISTICS))
         best = "accuracy_best_validation" if self.metric == "accuracy" else "best_validation"
-        made["best_validation"] = by_arm[best].mean()
+        made["best_validation"] = by_variant[best].mean()
         own = self.clients[self.clients["generation"] > 0]
         own = own if len(own) else self.clients
-        over = own.groupby(["arm", "block"])[f"test_{self.metric}"]
-        made["sampled"] = over.mean().groupby("arm").mean()
-        made["std"] = over.std(ddof=0).groupby("arm").mean()
-        made["p10"] = over.quantile(0.1).groupby("arm").mean()
+        over = own.groupby(["variant", "block"])[f"test_{self.metric}"]
+        made["sampled"] = over.mean().groupby("variant").mean()
+        made["std"] = over.std(ddof=0).groupby("variant").mean()
+        made["p10"] = over.quantile(0.1).groupby("variant").mean()
         worst = over.max() if self.sign < 0 else over.min()
-        made["worst"] = worst.groupby("arm").mean()
-        made["never_sampled"] = by_arm["never_sampled"].mean()
-        made[[*METRICS, MAJORITY]] = by_arm[[*METRICS, MAJORITY]].mean()
-        return made.reindex(self.arms)
+        made["worst"] = worst.groupby("variant").mean()
+        made["never_sampled"] = by_variant["never_sampled"].mean()
+        made[[*METRICS, MAJORITY]] = by_variant[[*METRICS, MAJORITY]].mean()
+        return made.reindex(self.variants)
 
     @cached_property
     def wide(self) -> pd.DataFrame:
-        """The headline of every client: rows are blocks and clients, columns arms."""
-        known = self.clients.set_index(["block", "client", "arm"])[f"test_{self.metric}"]
-        return known.unstack("arm").reindex(columns=self.arms)
+        """The headline of every client: rows are blocks and clients, columns variants."""
+        known = self.clients.set_index(["block", "client", "variant"])[f"test_{self.metric}"]
+        return known.unstack("variant").reindex(columns=self.variants)
 
     def gaps(self, base: str) -> pd.DataFrame:
-        """Every arm less ``base``, client by client: those that both evaluated."""
+        """Every other variant less ``base``, for clients that both evaluated."""
         return self.wide.sub(self.wide[base], axis=0).drop(columns=base).dropna(axis=1, how="all")
 
     def differences(self, metric: str) -> pd.Series:
         """Per run, by its number: the mean difference to the baseline over shared clients."""
         column = f"test_{metric}"
-        base = self.clients[self.clients["arm"] == self.baseline]
-        joined = self.clients[self.clients["arm"] != self.baseline].merge(
+        base = self.clients[self.clients["variant"] == self.baseline]
+        joined = self.clients[self.clients["variant"] != self.baseline].merge(
             base[["block", "client", column]], on=["block", "client"], suffixes=("", "_base")
         )
         return (joined[column] - joined[f"{column}_base"]).groupby(joined["number"]).mean()
 
     @cached_property
     def paired(self) -> pd.DataFrame:
-        """Per arm beside the baseline: interval over blocks, shares of clients, p.
+        """Per variant beside the baseline: interval over blocks, shares of clients, p.
 
         ``better`` and ``worse`` are percent of clients, all blocks together.
         """
@@ -185,9 +166,9 @@ class Comparison:
         improved, known = self.sign * gaps, gaps.count()
         made["better"] = 100 * (improved > 0).sum() / known
         made["worse"] = 100 * (improved < 0).sum() / known
-        made["p"] = [signed_rank(blocks[arm].dropna()) for arm in made.index]
-        made["values"] = [blocks[arm].dropna().tolist() for arm in made.index]
-        made["clients"] = [gaps[arm].dropna().to_numpy() for arm in made.index]
+        made["p"] = [signed_rank(blocks[variant].dropna()) for variant in made.index]
+        made["values"] = [blocks[variant].dropna().tolist() for variant in made.index]
+        made["clients"] = [gaps[variant].dropna().to_numpy() for variant in made.index]
         made["sign"] = self.sign * ((made["low"] > 0).astype(int) - (made["high"] < 0).astype(int))
         return made
 
@@ -198,14 +179,16 @@ class Comparison:
         Not told: the interval of the paired difference holds zero. Empty where the best has a
         single block, of which nothing can be told.
         """
-        means = {row: self.sign * self.levels["mean"][arm] for row, arm in self.shown.items()}
+        means = {
+            row: self.sign * self.levels["mean"][variant] for row, variant in self.shown.items()
+        }
         top = max(means, key=lambda row: means[row])
         if self.levels["blocks"][self.shown[top]] < 2:
             return "", frozenset()
         blocks = self.gaps(self.shown[top]).groupby("block").mean()
         found = intervals(blocks.agg(STATISTICS).T if len(blocks.columns) else _NOTHING)
         undecided = found.index[(found["low"] <= 0) & (found["high"] >= 0)]
-        return top, frozenset(row for row, arm in self.shown.items() if arm in undecided)
+        return top, frozenset(row for row, variant in self.shown.items() if variant in undecided)
 
     @cached_property
     def course(self) -> pd.DataFrame:
@@ -221,31 +204,35 @@ class Comparison:
 
     @cached_property
     def costs(self) -> pd.DataFrame:
-        """Per arm: floats and GFLOPs of a client and round, and the figure at equal compute.
+        """Per variant: floats and GFLOPs of a client and round, and the figure at equal compute.
 
-        Every arm gets the training FLOPs that the cheapest of the same block spent in all rounds.
+        Every variant gets the training FLOPs that the cheapest of its block spent in all rounds.
         """
-        by_arm = self.runs.groupby("arm")
-        made = by_arm[["floats_up", "floats_down", "gflops"]].mean()
+        by_variant = self.runs.groupby("variant")
+        made = by_variant[["floats_up", "floats_down", "gflops"]].mean()
         made["floats"] = made["floats_up"] + made["floats_down"]
-        base = self.runs[self.runs["arm"] == self.baseline].set_index("block")["gflops"]
+        base = self.runs[self.runs["variant"] == self.baseline].set_index("block")["gflops"]
         times = self.runs["gflops"] / self.runs["block"].map(base.replace(0, np.nan))
-        made["relative"] = times.groupby(self.runs["arm"]).mean()
+        made["relative"] = times.groupby(self.runs["variant"]).mean()
         total = self.rounds.groupby(["number", "block"])["train_flops"].sum()
         budget = total.groupby("block").min()
         course = self.course
         cheap = course[course["flops"] <= course["block"].map(budget) * (1 + 1e-9)]
-        last = cheap.groupby("number")[["arm", "figure", "round"]].last().groupby("arm")
+        last = cheap.groupby("number")[["variant", "figure", "round"]].last().groupby("variant")
         made[["equal_figure", "equal_round"]] = last[["figure", "round"]].mean()
-        return made.reindex(self.arms)
+        return made.reindex(self.variants)
 
     def reached(self, target: float) -> pd.DataFrame:
-        """Per arm: runs that reached a target; mean rounds, floats and FLOPs until then."""
+        """Per variant: runs that reached a target; mean rounds, floats and FLOPs until then."""
         hit = self.course[self.sign * (self.course["figure"] - target) >= 0]
-        first = hit.groupby("number")[["arm", "round", "floats", "flops"]].first().groupby("arm")
+        first = (
+            hit.groupby("number")[["variant", "round", "floats", "flops"]]
+            .first()
+            .groupby("variant")
+        )
         made = first[["round", "floats", "flops"]].mean()
         made["blocks"] = first.size()
-        return made.reindex(self.arms)
+        return made.reindex(self.variants)
 
     @property
     def own_target(self) -> float | None:
@@ -253,42 +240,34 @@ class Comparison:
         if not self.baseline or self.metric != "accuracy":
             return None
         return float(
-            math.floor(self.runs.loc[self.runs["arm"] == self.baseline, self.metric].min())
+            math.floor(self.runs.loc[self.runs["variant"] == self.baseline, self.metric].min())
         )
-
-
-def both(left: pd.Series, right: pd.Series) -> pd.DataFrame:
-    """Join two series of clients by block and client; ``difference`` is left less right."""
-    made = pd.DataFrame({"left": left, "right": right}).dropna()
-    return made.assign(difference=made["left"] - made["right"])
 
 
 def compare(
-    settings: Mapping[str, Setting], runs: pd.DataFrame, rounds: pd.DataFrame,
-    clients: pd.DataFrame, failed: Mapping[tuple[str, str], int], baseline: str = "",
+    placed: Sequence[Placed], runs: pd.DataFrame, rounds: pd.DataFrame, clients: pd.DataFrame,
+    baseline: str = "",
 ) -> list[Comparison]:  # fmt: skip
-    """Compare the arms of every setting; raise UserError if no run has the method ``baseline``."""
+    """Compare the variants of every setting; raise UserError if ``baseline`` was not run.
+
+    ``number`` in the frames is the place of a run in ``placed``. P values are adjusted over all
+    comparisons of all settings.
+    """
     methods = sorted(set(runs["method"]))
     if baseline and baseline not in methods:
         raise UserError(f"baseline: no run has method '{baseline}'; methods: {', '.join(methods)}")
-    runs_of, rounds_of, clients_of = (
-        dict(iter(frame.groupby("setting_id"))) for frame in (runs, rounds, clients)
-    )
-    return [
-        Comparison(
-            setting, runs_of[slug], rounds_of[slug], clients_of[slug], baseline or BASELINE,
-            {arm: n for (at, arm), n in failed.items() if at == slug},
-        )
-        for slug, setting in settings.items()
-    ]  # fmt: skip
-
-
-def adjust(comparisons: Sequence[Comparison]) -> None:
-    """Add to every table of paired differences p values adjusted over all comparisons."""
-    together = pd.concat({i: one.paired["p"] for i, one in enumerate(comparisons)})
+    rounds_of, clients_of = (dict(iter(f.groupby("setting_id"))) for f in (rounds, clients))
+    made = []
+    for slug, own in runs.groupby("setting_id", sort=False):
+        ours = [placed[number] for number in own["number"]]
+        counts = next((one.run.counts for one in ours if one.run.counts is not None), None)
+        frames = own, rounds_of[slug], clients_of[slug]
+        made.append(Comparison(ours[0].setting, *frames, baseline or BASELINE, counts))
+    together = pd.concat({i: one.paired["p"] for i, one in enumerate(made)})
     adjusted = holm(together.astype(float))
-    for i, one in enumerate(comparisons):
+    for i, one in enumerate(made):
         one.paired["adjusted"] = adjusted[i] if len(one.paired) else []
+    return made
 
 
 def longest(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -306,29 +285,11 @@ def in_order(comparisons: Sequence[Comparison]) -> list[str]:
     ranks: dict[str, list[float]] = {}
     counted = longest(comparisons)
     for one in [*counted, *(one for one in comparisons if one not in counted)]:
-        means = {row: one.sign * one.levels["mean"][arm] for row, arm in one.shown.items()}
+        means = {row: one.sign * one.levels["mean"][variant] for row, variant in one.shown.items()}
         for place, row in enumerate(sorted(means, key=lambda row: -means[row])):
             if one in counted or row not in ranks:
                 ranks.setdefault(row, []).append(place / max(1, len(means) - 1))
     return sorted(ranks, key=lambda row: (float(np.mean(ranks[row])), row))
-
-
-def across(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """Per arm: in how many settings it is better, the mean difference, p over settings.
-
-    One difference per setting: settings are the sample. Of settings that differ in rounds alone
-    the longest that has the arm counts.
-    """
-    rows = {}
-    arms = dict.fromkeys(arm for one in comparisons for arm in one.paired.index)
-    for arm in arms:
-        having = [one for one in comparisons if arm in one.paired.index]
-        own = [one.sign * float(one.paired["mean"][arm]) for one in longest(having)]
-        p = signed_rank(own)
-        better = sum(value > 0 for value in own)
-        rows[arm] = {"settings": len(own), "better": better, "mean": np.mean(own), "p": p}
-    made = pd.DataFrame.from_dict(rows, orient="index", columns=["settings", "better", "mean", "p"])
-    return made.assign(adjusted=holm(made["p"]))
 
 
 def variability(setting: Setting, blocks: Sequence[str]) -> str:
@@ -349,8 +310,8 @@ def variability(setting: Setting, blocks: Sequence[str]) -> str:
 # A method is called above or below the baseline only where the interval of its paired difference
 # lies on one side of zero; none is called best. A setting of one block is in no count.
 
-_NAMED = 3  # methods of which a sentence says where most; titles that it lists
-_AGAINST = "lg_fedavg"  # the traffic of one header each way, to which traffic is compared
+_NAMED = 3  # titles that a sentence lists
+_AGAINST = method_name("lg_fedavg")  # the traffic of one header each way, the unit of traffic
 _LEVEL = f"{100 * LEVEL:g} %"
 
 
@@ -359,10 +320,9 @@ def sentences(comparisons: Sequence[Comparison]) -> list[str]:
     counted = longest(comparisons)
     found = gains(counted)
     base = next((one.baseline for one in comparisons if one.baseline), "")
-    told = f"{base} (each client alone)" if base == method_name("standalone") else base
+    told = base and len(found) > 0
     made = [_extent(comparisons, counted)]
-    if base and len(found):
-        made += [_winners(found, told), _losers(found, base), _traffic(found)]
+    made += [_winners(found, base), _losers(found, base), _traffic(found)] if told else []
     made.append(_limits(counted, len(found), base))
     return [sentence for sentence in made if sentence]
 
@@ -376,13 +336,12 @@ def gains(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     rows = []
     for one in comparisons:
         floats = one.costs["floats"]
-        against = floats.get(method_name(_AGAINST), 0.0)
-        for row, arm in one.shown.items():
-            pair = one.paired.loc[arm] if arm in one.paired.index else None
+        unit = floats.get(_AGAINST) or math.nan
+        for row, variant in one.shown.items():
+            pair = one.paired.loc[variant] if variant in one.paired.index else None
             if pair is not None and pair["blocks"] > 1:
-                times = floats[arm] / against if against else None
-                points = one.sign * pair["mean"]
-                rows.append((row, one.setting.title, points, int(pair["sign"]), times))
+                points, traffic = one.sign * pair["mean"], floats[variant] / unit
+                rows.append((row, one.setting.title, points, int(pair["sign"]), traffic))
     return pd.DataFrame(rows, columns=["method", "setting", "points", "sign", "traffic"])
 
 
@@ -391,109 +350,85 @@ def _extent(comparisons: Sequence[Comparison], counted: Sequence[Comparison]) ->
     methods = {method for one in comparisons for method in one.runs["method"]}
     blocks = pd.concat([one.levels["blocks"] for one in comparisons])
     low, high = int(blocks.min()), int(blocks.max())
-    span = f"{low} to {_many(high, 'block')}" if low < high else _many(high, "block")
-    shorter = [one.setting.keys["rounds"] for one in comparisons if one not in counted]
-    apart = ""
-    if shorter:
-        rounds = ", ".join(str(number) for number in sorted(set(shorter)))
-        are = "is the first rounds of a longer one and is"
-        if len(shorter) > 1:
-            are = "are the first rounds of longer ones and are"
-        apart = f"; {_many(len(shorter), 'setting')} (T = {rounds}) {are} not counted below"
+    shorter = [one.setting.title for one in comparisons if one not in counted]
+    apart = f"; not counted below, as the first rounds of longer settings: {'; '.join(shorter)}"
     return (
         f"{_many(runs, 'run')} of {_many(len(methods), 'method')} in "
-        f"{_many(len(comparisons), 'setting')}, {span} (partition and seed) a method{apart}."
+        f"{_many(len(comparisons), 'setting')}, {f'{low} to ' * (low < high)}"
+        f"{_many(high, 'block')} (partition and seed) a method{apart * bool(shorter)}."
     )
 
 
-def _winners(found: pd.DataFrame, told: str) -> str:
-    above = found[found["sign"] > 0]
-    if above.empty:
+def _winners(found: pd.DataFrame, base: str) -> str:
+    told = f"{base} (each client alone)" if base == method_name(BASELINE) else base
+    above = set(found.loc[found["sign"] > 0, "setting"])
+    if not above:
         return f"No method is above {told} with a {_LEVEL} interval that excludes zero."
-    without = [name for name in found["setting"].unique() if name not in set(above["setting"])]
-    nobody = f"; nobody in {_some(without, 'or')}" if without else ""
-    several = found["setting"].nunique() > 1
-    reading = " (in brackets the largest difference, in points)" if several else ""
-    return (
-        f"Above {told}, with a {_LEVEL} interval that excludes zero{reading}: "
-        f"{_listed(1, found)}{nobody}."
-    )
+    without = [name for name in found["setting"].unique() if name not in above]
+    nobody = f"; nobody in {_some(without)}" if without else ""
+    most = " (in brackets the largest difference, in points)" * (found["setting"].nunique() > 1)
+    excludes = f"with a {_LEVEL} interval that excludes zero{most}"
+    return f"Above {told}, {excludes}: {_listed(1, found)}{nobody}."
 
 
 def _losers(found: pd.DataFrame, base: str) -> str:
-    undecided = found.groupby("method")["sign"].agg(lambda signs: not signs.any())
-    names = sorted(undecided[undecided].index, key=str.casefold)
-    below, neither = _listed(-1, found), ", ".join(names)
-    if not below:
-        return f"Not told from {base} anywhere: {neither}." if names else ""
-    rest = f"; not told from it anywhere: {neither}" if names else ""
-    return f"Below {base}, likewise: {below}{rest}."
+    decided = found.groupby("method")["sign"].any()
+    neither = ", ".join(sorted(decided.index[~decided], key=str.casefold))
+    said = [f"below {base}, likewise: {below}"] if (below := _listed(-1, found)) else []
+    said += [f"not told from {base} anywhere: {neither}"] if neither else []
+    return f"{text[0].upper()}{text[1:]}." if (text := "; ".join(said)) else ""
 
 
 def _traffic(found: pd.DataFrame) -> str:
     above = set(found.loc[found["sign"] > 0, "method"])
     times = found[found["method"].isin(above)].groupby("method")["traffic"].median().dropna()
-    over = " (median over settings)" if found["setting"].nunique() > 1 else ""
+    over = " (median over settings)" * (found["setting"].nunique() > 1)
     sent = ", ".join(
         f"{method} {value:.2g}" if value < 10 else f"{method} {value:,.0f}"
         for method, value in times.sort_values(kind="stable").items()
     )
-    lg = method_name(_AGAINST)
-    return f"Traffic a round of those above, {lg}'s = 1{over}: {sent}." if sent else ""
+    return f"Traffic a round of those above, {_AGAINST}'s = 1{over}: {sent}." if sent else ""
 
 
 def _limits(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
     single = [one.setting.title for one in comparisons if len(one.blocks) < 2]
-    few = [one for one in comparisons if len(one.blocks) < ENOUGH]
+    few = [one.setting.title for one in comparisons if 2 <= len(one.blocks) < ENOUGH]
     mixed = [one.setting.title for one in comparisons if len(set(one.precision.values())) > 1]
-    made = []
-    if not base:
-        made.append("who gains is not known, since the baseline was not run")
-    if single:
-        has = "has" if len(single) == 1 else "have"
-        made.append(f"{_some(single, 'and')} {has} one block and so no interval")
-    if len(few) > len(single):
-        having = f"{len(few)} of {len(comparisons)} settings have"
-        if len(few) == len(comparisons):
-            having = "all settings have" if len(few) > 1 else "there are"
-        made.append(f"{having} fewer than {ENOUGH} blocks, too few for a rank test")
-    if mixed:
-        made.append(
-            f"small differences in {_some(mixed, 'and')} may come from precision, which differs"
-        )
-    if luck := round((1 - LEVEL) * compared):
-        made.append(f"about {luck} of the {compared} intervals would exclude zero by chance alone")
-    return f"Limits: {'; '.join(made)}." if made else ""
+    luck = round((1 - LEVEL) * compared)
+    made = {
+        "who gains is not known, since the baseline was not run": not base,
+        f"one block and so no interval: {_some(single)}": single,
+        f"fewer than {ENOUGH} blocks, too few for a rank test: {_some(few)}": few,
+        f"differences of precision beside those of methods: {_some(mixed)}": mixed,
+        f"about {luck} of the {compared} intervals would exclude zero by chance alone": luck,
+    }
+    said = "; ".join(text for text, holds in made.items() if holds)
+    return f"Limits: {said}." if said else ""
 
 
 def _listed(sign: int, found: pd.DataFrame) -> str:
     """``FD in 3 of 5 settings (+4.3; below in 1), FML in 1 of 4 (+9.0)``, most settings first."""
-    told = found[found["sign"] == sign]
-    several = found["setting"].nunique() > 1
-    order = []
-    for method, own in told.groupby("method"):
-        most = own.loc[own["points"].abs().idxmax()]
-        order.append((-len(own), -abs(most["points"]), method, most))
+    told = found[found["sign"] == sign].assign(size=found["points"].abs())
+    order = told.groupby("method")["size"].agg(["count", "max"])
+    order = order.sort_values(["count", "max"], ascending=False, kind="stable")
     said = []
-    for place, (count, _, method, most) in enumerate(sorted(order, key=lambda one: one[:3])):
-        points = f"{most['points']:+.1f}".replace("-", "−")
-        if not several:
+    for method, count in order["count"].items():
+        own = found[found["method"] == method]
+        most = told[told["method"] == method].sort_values("size")["points"].iloc[-1]
+        points = f"{most:+.1f}".replace("-", "−")
+        if found["setting"].nunique() == 1:
             said.append(f"{method} {points}")
             continue
-        own = found[found["method"] == method]
-        notes = [points]
-        if other := int((own["sign"] == -sign).sum()):
-            notes.append(f"{'below' if sign > 0 else 'above'} in {other}")
-        settings = "" if place else " settings"
-        said.append(f"{method} in {-count} of {len(own)}{settings} ({'; '.join(notes)})")
+        other = int((own["sign"] == -sign).sum())
+        against = f"; {'below' if sign > 0 else 'above'} in {other}" if other else ""
+        said.append(f"{method} in {count} of {len(own)}{'' if said else ' settings'} "
+                    f"({points}{against})")  # fmt: skip
     return ", ".join(said)
 
 
-def _some(names: Sequence[str], word: str) -> str:
-    """``A``, ``A or B``, ``A; B or C``: titles have commas."""
-    if len(names) > _NAMED:
-        return f"{len(names)} of the settings"
-    return f" {word} ".join(filter(None, ["; ".join(names[:-1]), names[-1]]))
+def _some(titles: Sequence[str]) -> str:
+    """Titles have commas; of many only their number is said."""
+    return "; ".join(titles) if len(titles) <= _NAMED else f"{len(titles)} settings"
 
 
 def _many(count: int, name: str) -> str:

@@ -23,7 +23,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from fedhet.data.inputs import noun
 from fedhet.errors import one_line
 from fedhet.reports.comparison import Comparison, in_order
-from fedhet.reports.settings import IN_NO_SETTING, at_default, cut, file_name, method_name
+from fedhet.reports.settings import at_default, cut
 from fedhet.reports.tables import said
 
 INK = "#010101"  # stands for currentColor
@@ -40,10 +40,12 @@ _RC: dict[Any, Any] = {
 _DARK = "<style>svg{color:#1b1f24}@media(prefers-color-scheme:dark){svg{color:#e4e8ec}}</style>"
 _PLACES = re.compile(r"(\d\.\d\d)\d+")
 _HEAD = re.compile(r"<svg [^>]*>")
-_IDS = re.compile(r' id="[a-zA-Z0-9.]+_\d+"')
-_NOISE = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>", re.S)
+_NOISE = re.compile(
+    r"<metadata>.*?</metadata>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>| id=\"[a-zA-Z0-9.]+_\d+\"",
+    re.S,
+)
 _WIDTH, _LEFT, _ROW = 330, 92, 15.0  # pixels of a small panel, its names, a row
-_WIDE = 470  # of a figure that stands alone
+_WIDE = 420  # of a figure that stands alone
 _FAR = 2.5  # a row is off the scale beyond that many times the reach of most others
 _POINTS = 60  # of a line
 
@@ -60,13 +62,19 @@ class Picture:
 
     def files(self) -> dict[str, str]:
         """The panels as files of their own, by name without suffix."""
-        names = [f"{self.name}-{panel}" if panel else self.name for panel, _ in self.panels]
-        files = [svg.replace(">", f">{_DARK}", 1) for _, svg in self.panels]
-        return dict(zip(map(file_name, names), files, strict=True))
+        return {
+            f"{self.name}-{panel}" if panel else self.name: standalone(svg)
+            for panel, svg in self.panels
+        }
 
     def _repr_html_(self) -> str:
         """Show the panels in a notebook."""
         return "".join(f'<div style="max-width:40rem">{svg}</div>' for _, svg in self.panels)
+
+
+def standalone(svg: str) -> str:
+    """Return an SVG as a file of its own, which follows the reader's dark mode."""
+    return svg.replace(">", f">{_DARK}", 1)
 
 
 def drawn(name: str, size: tuple[float, float], draw: Callable[[Figure], None], title: str) -> str:
@@ -78,7 +86,7 @@ def drawn(name: str, size: tuple[float, float], draw: Callable[[Figure], None], 
         text = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
-    svg = _IDS.sub("", _PLACES.sub(r"\1", _NOISE.sub("", text.getvalue())))
+    svg = _PLACES.sub(r"\1", _NOISE.sub("", text.getvalue()))
     svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -103,20 +111,20 @@ def label(text: str, letters: int = 40) -> str:
     return cut(one_line(text, None), letters)
 
 
-def _finish(
-    ax: Axes, x: str, y: str = "", ends: Sequence[tuple[str, float, float, str]] = ()
-) -> None:
-    """Add grid, labels, and names beside the axes: ``ends`` are (name, x, y, colour).
-
-    A thin line joins each name to its point; names are moved apart.
-    """
+def _finish(ax: Axes, x: str, y: str = "") -> None:
+    """Add grid and labels."""
     ax.grid(color=INK, alpha=0.1, lw=0.6, axis="both" if y else "x")
     ax.set_xlabel(x, fontsize=9)
     ax.set_ylabel(y, fontsize=9)
-    if not ends:
-        return
-    height = ax.get_window_extent().height
-    step = min(10.5 / height, 1 / len(ends))
+
+
+def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
+    """Write names beside the axes: ``ends`` are (name, x, y, colour).
+
+    A thin line joins each name to its point; names are moved apart.
+    """
+    ax.autoscale_view()  # until then the limits are not those of the data
+    step = min(10.5 / ax.get_window_extent().height, 1 / max(1, len(ends)))
     to_axes = ax.transData + ax.transAxes.inverted()
     places = sorted((*to_axes.transform((px, py))[::-1], name, c) for name, px, py, c in ends)
     slots: list[float] = []
@@ -129,15 +137,6 @@ def _finish(
                 alpha=0.45, clip_on=False)  # fmt: skip
         ax.text(1.06, slot, label(name, 26), transform=ax.transAxes, fontsize=8.5, va="center",
                 color=colour)  # fmt: skip
-
-
-def _alone(
-    name: str, title: str, caption: str, draw: Callable[[Axes], None], lines: int
-) -> Picture:
-    """A figure of one panel with the names of ``lines`` lines at the right."""
-    size = (_WIDE, max(250.0, 11.5 * lines + 60))
-    name = file_name(name)
-    return Picture(name, title, caption, [("", _panel(name, draw, size, title, (46, 150, 12, 38)))])
 
 
 # --- all settings --------------------------------------------------------------------------------
@@ -168,7 +167,7 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
     if not compared:
         reason = "no setting has the baseline and another method in one block"
         return Picture("differences", "Paired differences", absent=reason)
-    known = {row for one in compared for row, arm in one.shown.items() if arm in one.paired.index}
+    known = {r for one in compared for r, v in one.shown.items() if v in one.paired.index}
     rows = [row for row in in_order(compared) if row in known]
     title = f"Paired differences to {compared[0].baseline}"
     caption = (
@@ -180,33 +179,30 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
     )
     return _panels(
         "differences", title, caption, compared,
-        lambda ax, one: draw_differences(ax, one, rows), 56 + _ROW * len(rows), 12,
+        lambda ax, one: _draw_differences(ax, one, rows), 56 + _ROW * len(rows), 12,
     )  # fmt: skip
 
 
-def draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
+def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     """Draw one setting; ``rows`` are keys of ``one.shown``."""
     pairs = one.paired.reindex([one.shown.get(row, "") for row in rows])
     low, high = _reach(pairs)
     ax.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
     ax.axvline(0, color=INK, lw=0.8, alpha=0.6)
     for y, (_, pair) in enumerate(pairs.iterrows()):
-        if pd.isna(mean := pair["mean"]):
-            continue
-        colour = {1: BLUE, -1: ORANGE}.get(int(pair["sign"]), INK)
-        soft, known = 1.0 if pair["sign"] else 0.55, pd.notna(pair["low"])
-        if not low <= mean <= high:
-            at, side, text = (
-                (low, "left", f"◂ {mean:+.1f}") if mean < low else (high, "right", f"{mean:+.1f} ▸")
-            )
-            ax.text(at, y, text, ha=side, va="center", color=colour, fontsize=8.5)
-            continue
-        inside = [value for value in pair["values"] if low <= value <= high]
-        ax.plot(inside, [y] * len(inside), ".", ms=4, color=colour, alpha=0.35, mew=0)
-        if known:
-            ends = np.clip([pair["low"], pair["high"]], low, high)
-            ax.plot(ends, [y, y], color=colour, lw=2, alpha=soft, solid_capstyle="round")
-        ax.plot(mean, y, "o", ms=5, mfc=colour if known else "none", mec=colour, alpha=soft)
+        mean = pair["mean"]
+        colour = {1: BLUE, -1: ORANGE}.get(pair["sign"], INK)
+        style = {"color": colour, "alpha": 1.0 if pair["sign"] else 0.55}
+        if mean < low:
+            ax.text(low, y, f"◂ {mean:+.1f}", va="center", color=colour, fontsize=8.5)
+        elif mean > high:
+            ax.text(high, y, f"{mean:+.1f} ▸", ha="right", va="center", color=colour, fontsize=8.5)
+        elif pd.notna(mean):
+            known = pd.notna(pair["low"])
+            ax.plot(pair["values"], [y] * len(pair["values"]), ".", ms=4, mew=0, alpha=0.35,
+                    color=colour)  # fmt: skip
+            ax.plot([pair["low"], pair["high"]], [y, y], lw=2, solid_capstyle="round", **style)
+            ax.plot(mean, y, "o", ms=5, mfc=colour if known else "none", **style)
     ax.set_yticks(range(len(rows)), [label(row, 16) for row in rows])
     for tick, mean in zip(ax.get_yticklabels(), pairs["mean"], strict=True):
         tick.set_alpha(0.35 if pd.isna(mean) else 1)
@@ -239,95 +235,41 @@ def traffic(comparisons: Sequence[Comparison]) -> Picture:
     )
     high = max(230.0, 60 + 11.5 * max(len(one.shown) for one in comparisons))
     title = "Accuracy against traffic"
-    return _panels("traffic", title, caption, comparisons, draw_traffic, high, 106)
+    return _panels("traffic", title, caption, comparisons, _draw_traffic, high, 106)
 
 
-def draw_traffic(ax: Axes, one: Comparison) -> None:
+def _draw_traffic(ax: Axes, one: Comparison) -> None:
     """Draw one setting."""
-    arms = list(one.shown.values())
-    points = pd.DataFrame({"floats": one.costs["floats"], "value": one.levels["mean"]}).loc[arms]
+    variants = list(one.shown.values())
+    points = pd.DataFrame({"x": one.costs["floats"], "y": one.levels["mean"]}).loc[variants]
     points.index = list(one.shown)
-    sent = points["floats"][points["floats"] > 0]
+    sent, median = points["x"][points["x"] > 0], points["y"].median()
     zero = 10 ** (np.floor(np.log10(sent.min())) - 1) if len(sent) else 0.1
-    points["x"] = points["floats"].clip(lower=zero)
-    ordered = points.sort_values(["x", "value"], ascending=[True, one.sign < 0])
-    better = one.sign * ordered["value"]
+    points["x"] = points["x"].clip(lower=zero)
+    ordered = points.sort_values(["x", "y"], ascending=[True, one.sign < 0])
+    better = one.sign * ordered["y"]
     front = ordered[better > better.cummax().shift(fill_value=-math.inf)]
-    usual = points["value"].sort_values()
-    # A value is far below if it lies further from the others than they reach themselves.
-    gaps = [
-        i
-        for i in range(min(2, len(usual) - 3))
-        if usual.diff().iloc[i + 1] > np.ptp(usual[i + 1 :])
-    ]
-    floor = usual.iloc[gaps[0] + 1] if gaps and one.sign > 0 else -math.inf
-    above = usual[usual >= floor]
-    pad = 0.07 * np.ptp(above) or 1.0
-    low = above.min() - pad * (2.2 if gaps else 1)
-    right = max(sent.max() if len(sent) else 1.0, 10 * zero) * 2
-    ax.set(xscale="log", xlim=(zero / 2, right), ylim=(low, above.max() + pad))
-    steps = [*front["value"], front["value"].iloc[-1]]
-    ax.step([*front["x"], right], steps, where="post", color=BLUE, alpha=0.5, lw=1)
+    # A value is far below if it lies four times as far from the median as the best one.
+    far = points["y"] < median - 4 * (points["y"].max() - median) - 1e-9
+    near = points["y"][~far] if one.sign > 0 else points["y"]
+    pad = 0.07 * np.ptp(near) or 1.0
+    low, right = near.min() - pad * (2.2 if far.any() else 1), max(points["x"].max(), zero) * 2
+    ax.set(xscale="log", xlim=(zero / 2, right), ylim=(low, near.max() + pad))
+    ax.step([*front["x"], right], [*front["y"], front["y"].iloc[-1]], where="post", color=BLUE,
+            alpha=0.5, lw=1)  # fmt: skip
     ends = []
-    for row, point in points.iterrows():
-        colour = BLUE if row in front.index else INK
-        far = point["value"] < floor
-        y = low + 0.5 * pad if far else point["value"]
-        ax.plot(point["x"], y, "v" if far else "o", ms=5, mew=0, color=colour, alpha=0.8)
-        name = f"{cut(row, 15)} {point['value']:.1f}" if far else row
-        ends.append((name, point["x"], y, colour))
+    for row, (x, value) in points.iterrows():
+        colour, below = BLUE if row in front.index else INK, row not in near.index
+        y = low + 0.5 * pad if below else value
+        ax.plot(x, y, "v" if below else "o", ms=5, mew=0, color=colour, alpha=0.8)
+        ends.append((f"{cut(row, 15)} {value:.1f}" if below else row, x, y, colour))
     powers = 10.0 ** np.arange(np.log10(zero) + (len(sent) > 0), np.floor(np.log10(right)) + 1)
     ticks = {p: EngFormatter(sep="")(p) for p in powers[:: 1 + len(powers) // 6]}
-    if len(sent) < len(points):
-        ticks[zero] = "0"
+    ticks |= {zero: "0"} if len(sent) < len(points) else {}
     ax.minorticks_off()
     ax.set_xticks(list(ticks), list(ticks.values()))
-    _finish(ax, "floats a client and round", " ", ends)
-
-
-def curves(comparisons: Sequence[Comparison]) -> list[Picture]:
-    """A figure for every numeric key in which arms or settings differ while all else is the same.
-
-    Beside these the epsilon that runs with noise spent.
-    """
-    runs = pd.concat([one.runs.assign(y=one.runs[one.metric]) for one in comparisons])
-    keys = list(runs.columns[list(runs.columns).index("processor") + 1 : -1])
-    keys = [key for key in keys if key.replace("_", "-") not in IN_NO_SETTING]
-    made = []
-    for key in [*keys, "epsilon"]:
-        x = pd.to_numeric(runs[key], errors="coerce")
-        if x.nunique() < 2 or runs[key].map(type).eq(bool).any():
-            continue
-        private = [name for name in keys if name.startswith(("dp_", "sum_"))] * (key == "epsilon")
-        rest = runs[[name for name in keys if name not in {key, "precision", *private}]].astype(str)
-        groups = pd.util.hash_pandas_object(rest, index=False)
-        varied = x.groupby(groups).transform("nunique") > 1
-        if varied.any():
-            own = runs.assign(x=x, group=groups)[varied & x.notna()]
-            made.append(_curve(key, own))
-    return made
-
-
-def _curve(key: str, points: pd.DataFrame) -> Picture:
-    """Lines over x, one for all that is the same: mean over blocks, bars over all blocks."""
-    by = ["group", "x"]
-    table = points.groupby(by, sort=False)["y"].agg(["mean", "min", "max"])
-    first = points.groupby("group", sort=False)[["method", "setting"]].first()
-    several = first["setting"].nunique() > 1
-    names = first["method"].map(method_name) + (", " + first["setting"] if several else "")
-
-    def draw(ax: Axes) -> None:
-        ends = []
-        for i, group in enumerate(first.index):
-            own, colour = table.loc[group].sort_index(), HUES[i % len(HUES)]
-            ax.plot(own.index, own["mean"], "o-", ms=4, color=colour)
-            ax.vlines(own.index, own["min"], own["max"], color=colour, alpha=0.5, lw=1)
-            ends.append((names[group], own.index[-1], own["mean"].iloc[-1], colour))
-        _finish(ax, key.replace("_", " "), "test metric", ends)
-
-    caption = "Mean over blocks after the last round; bars: lowest to highest block."
-    title = f"Accuracy against {'spent epsilon' if key == 'epsilon' else key.replace('_', '-')}"
-    return _alone(f"curve-{key}", title, caption, draw, len(first))
+    _finish(ax, "floats a client and round", " ")
+    _name_ends(ax, ends)
 
 
 # --- one setting ---------------------------------------------------------------------------------
@@ -341,37 +283,39 @@ def of_setting(one: Comparison) -> list[Picture]:
 def rounds(one: Comparison) -> Picture:
     """The headline over rounds: mean over all clients, mean over blocks."""
     name, title = f"rounds-{one.setting.slug}", f"{said(one.metric).capitalize()} over rounds"
-    by_round = one.course.groupby(["arm", "round"])["figure"].agg(["mean", "count"])
+    by_round = one.course.groupby(["variant", "round"])["figure"].agg(["mean", "count"])
     blocks = by_round.index.get_level_values(0).map(one.levels["blocks"])
     shared = by_round.loc[by_round["count"] == blocks, "mean"]  # evaluated in all blocks
-    known = [arm for arm in one.arms if arm in shared.index]
+    known = [variant for variant in one.variants if variant in shared.index]
     if not known:
         reason = "no method was evaluated in the same rounds of all blocks"
-        return Picture(file_name(name), title, absent=reason)
+        return Picture(name, title, absent=reason)
 
     def draw(ax: Axes) -> None:
         ends = []
-        for i, arm in enumerate(known):
-            own = shared[arm].sort_index()
+        for i, variant in enumerate(known):
+            own = shared[variant].sort_index()
             own = own.iloc[sorted({*range(0, len(own), 1 + len(own) // _POINTS), len(own) - 1})]
             colour, style = HUES[i % len(HUES)], ("-", "--", ":")[i // len(HUES) % 3]
             ax.plot(own.index, own, style, color=colour, marker="" if len(own) > 1 else "o")
-            ends.append((arm, own.index[-1], own.iloc[-1], colour))
+            ends.append((variant, own.index[-1], own.iloc[-1], colour))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        _finish(ax, "round", f"test {said(one.metric)}", ends)
+        _finish(ax, "round", f"test {said(one.metric)}")
+        _name_ends(ax, ends)
 
-    return _alone(name, title, "Mean over all clients, mean over blocks.", draw, len(known))
+    size = (_WIDE, max(250.0, 11.5 * len(known) + 60))
+    panel = _panel(name, draw, size, title, (44, 128, 12, 38))
+    return Picture(name, title, "Mean over all clients, mean over blocks.", [("", panel)])
 
 
 def _clients(one: Comparison) -> Picture:
     name, title = f"clients-{one.setting.slug}", "Distribution over clients"
-    own = one.clients[one.clients["generation"] > 0]
-    own = own if len(own) else one.clients
-    by_arm = own.dropna(subset=f"test_{one.metric}").groupby("arm")[f"test_{one.metric}"]
-    values = {arm: by_arm.get_group(arm) for arm in one.arms if arm in by_arm.groups}
+    own = one.clients[one.clients["generation"] > 0].dropna(subset=f"test_{one.metric}")
+    found = dict(iter(own.groupby("variant")[f"test_{one.metric}"]))
+    values = {variant: found[variant] for variant in one.variants if variant in found}
     if not values:
         reason = "the server learned means over clients only (secure-sum)"
-        return Picture(file_name(name), title, absent=reason)
+        return Picture(name, title, absent=reason)
 
     def draw(ax: Axes) -> None:
         ink = {"color": INK, "linewidth": 0.9}
@@ -380,12 +324,12 @@ def _clients(one: Comparison) -> Picture:
             showmeans=True, widths=0.6, boxprops=ink, whiskerprops=ink, showcaps=False,
             medianprops={"color": BLUE, "linewidth": 2},
             meanprops={"marker": "P", "markerfacecolor": INK, "markeredgewidth": 0},
+            tick_labels=[label(variant, 26) for variant in values],
         )  # fmt: skip
         worst = [found.max() if one.sign < 0 else found.min() for found in values.values()]
         ax.plot(worst, range(1, len(values) + 1), ".", color=ORANGE, ms=5)
-        ax.set_yticks(range(1, len(values) + 1), [label(arm, 26) for arm in values], fontsize=9)
         ax.invert_yaxis()
-        ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="y", length=0, labelsize=9)
         _finish(ax, f"test {said(one.metric)}")
 
     caption = (
@@ -393,16 +337,15 @@ def _clients(one: Comparison) -> Picture:
         "median; line: 10th to 90th percentile; cross: mean; dot: worst."
     )
     size = (_WIDE, 50.0 + 17 * len(values))
-    panel = _panel(name, draw, size, title, (150, 12, 8, 38))
-    return Picture(file_name(name), title, caption, [("", panel)])
+    panel = _panel(name, draw, size, title, (128, 12, 8, 38))
+    return Picture(name, title, caption, [("", panel)])
 
 
 def _partition(one: Comparison) -> Picture:
     """Training examples per client and class, of the first run that has them."""
     name, title = f"partition-{one.setting.slug}", "Who holds what"
     if one.counts is None or one.counts.empty:
-        reason = "no run of this setting has its partition.csv"
-        return Picture(file_name(name), title, absent=reason)
+        return Picture(name, title, absent="no run of this setting has its partition.csv")
     counts, what = one.counts, noun(str(one.setting.keys["dataset"]))
     held = counts.to_numpy()
     row, column = np.nonzero(held)
@@ -414,15 +357,14 @@ def _partition(one: Comparison) -> Picture:
     high = 60 + max(9.0, min(18.0, 300 / counts.shape[1])) * min(counts.shape[1], 60)
 
     def draw(ax: Axes) -> None:
-        cell = min(330 / max(len(counts), 8), (high - 60) / counts.shape[1] * 1.3)
+        cell = min(300 / max(len(counts), 8), (high - 60) / counts.shape[1] * 1.3)
         area = 0.9 * cell**2 * held[row, column] / max(1, held.max())
         ax.scatter(row, column, s=np.maximum(area, 1), color=BLUE, linewidths=0)
         names = [label(str(each), 14) for each in counts.columns[::step]]
         ax.set_yticks(range(0, counts.shape[1], step), names, fontsize=8.5)
-        ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(counts.shape[1] - 0.3, -0.7))
-        ax.set_xticks([])
+        ax.set(xlim=(-0.7, len(counts) - 0.3), ylim=(counts.shape[1] - 0.3, -0.7), xticks=[])
         ax.tick_params(length=0)
         ax.set_xlabel("clients, in order", fontsize=9)
 
-    panel = _panel(name, draw, (_WIDE, high), title, (100, 10, 6, 26))
-    return Picture(file_name(name), title, caption, [("", panel)])
+    panel = _panel(name, draw, (_WIDE, high), title, (92, 10, 6, 26))
+    return Picture(name, title, caption, [("", panel)])

@@ -6,7 +6,7 @@ docs/how-to/report.md; everything else in a report is computed from these frames
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from fedhet.config.load import method_name as known_as
 from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
 from fedhet.reports import figures
-from fedhet.reports.comparison import Comparison, adjust, compare, sentences
-from fedhet.reports.reading import LeftOut, Run, read_runs
+from fedhet.reports.comparison import compare, sentences
+from fedhet.reports.reading import LeftOut, RunRecord, read_runs
 from fedhet.reports.settings import Placed, arrange
 
 COLUMNS = (  # of the frame of runs, before the keys of the configuration
-    "run", "setting", "setting_id", "arm", "block", "compared", "accuracy", "balanced_accuracy",
+    "run", "setting", "setting_id", "variant", "block", "compared", "accuracy", "balanced_accuracy",
     "macro_f1", "auroc", "log_loss", "ece", "majority_accuracy",
     "accuracy_best_validation", "best_validation",
     "accuracy_sampled", "accuracy_std", "accuracy_p10", "accuracy_worst", "difference",
@@ -31,29 +31,23 @@ COLUMNS = (  # of the frame of runs, before the keys of the configuration
     "wall_seconds", "failures", "run_sha256", "fedhet_version", "torch_version", "git_commit",
     "processor",
 )  # fmt: skip
-_PLACE = ["number", "run", "setting_id", "arm", "method", "block", "compared"]
+_PLACE = ["number", "run", "setting_id", "variant", "method", "block", "compared"]
 
 
 class Runs:
     """Finished runs beside each other, as ``fedhet report`` compares them."""
 
-    def __init__(self, runs: Sequence[Run], left_out: Iterable[LeftOut] = (), baseline: str = ""):
+    def __init__(
+        self, runs: Sequence[RunRecord], left_out: Iterable[LeftOut] = (), baseline: str = ""
+    ):
         """``baseline``: the method that others are compared with; raises UserError without it."""
         self.left_out = list(left_out)
-        self.placed, failed = arrange(runs, self.left_out)
+        self.placed = arrange(runs, self.left_out)
         if not self.placed:
             first = "; ".join(f"{one.name}: {one.reason}" for one in self.left_out[:3])
             raise UserError(f"there is no finished run to report: {first}")
-        self._runs, self._rounds, self._clients = _frames(self.placed)
-        settings = {one.setting.slug: one.setting for one in self.placed}
-        self.comparisons: list[Comparison] = compare(
-            settings, self._runs, self._rounds, self._clients, failed,
-            known_as(baseline) if baseline else "",
-        )  # fmt: skip
-        for one in self.comparisons:
-            held = (each.run for each in self.placed if each.setting is one.setting)
-            one.counts = next((_counts(run) for run in held if run.counts), None)
-        adjust(self.comparisons)
+        frames = self._runs, self._rounds, self._clients = _frames(self.placed)
+        self.comparisons = compare(self.placed, *frames, known_as(baseline) if baseline else "")
         blocks = [one.differences("accuracy") for one in self.comparisons]
         self._runs["difference"] = pd.concat(blocks).reindex(self._runs["number"]).to_numpy()
 
@@ -106,68 +100,43 @@ def load_sweep(*places: str | os.PathLike[str], baseline: str = "") -> Runs:
 
 
 def _frames(placed: Sequence[Placed]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return runs, rounds and clients; ``number`` is the place of a run in ``placed``."""
     rows = pd.DataFrame([_row(number, one) for number, one in enumerate(placed)])
     keys = pd.DataFrame([_config(one) for one in placed])
     rounds, clients = (
-        rows[_PLACE].merge(_stacked([getattr(one.run, name) for one in placed]), on="number")
+        rows[_PLACE].merge(
+            pd.concat(
+                {number: getattr(one.run, name) for number, one in enumerate(placed)},
+                names=["number"],
+            ).reset_index("number"),
+            on="number",
+        )
         for name in ("rounds", "clients")
     )
     sampled = clients[clients["generation"] > 0].groupby("number")["test_accuracy"]
-    every = clients.groupby("number")["test_accuracy"]
-    over = spread(sampled).combine_first(spread(every)).reindex(rows["number"])
     rows["accuracy_sampled"] = sampled.mean().reindex(rows["number"])
-    for name in ("std", "p10", "worst"):
-        rows[f"accuracy_{name}"] = over[name]
-    rows["difference"] = np.nan
+    rows["accuracy_std"] = sampled.std(ddof=0).reindex(rows["number"])
+    rows["accuracy_p10"] = sampled.quantile(0.1).reindex(rows["number"])
+    rows["accuracy_worst"] = sampled.min().reindex(rows["number"])
     order = [name for name in COLUMNS if name in rows]
     return pd.concat([rows[["number", "method", *order]], keys], axis=1), rounds, clients
 
 
-def _stacked(tables: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One table below the other; ``number`` says which one a line is of."""
-    lengths = [len(next(iter(table.values()))) for table in tables]
-    columns = dict.fromkeys(name for table in tables for name in table)
-    parts = {
-        name: np.concatenate(
-            [t.get(name, np.full(n, np.nan)) for t, n in zip(tables, lengths, strict=True)]
-        )
-        for name in columns
-    }
-    return pd.DataFrame({"number": np.repeat(np.arange(len(tables)), lengths)} | parts)
-
-
-def _counts(run: Run) -> pd.DataFrame:
-    """Training examples by client (rows) and class."""
-    numbers = range(len(run.classes))
-    rows = [[own.get(k, 0) for k in numbers] for own in run.counts.values()]
-    return pd.DataFrame(rows, index=list(run.counts), columns=list(run.classes))
-
-
-def spread(groups: Any) -> pd.DataFrame:
-    """Standard deviation (of the population), 10th percentile and lowest of grouped values."""
-    return pd.DataFrame(
-        {"std": groups.std(ddof=0), "p10": groups.quantile(0.1), "worst": groups.min()}
-    )
-
-
 def _row(number: int, one: Placed) -> dict[str, Any]:
     run, rounds = one.run, one.run.rounds
-    last = int(np.flatnonzero(~np.isnan(rounds["test_accuracy_mean"]))[-1])
-    ends = {
-        name: rounds[f"test_{name}_mean"][last] for name in METRICS if f"test_{name}_mean" in rounds
-    }
+    last = rounds[rounds["test_accuracy_mean"].notna()].iloc[-1]
     replies = max(1.0, rounds["replied"].sum())
     versions, privacy = run.environment.get("versions") or {}, run.summary.get("privacy") or {}
-    listed, metric = len(run.clients["client"]), run.config.get("metric", "accuracy")
+    listed, metric = len(run.clients), run.config.get("metric", "accuracy")
     known = int(run.summary.get("clients") or listed)
     never = int((run.clients["generation"] == 0).sum())
     if not run.config.get("evaluate-all", True):
         never += known - listed
     return {
         "number": number, "run": run.name, "setting": one.setting.title,
-        "setting_id": one.setting.slug, "arm": one.arm, "method": one.method,
+        "setting_id": one.setting.slug, "variant": one.variant, "method": one.method,
         "block": f"{one.block[0]}/{one.block[1]}", "compared": one.main,
-        **{name: ends.get(name, np.nan) for name in (*METRICS, MAJORITY)},
+        **{name: last.get(f"test_{name}_mean", np.nan) for name in (*METRICS, MAJORITY)},
         "accuracy_best_validation": run.summary.get("best_validation_test_accuracy_mean"),
         "best_validation": run.summary.get(f"best_validation_test_{metric}_mean"),
         "never_sampled": np.nan if run.means_alone else never, "federation": known,
@@ -176,7 +145,7 @@ def _row(number: int, one: Placed) -> dict[str, Any]:
         "gflops": rounds["train_flops"].sum() / replies / 1e9,
         "epsilon": privacy.get("epsilon_spent_max") or np.nan, "noise_of": privacy.get("noise_of"),
         "wall_seconds": run.summary.get("wall_seconds"),
-        "failures": len(run.summary.get("failures") or []),
+        "difference": np.nan, "failures": len(run.summary.get("failures") or []),
         "run_sha256": run.summary.get("run_sha256"), "fedhet_version": versions.get("fedhet"),
         "torch_version": versions.get("torch"), "git_commit": run.environment.get("git_commit"),
         "processor": run.environment.get("processor"),
@@ -186,7 +155,8 @@ def _row(number: int, one: Placed) -> dict[str, Any]:
 def _config(one: Placed) -> dict[str, Any]:
     """Keys of the configuration: lists with commas, maps as JSON; no key takes a figure's name."""
     taken = {*COLUMNS, "method", "number"}
-    cells = {key.replace("-", "_"): _flat(value) for key, value in one.run.config.items()}
+    config = {"metric": "accuracy", "precision": one.precision} | dict(one.run.config)
+    cells = {key.replace("-", "_"): _flat(value) for key, value in config.items()}
     return {key: value for key, value in cells.items() if key not in taken}
 
 

@@ -6,9 +6,7 @@ only then.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,158 +15,68 @@ from numpy.typing import NDArray
 
 from fedhet.errors import Damaged, UserError
 from fedhet.reports.figures import HUES, Picture, drawn, label
+from fedhet.reports.reading import RunRecord
 from fedhet.reports.settings import Placed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedhet.config.schema import RunConfig
     from fedhet.export.model import Personalised
 
-MOST_ARMS, MOST_CLIENTS, MOST_EXAMPLES = 4, 10, 1000
-NO_STATES = (
-    "no run folder of this report has its clients' states (they need keep-state: true and the "
-    "machine that trained; packed records have none)"
-)
-TITLE = "t-SNE of test representations"
-Labels = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A run with the folders of its clients' states."""
-
-    placed: Placed
-    config: "RunConfig"
-    states: dict[str, Path]
+MOST_VARIANTS, MOST_CLIENTS, MOST_EXAMPLES = 4, 10, 1000
+NAME, TITLE = "t-sne", "t-SNE of test representations"
+Cloud = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]  # points, class, client
 
 
 def t_sne(placed: Sequence[Placed], *, wanted: bool, trust: bool) -> Picture:
     """Draw the first setting that can be; ``trust`` imports code of others that a run names."""
-    reason = NO_STATES if wanted else "left out by --no-models"
-    for _, own in groupby(placed, key=lambda one: one.setting.slug) if wanted else ():
-        if arms := _open_arms(list(own), trust=trust):
+    reason = "packed records have no states of clients" if wanted else "left out by --no-models"
+    for title, own in groupby(placed, key=lambda one: one.setting.title) if wanted else ():
+        clouds: dict[str, Cloud] = {}
+        for one in own:
+            if one.variant in clouds or len(clouds) == MOST_VARIANTS or one.run.folder is None:
+                continue
             try:
-                return _draw(arms)
-            except UserError as missing:
-                reason = str(missing)
-    return Picture("t-sne", TITLE, "", absent=reason)
+                clouds[one.variant] = _cloud(one.run, trust=trust)
+            except (UserError, Damaged, OSError) as error:
+                reason = f"'{one.run.name}': {error}"
+        if clouds:
+            return _draw(title, clouds)
+    return Picture(NAME, TITLE, absent=reason)
 
 
-def _open_arms(placed: Sequence[Placed], *, trust: bool) -> list[_Opened]:
-    """The arms of a setting with a run that has states: the first such run of each."""
-    found: dict[str, _Opened] = {}
-    for one in placed:
-        if one.arm not in found and (opened := _open(one, trust=trust)):
-            found[one.arm] = opened
-    return list(found.values())
-
-
-def _open(placed: Placed, *, trust: bool) -> _Opened | None:
-    path = placed.run.folder
-    if path is None or not (path / "checkpoint" / "run.json").exists():
-        return None
-    from fedhet.config.load import build_config  # noqa: PLC0415
-    from fedhet.records.run_folder import RunFolder  # noqa: PLC0415
-    from fedhet.site.state import DESCRIPTION, FileStore  # noqa: PLC0415  (torch)
-
-    folder = RunFolder(path)
-    try:
-        config = build_config(folder.opened(trust=trust))
-        if not trust:
-            folder.check_reach(config)
-        there = {p.parent.name: p.parent for p in folder.states(config).glob(f"*/{DESCRIPTION}")}
-    except (UserError, Damaged, OSError, ValueError, KeyError):
-        return None
-    kept = any(FileStore(state, sync=False).generations() for state in there.values())
-    return _Opened(placed, config, there) if kept else None
-
-
-def _examples(opened: _Opened, clients: Sequence[str], each: int) -> list[tuple["Tensor", Labels]]:
-    """At most ``each`` test examples (n, ...) and labels of every client, evenly spread."""
+def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
+    """Representations (n, d) of a run's test examples, evenly spread, with class and client."""
     import torch  # noqa: PLC0415
 
+    from fedhet.api import load_run  # noqa: PLC0415
+    from fedhet.config.load import build_config  # noqa: PLC0415
+    from fedhet.records.run_folder import RunFolder  # noqa: PLC0415
     from fedhet.site.local_data import load_partition  # noqa: PLC0415
 
-    run = opened.placed.run
-    try:
-        federation = int(run.summary.get("clients") or len(run.clients["client"]))
-        dataset, partition = load_partition(opened.config, federation)
-    except (UserError, Damaged, OSError) as error:
-        raise UserError(f"the data of '{run.name}' cannot be read: {error}") from error
-    found = []
-    for client in clients:
+    assert run.folder is not None
+    folder = RunFolder(run.folder)
+    config = build_config(folder.opened(trust=trust))
+    if not trust:
+        folder.check_reach(config)
+    clients = run.clients.loc[run.clients["generation"] > 0, "client"].iloc[:MOST_CLIENTS]
+    models = [load_run(folder.path).model(client, trust=trust) for client in clients]
+    federation = int(run.summary.get("clients") or len(run.clients))
+    dataset, partition = load_partition(config, federation)
+    points, classes = [], []
+    for client, model in zip(clients, models, strict=True):
         if client not in partition.ids:
             raise UserError(f"client '{client}' has its data elsewhere")
         test = partition.clients[partition.ids.index(client)].test
-        chosen = test[np.linspace(0, len(test) - 1, min(each, len(test))).round().astype(int)]
+        count = min(MOST_EXAMPLES // len(clients), len(test))
+        chosen = test[np.linspace(0, len(test) - 1, count).round().astype(int)]
         examples = torch.from_numpy(np.ascontiguousarray(dataset.examples[chosen]))
-        found.append((examples, dataset.labels[chosen]))
-    return found
-
-
-# --- t-SNE ---------------------------------------------------------------------------------------
-
-
-def _draw(arms: Sequence[_Opened]) -> Picture:
-    from sklearn.manifold import TSNE as Embedding  # noqa: PLC0415
-    from threadpoolctl import threadpool_limits  # noqa: PLC0415
-
-    chosen = arms[:MOST_ARMS]
-    clouds = [_cloud(opened) for opened in chosen]
-    with threadpool_limits(1):  # sums over threads would differ from run to run
-        planes = [
-            Embedding(2, perplexity=max(2.0, min(30.0, (len(points) - 1) / 3)), init="pca",
-                      random_state=0, n_jobs=1).fit_transform(points)
-            for points, *_ in clouds
-        ]  # fmt: skip
-        scores = [[_silhouette(c[0], c[1]), _silhouette(c[0], c[2])] for c in clouds]
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots(len(chosen), 2, squeeze=False)
-        for row, (opened, plane, cloud, score) in enumerate(
-            zip(chosen, planes, clouds, scores, strict=True)
-        ):
-            for ax, what, groups, value in zip(
-                axes[row], ("by class", "by client"), cloud[1:], score, strict=True
-            ):
-                for number, group in enumerate(np.unique(groups)):
-                    own = plane[groups == group]
-                    ax.plot(own[:, 0], own[:, 1], ".", ms=4, mew=0, color=HUES[number % len(HUES)])
-                ax.set(xticks=[], yticks=[])
-                ax.set_title(f"{label(opened.placed.arm, 24)}, {what}: silhouette {value}",
-                             fontsize=9, loc="left")  # fmt: skip
-        figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.08 / len(chosen), 0.05, 0.12)
-
-    first = chosen[0].placed
-    caption = (
-        f"{first.setting.title}, seed {chosen[0].config.seed}, {len(np.unique(clouds[0][2]))} "
-        f"clients, {len(clouds[0][0])} test examples. Representations are what the header takes; "
-        "silhouettes are those of the representations, not of the picture."
-    )
-    svg = drawn("t-sne", (560, 270 * len(chosen)), draw, TITLE)
-    return Picture("t-sne", TITLE, caption, [("", svg)])
-
-
-def _cloud(opened: _Opened) -> tuple[NDArray[np.float32], Labels, Labels]:
-    """Representations (n, d) of an arm's test examples, with class and client of each."""
-    from fedhet.export.save import open_state  # noqa: PLC0415
-
-    run = opened.placed.run
-    pairs = zip(run.clients["client"], run.clients["generation"], strict=True)
-    trained = [c for c, generation in pairs if generation > 0 and c in opened.states][:MOST_CLIENTS]
-    if not trained:
-        raise UserError(f"'{run.name}' has no state of a client that was sampled")
-    points, classes, clients = [], [], []
-    tested = _examples(opened, trained, MOST_EXAMPLES // len(trained))
-    for number, (client, (examples, labels)) in enumerate(zip(trained, tested, strict=True)):
-        model = open_state(opened.states[client], trust=True).model  # trusted when opened
         points.append(representations(model, examples))
-        classes.append(labels)
-        clients.append(np.full(len(labels), number))
-    if len({cloud.shape[1] for cloud in points}) > 1:
-        raise UserError("the clients' representations have different widths")
-    return np.concatenate(points), np.concatenate(classes), np.concatenate(clients)
+        classes.append(dataset.labels[chosen])
+    if len({cloud.shape[1] for cloud in points}) != 1:
+        raise UserError("the clients' representations have different widths, or there is none")
+    owners = np.repeat(np.arange(len(points)), [len(cloud) for cloud in points])
+    return np.concatenate(points), np.concatenate(classes), owners
 
 
 def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.float32]:
@@ -195,11 +103,46 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
         hook.remove()
     if not caught:
         raise UserError("the inference model has no header of its own")
-    own = caught.get("model") or next(iter(caught.values()))
-    return torch.cat(own).numpy()
+    return torch.cat(caught.get("model") or next(iter(caught.values()))).numpy()
 
 
-def _silhouette(points: NDArray[np.float32], labels: Labels) -> str:
+def _draw(setting: str, clouds: dict[str, Cloud]) -> Picture:
+    from sklearn.manifold import TSNE  # noqa: PLC0415
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415
+
+    with threadpool_limits(1):  # sums over threads would differ from run to run
+        planes = [
+            TSNE(2, perplexity=max(2.0, min(30.0, (len(points) - 1) / 3)), init="pca",
+                 random_state=0, n_jobs=1).fit_transform(points)
+            for points, *_ in clouds.values()
+        ]  # fmt: skip
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(len(clouds), 2, squeeze=False)
+        for row, plane, (variant, (points, *groups)) in zip(
+            axes, planes, clouds.items(), strict=True
+        ):
+            for ax, what, group in zip(row, ("by class", "by client"), groups, strict=True):
+                for number, one in enumerate(np.unique(group)):
+                    own = plane[group == one]
+                    ax.plot(own[:, 0], own[:, 1], ".", ms=4, mew=0, color=HUES[number % len(HUES)])
+                ax.set(xticks=[], yticks=[])
+                score = _silhouette(points, group)
+                ax.set_title(f"{label(variant, 24)}, {what}: silhouette {score}",
+                             fontsize=9, loc="left")  # fmt: skip
+        figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.08 / len(clouds), 0.05, 0.12)
+
+    points, _, clients = next(iter(clouds.values()))
+    caption = (
+        f"{setting}, {len(np.unique(clients))} clients, {len(points)} test examples. "
+        "Representations are what the header takes; silhouettes are those of the representations, "
+        "not of the picture."
+    )
+    svg = drawn(NAME, (560, 270 * len(clouds)), draw, TITLE)
+    return Picture(NAME, TITLE, caption, [("", svg)])
+
+
+def _silhouette(points: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
     """The mean silhouette, or a dash where there is only one group."""
     from sklearn.metrics import silhouette_score  # noqa: PLC0415
 

@@ -4,18 +4,15 @@ A packed record is one JSON file with everything of a run folder that a report u
 machine, its processor. It is small enough to be committed, and gives the same report.
 """
 
-import csv
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedhet.config.schema import kebab
 from fedhet.errors import Damaged, UserError, one_line
@@ -25,53 +22,44 @@ from fedhet.files import (
     read_json,
     read_jsonl,
     read_yaml,
+    shaped,
     unquoted,
     write_text,
 )
 from fedhet.records.summary import diverged
 
-Column = NDArray[Any]  # numbers, or texts as objects
-
 FORMAT = "fedhet run record 1"
 SUFFIX = ".run"  # JSON inside; Flower sends every .json of a repository to all clients
 DEPTH = 2  # a sweep's folder holds run folders; a folder of sweeps may be given as well
-LONGEST = 4096  # characters of a value in a record
-_CLOSE = 1e-6  # points; packed records keep ten digits
-_DIGITS = 10
-_MACHINE = ("out", "name", "state-dir")  # keys of the configuration that a record leaves out
-_FILES = ("data-path", "partition-file", "public-path")  # of these it keeps the last part
-_ROUND = {
-    "round", "train_loss", "sampled", "replied", "failed", "evaluated_clients", "uplink_floats",
-    "uplink_bytes", "downlink_floats", "downlink_bytes", "train_flops",
-}  # fmt: skip
-_NEEDED = ("round", "replied", "train_flops", "uplink_floats", "downlink_floats")
-_TEXTS = ("client", "model")
-_PACKED = {"test": "test_accuracy", "val": "val_accuracy"}  # columns of clients in a record
+FILES = ("data-path", "partition-file", "public-path")  # keys of which the last part is kept
+_MACHINE = {"out", "name", "state-dir"}  # keys of the configuration that a record leaves out
+_CLOSE = 1e-6  # points; some packed records keep ten digits
+_NEEDED = ["round", "replied", "train_flops", "uplink_floats", "downlink_floats"]
+_ROUND = {*_NEEDED, "train_loss", "sampled", "failed", "evaluated_clients", "uplink_bytes",
+          "downlink_bytes"}  # fmt: skip
+_TEXTS = ["client", "model"]
+_SCORES = ["test_accuracy", "val_accuracy"]
+_OLDER = {"test": "test_accuracy", "val": "val_accuracy"}  # columns of clients in older records
 # What reading a file that fedhet did not write can raise.
-_DAMAGE = (
-    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
-    UserError, Damaged,
-)  # fmt: skip
+_DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, UserError, Damaged)
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """One completed run.
 
-    ``rounds`` has columns as in ``rounds.jsonl``, an entry a round, accuracies only where clients
-    were evaluated; ``clients`` has columns with an entry a client: its last evaluation; ``counts``
-    has training examples by client and class, ``partition.csv`` without its first line; it is empty
-    where that is missing.
+    ``rounds`` has a line a round and columns as in ``rounds.jsonl``, accuracies only where clients
+    were evaluated. ``clients`` has a line a client, its last evaluation. ``counts`` has training
+    examples by client (rows) and class; None without ``partition.csv``.
     """
 
     name: str
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     environment: Mapping[str, Any]
-    rounds: Mapping[str, Column]
-    clients: Mapping[str, Column]
-    classes: Sequence[str] = ()
-    counts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+    counts: pd.DataFrame | None = None
     folder: Path | None = None  # None: a packed record
     title: str = ""  # what the preset of its sweep calls its setting
 
@@ -90,19 +78,16 @@ class LeftOut:
     config: Mapping[str, Any] | None = None
 
 
-def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
+def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     """Return all completed runs below ``places`` by name, and those that are left out.
 
-    Raises UserError for a place that does not exist or holds no run at all.
+    Raise UserError for a place that does not exist or holds no run at all.
     """
-    runs: list[Run] = []
+    runs: list[RunRecord] = []
     left_out: list[LeftOut] = []
     for place in places:
-        titles = {
-            cell["name"]: index["title"]
-            for index in sweep_indexes(place)
-            for cell in index["cells"]
-        }
+        indexes = sweep_indexes(place)
+        titles = {cell.name: index.title for index in indexes for cell in index.cells}
         try:
             found = list(_find(place, DEPTH))
         except OSError as error:
@@ -118,9 +103,8 @@ def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
             try:
                 one = read_run(path)
             except Damaged as error:
-                one = LeftOut(
-                    path.stem if path.is_file() else path.name, f"cannot be read: {error}"
-                )
+                name = path.stem if path.is_file() else path.name
+                one = LeftOut(name, f"cannot be read: {error}")
             if isinstance(one, LeftOut):
                 left_out.append(one)
             else:
@@ -139,208 +123,173 @@ def _find(place: Path, depth: int) -> Iterable[Path]:
             yield from _find(child, depth - 1)
 
 
-def sweep_indexes(place: Path) -> Iterable[dict[str, Any]]:
-    """Yield what the sweeps below a folder say of themselves: title, note, cells."""
+class _Cell(BaseModel):
+    name: str
+
+
+class SweepIndex(BaseModel):
+    """What a sweep says of itself in its ``sweep.json``."""
+
+    title: str = ""
+    note: str = ""
+    sweep: str = ""
+    cells: list[_Cell]
+
+
+def sweep_indexes(place: Path) -> list[SweepIndex]:
+    """Return the indexes of the sweeps below a folder; those that cannot be read are left out."""
+    found = []
     for path in sorted([*place.glob("sweeps/*/sweep.json"), *place.glob("*/sweeps/*/sweep.json")]):
         try:
-            index = _Index.model_validate_json(path.read_bytes())
-        except (OSError, ValueError):
-            continue  # being written, or none of ours
-        yield index.model_dump()
+            found.append(SweepIndex.model_validate_json(path.read_bytes()))
+        except (OSError, ValueError):  # being written, or none of ours
+            continue
+    return found
 
 
-def read_run(path: Path) -> Run | LeftOut:
+def read_run(path: Path) -> RunRecord | LeftOut:
     """Read a run folder or a packed record; raise Damaged if it is damaged."""
     try:
-        return _unpack(path) if path.is_file() else _read_folder(path)
+        return _unpacked(path) if path.is_file() else _read_folder(path)
     except KeyError as error:
         raise Damaged(f"no {error}") from error
     except _DAMAGE as error:
         raise Damaged(one_line(str(error).replace(f"{path}/", ""), 200)) from error
 
 
-def _read_folder(path: Path) -> Run | LeftOut:
-    config = read_yaml(path / "config.yaml")
+def _read_folder(path: Path) -> RunRecord | LeftOut:
+    config, lines = read_yaml(path / "config.yaml"), read_jsonl(path / "rounds.jsonl")
     if not (path / "summary.json").exists():
-        written = (path / "rounds.jsonl").read_bytes() if (path / "rounds.jsonl").exists() else b""
-        done, wanted = written.count(b"\n"), config.get("rounds", "?")
-        return LeftOut(path.name, f"not finished: round {done} of {wanted}", config)
+        reason = f"not finished: round {len(lines)} of {config.get('rounds', '?')}"
+        return LeftOut(path.name, reason, config)
     summary = read_json(path / "summary.json")
     if summary["status"] != "completed":
         reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
         return LeftOut(path.name, one_line(reason), config)
-    lines = read_jsonl(path / "rounds.jsonl")
-    last = lines[-1]
-    if diverged(last):
+    if diverged(lines[-1]):
         return LeftOut(path.name, "failed: it diverged, in the last round no reply counted", config)
-    if last.get("sha256", summary.get("run_sha256")) != summary.get("run_sha256"):
+    if lines[-1].get("sha256", summary.get("run_sha256")) != summary.get("run_sha256"):
         raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
-    environment = path / "environment.json"
-    run = _checked(
-        path.name, {k: v for k, v in config.items() if k not in _MACHINE}, _short(summary),
-        _short(read_json(environment)) if environment.exists() else {},
-        _by_column([_kept(line) for line in lines]), _last_scores(path / "clients.csv"),
+    rounds = pd.DataFrame([{k: v for k, v in line.items() if _kept(k, v)} for line in lines])
+    clients = _read_csv(path / "clients.csv").drop(columns=["round", "other"], errors="ignore")
+    clients = clients.drop_duplicates("client", keep="last")
+    environment, partition = path / "environment.json", path / "partition.csv"
+    return _checked(
+        RunRecord(
+            path.name, {key: value for key, value in config.items() if key not in _MACHINE},
+            summary, read_json(environment) if environment.exists() else {},
+            rounds, clients.sort_values("client", key=lambda ids: ids.map(client_order)),
+            _read_csv(partition).set_index("client") if partition.exists() else None, path,
+        )
     )  # fmt: skip
-    classes, counts = _partition(path / "partition.csv")
-    return replace(run, classes=classes, counts=counts, folder=path)
 
 
-def _unpack(path: Path) -> Run:
+def _kept(name: str, value: object) -> bool:
+    """Return whether a report uses this figure of a line of ``rounds.jsonl``."""
+    known = name in _ROUND or name.startswith(("test_", "val_")) or name.endswith("norm")
+    return known and not isinstance(value, dict | list | str | bool)
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """Return a table of a run folder; only an empty field is missing."""
+    texts = dict.fromkeys(_TEXTS, str)
+    frame = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+    for name in frame.columns.intersection(_TEXTS):
+        frame[name] = frame[name].fillna("").map(unquoted)
+    return frame.rename(columns=unquoted)
+
+
+def _unpacked(path: Path) -> RunRecord:
     """Inverse of :func:`pack`; a file's name is the run's, whatever it calls itself."""
     content = read_json(path)
     if content.get("format") != FORMAT:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
-    title, held = content.get("title", ""), content["partition"]
-    if not isinstance(title, str) or len(title) > LONGEST:
-        raise ValueError(f"title: not a text of at most {LONGEST} characters")
-    clients = {_PACKED.get(name, name): column for name, column in content["clients"].items()}
-    run = _checked(
-        path.stem, content["config"], content["summary"], content["environment"],
-        content["rounds"], clients,
-    )  # fmt: skip
-    if not held:
-        return replace(run, title=title)
-    pairs = {client: (p.split(":") for p in own.split()) for client, own in held["clients"].items()}
-    counts = {client: {int(k): int(n) for k, n in own} for client, own in pairs.items()}
-    return replace(run, title=title, classes=list(map(str, held["classes"])), counts=counts)
-
-
-def pack(run: Run, folder: Path) -> Path:
-    """Write a run as one small JSON file; return its path."""
-    unpacked = {ours: packed for packed, ours in _PACKED.items()}
-    held = {
-        client: " ".join(f"{k}:{n}" for k, n in own.items()) for client, own in run.counts.items()
-    }
-    content = {
-        "format": FORMAT, "name": run.name, **({"title": run.title} if run.title else {}),
-        "config": dict(run.config), "summary": dict(run.summary),
-        "environment": {k: v for k, v in run.environment.items() if k not in {"started", "device"}},
-        "rounds": {name: _packed(column) for name, column in run.rounds.items()},
-        "clients": {unpacked.get(k, k): _packed(column) for k, column in run.clients.items()},
-        "partition": {"classes": list(run.classes), "clients": held} if held else None,
-    }  # fmt: skip
-    lines = (
-        f'"{key}": {json.dumps(value, separators=(",", ":"))}' for key, value in content.items()
-    )
-    path = folder / f"{run.name}{SUFFIX}"
-    write_text(path, "{" + ",\n".join(lines) + "}\n")
-    return path
-
-
-def _packed(column: Column) -> list[Any]:
-    """A column of a record: whole numbers as such, missing ones as null."""
-    values = column.tolist()
-    if all(isinstance(v, float) and (v.is_integer() or math.isnan(v)) for v in values):
-        return [None if math.isnan(v) else int(v) for v in values]
-    return [finite(value) for value in values]
-
-
-# --- files ---------------------------------------------------------------------------------------
-
-
-def _kept(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a line of ``rounds.jsonl`` that a report uses."""
-    return {
-        name: _short(value)
-        for name, value in line.items()
-        if name in _ROUND
-        or (
-            (name.startswith(("test_", "val_")) or name.endswith("norm"))
-            and (value is None or (isinstance(value, int | float) and type(value) is not bool))
-        )
-    }
-
-
-def _short(value: Any) -> Any:
-    """Round floats to ten significant digits, all through."""
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _short(inner) for key, inner in value.items()}
-    return [_short(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {
-        key: [row.get(key) for row in rows] for key in dict.fromkeys(k for r in rows for k in r)
-    }
-
-
-def _last_scores(path: Path) -> dict[str, list[Any]]:
-    """The last line of every client in ``clients.csv``."""
-    with path.open(newline="", encoding="utf-8") as file:
-        last = {unquoted(row["client"]): row for row in csv.DictReader(file)}
-    rows = [
-        {"client": client, "model": unquoted(row["model"])}
-        | {
-            name: _short(float(value)) if value else None
-            for name, value in row.items()
-            if name not in {*_TEXTS, "round", "other"}
+    counts = None
+    if held := content["partition"]:
+        own = {
+            client: {int(k): int(n) for k, n in (pair.split(":") for pair in text.split())}
+            for client, text in held["clients"].items()
         }
-        for client, row in sorted(last.items(), key=lambda pair: client_order(pair[0]))
-    ]
-    return _by_column(rows)
+        numbers = range(len(held["classes"]))
+        counts = pd.DataFrame.from_dict(own, orient="index").reindex(columns=numbers)
+        counts = counts.fillna(0).astype(int).set_axis(list(map(str, held["classes"])), axis=1)
+    return _checked(
+        RunRecord(
+            path.stem, content["config"], content["summary"], content["environment"],
+            pd.DataFrame(content["rounds"]),
+            pd.DataFrame(content["clients"]).rename(columns=_OLDER),
+            counts, title=str(content.get("title", "")),
+        )
+    )  # fmt: skip
 
 
-def _partition(path: Path) -> tuple[list[str], dict[str, dict[int, int]]]:
-    if not path.exists():
-        return [], {}
-    with path.open(newline="", encoding="utf-8") as file:
-        head, *rows = csv.reader(file)
-    counts = {
-        unquoted(row[0]): {k: int(n) for k, n in enumerate(row[1:]) if int(n)} for row in rows
-    }
-    return [unquoted(name) for name in head[1:]], counts
+def pack(runs: Iterable[RunRecord], folder: Path) -> None:
+    """Write each run as one small JSON file; further ones of a name are numbered."""
+    taken: set[str] = set()
+    for run in runs:
+        name, number = run.name, 1
+        while name in taken:
+            number += 1
+            name = f"{run.name}-{number}"
+        taken.add(name)
+        held = None
+        if run.counts is not None:
+            own = {
+                client: " ".join(f"{k}:{n}" for k, n in enumerate(row) if n)
+                for client, row in zip(run.counts.index, run.counts.to_numpy(), strict=True)
+            }
+            held = {"classes": list(run.counts.columns), "clients": own}
+        content = {
+            "format": FORMAT, "name": name, **({"title": run.title} if run.title else {}),
+            "config": dict(run.config), "summary": dict(run.summary),
+            "environment": {
+                k: v for k, v in run.environment.items() if k not in {"started", "device"}
+            },
+            "rounds": _columns(run.rounds), "clients": _columns(run.clients), "partition": held,
+        }  # fmt: skip
+        lines = [
+            f'"{key}": {json.dumps(finite(value), separators=(",", ":"))}'
+            for key, value in content.items()
+        ]
+        write_text(folder / f"{name}{SUFFIX}", "{" + ",\n".join(lines) + "}\n")
+
+
+def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
+    """Return columns as lists: whole numbers as such, None for what is missing."""
+    short = frame.convert_dtypes()
+    columns: dict[str, list[Any]] = short.astype(object).where(short.notna(), None).to_dict("list")
+    return columns
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(
-        strict=True, extra="ignore", allow_inf_nan=False, alias_generator=kebab
-    )
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, alias_generator=kebab)
 
 
 class _Config(_Part):
-    """The keys that settings, blocks and titles are made of; others are compared as they are."""
+    """The keys that settings and blocks are computed from; others are compared as they are."""
 
-    method: str = "fedssa"
-    dataset: str = ""
-    data_path: str = ""
-    partition: str = ""
-    partition_file: str = ""
-    public_path: str = ""
+    method: str = ""
     seed: int = 0
     partition_seed: int = -1
     clients: int = 0
     fraction: float = 1.0
-    classes_per_client: int = 1
-    alpha: float = 1.0
     models: list[str] = Field(default_factory=list)
     rounds: int = 1
-    local_epochs: float = 1
-    batch_size: int = 1
-    lr: float = 1.0
     evaluate_every: int = Field(default=1, ge=1)
     metric: str = "accuracy"
-    precision: str = "fp32"
-    lr_schedule: str = "constant"
-    dp_epsilon: float = 0.0
 
 
 class _Privacy(BaseModel):
     epsilon_spent_max: float | None = None
-    noise_of: Literal["upload", "sum"] = "upload"
 
 
 class _Summary(BaseModel):
     clients: int | None = None
     rounds: int | None = None
-    run_sha256: str | None = None
     test_accuracy_mean: float | None = None
-    best_validation_test_accuracy_mean: float | None = None
-    wall_seconds: float | None = None
     failures: list[Any] | None = None
     privacy: _Privacy | None = None
     secure_sum: dict[str, Any] | None = None
@@ -351,106 +300,49 @@ class _Environment(BaseModel):
     cuda: list[Any] | None = None
 
 
-class _Cell(BaseModel):
-    name: str
-
-
-class _Index(BaseModel):
-    title: str = Field(default="", max_length=LONGEST)
-    note: str = ""
-    sweep: str = ""
-    cells: list[_Cell]
-
-
-def _checked(
-    name: str, config: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any],
-    rounds: Mapping[str, Sequence[Any]], clients: Mapping[str, Sequence[Any]],
-) -> Run:  # fmt: skip
-    """Build a run; raise ValueError for a value that is not of its kind or does not fit others."""
-    for model, part in ((_Config, config), (_Summary, summary), (_Environment, environment)):
-        try:
-            model.model_validate(part)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    for key, value in config.items():
-        text = json.dumps(value, sort_keys=True)  # YAML knows kinds of values that no key has
-        names = value if isinstance(value, list) else [text]
-        if any(len(str(one)) > LONGEST for one in names):
-            raise ValueError(f"config.{key}: longer than {LONGEST} characters")
-    config = config | {key: Path(str(config[key])).name for key in _FILES if config.get(key)}
-    course, scores = _numbers(rounds, "rounds"), _numbers(clients, "clients")
-    if (course["round"] != np.arange(1, len(course["round"]) + 1)).any() or not len(
-        course["round"]
-    ):
-        raise ValueError(f"rounds: {len(course['round'])} lines are not the rounds from 1 on")
-    for column in _NEEDED:
-        if not (course[column] >= 0).all():
-            raise ValueError(f"rounds: {column} is missing or negative in a round")
-    if twice := [one for one, n in Counter(scores["client"]).items() if n > 1]:
-        raise ValueError(f"clients: '{twice[0]}' is there twice")
-    if any(((scores[c] < 0) | (scores[c] > 100)).any() for c in ("test_accuracy", "val_accuracy")):
+def _checked(run: RunRecord) -> RunRecord:
+    """Return a run with numbers as floats; raise ValueError for what does not fit the rest."""
+    for kind, part in (
+        (_Config, run.config), (_Summary, run.summary), (_Environment, run.environment)
+    ):  # fmt: skip
+        shaped(kind, part, "config.yaml, summary.json or environment.json")
+    config = {
+        key: Path(str(value)).name if key in FILES and value else value
+        for key, value in run.config.items()
+    }
+    rounds, clients = run.rounds.astype(float), run.clients.reset_index(drop=True)
+    numbers = clients.columns.difference(_TEXTS)
+    clients = clients.astype({**dict.fromkeys(numbers, float), **dict.fromkeys(_TEXTS, object)})
+    if rounds.empty or rounds["round"].tolist() != list(range(1, len(rounds) + 1)):
+        raise ValueError(f"rounds: {len(rounds)} lines are not the rounds from 1 on")
+    if not (rounds[_NEEDED] >= 0).all(axis=None):
+        raise ValueError(f"rounds: one of {', '.join(_NEEDED)} is missing or negative")
+    if clients["client"].duplicated().any():
+        raise ValueError("clients: a client is there twice")
+    if ((clients[_SCORES] < 0) | (clients[_SCORES] > 100)).any(axis=None):
         raise ValueError("clients: an accuracy is not from 0 to 100")
-    repeated = course["round"] % int(config.get("evaluate-every", 1)) != 0
-    repeated[-1] = False
-    for column, values in course.items():
-        if column.startswith(("test_", "val_")):
-            values[repeated] = math.nan
-    run = Run(name, config, summary, environment, course, scores)
-    if "test_accuracy_mean" not in course or np.isnan(course["test_accuracy_mean"]).all():
+    repeated = rounds["round"] % int(config.get("evaluate-every", 1)) != 0
+    repeated.iloc[-1] = False
+    rounds.loc[repeated, rounds.columns.str.startswith(("test_", "val_"))] = math.nan
+    if rounds["test_accuracy_mean"].isna().all():
         raise ValueError("no round was evaluated")
-    _check_whole(run)
-    return run
-
-
-def _numbers(table: Mapping[str, Sequence[Any]], what: str) -> dict[str, Column]:
-    """Columns as arrays of one length: texts, or finite numbers and NaN for what is missing."""
-    made: dict[str, Column] = {}
-    for name, values in table.items():
-        if name in _TEXTS:
-            if not all(isinstance(value, str) for value in values):
-                raise ValueError(f"{what}: {name} is not text")
-            made[name] = np.array(values, dtype=object)
-        else:
-            made[name] = np.array(values, dtype=float)
-            if np.isinf(made[name]).any():
-                raise ValueError(f"{what}: {name}: a number is not finite")
-    if len({one.shape for one in made.values()}) != 1:
-        raise ValueError(f"{what}: columns of different lengths")
+    made = replace(run, config=config, rounds=rounds, clients=clients)
+    _check_whole(made)
     return made
 
 
-def _check_whole(run: Run) -> None:
+def _check_whole(run: RunRecord) -> None:
     """Raise ValueError if rounds or clients are not those that the summary is of."""
-    summary, tests = run.summary, run.clients["test_accuracy"]
-    count = len(run.rounds["round"])
-    if summary.get("rounds", count) != count:
-        raise ValueError(f"rounds.jsonl has {count} of {summary['rounds']} rounds")
-    ends = [(run.rounds["test_accuracy_mean"][-1], "rounds.jsonl")]
+    rounds, tests = run.rounds, run.clients["test_accuracy"]
+    if run.summary.get("rounds", len(rounds)) != len(rounds):
+        raise ValueError(f"rounds.jsonl has {len(rounds)} of {run.summary['rounds']} rounds")
+    ends = {"rounds.jsonl": rounds["test_accuracy_mean"].iloc[-1]}
     if not run.means_alone:
-        known = tests[~np.isnan(tests)]
-        evaluated = run.rounds.get("evaluated_clients", np.zeros(1))[-1]
-        if evaluated > 0 and evaluated != len(known):
-            raise ValueError(f"clients.csv has {len(known)} of {evaluated:g} clients")
-        ends.append((known.mean() if len(known) else math.nan, "clients.csv"))
-    said = summary.get("test_accuracy_mean")
-    if said is None:
-        return
-    for found, name in ends:
-        if not math.isclose(found, said, rel_tol=0, abs_tol=_CLOSE):
+        evaluated = rounds["evaluated_clients"].iloc[-1] if "evaluated_clients" in rounds else 0
+        if evaluated > 0 and evaluated != tests.count():
+            raise ValueError(f"clients.csv has {tests.count()} of {evaluated:g} clients")
+        ends["clients.csv"] = tests.mean()
+    said = run.summary.get("test_accuracy_mean")
+    for name, found in ends.items():
+        if said is not None and not math.isclose(found, said, rel_tol=0, abs_tol=_CLOSE):
             raise ValueError(f"{name} ends with {found:.2f} %, and summary.json with {said:.2f} %")
-
-
-def numbered(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs; further ones of the same name get a number, so that no file is lost."""
-    taken = {run.name for run in runs}
-    made: list[Run] = []
-    seen: set[str] = set()
-    for run in runs:
-        name, count = run.name, 1
-        while name in seen or (count > 1 and name in taken):
-            count += 1
-            name = f"{run.name}-{count}"
-        seen.add(name)
-        made.append(replace(run, name=name))
-    return made

@@ -1,9 +1,9 @@
-"""Sort runs into settings, arms and blocks, and name them.
+"""Sort runs into settings, variants and blocks, and name them.
 
 A *setting* is everything in a configuration except the method, its own keys and the seeds: the
-conditions under which methods are compared. An *arm* is a method with those of its own keys that
-are not at their defaults. A *block* is a pair of partition seed and seed, which all arms of a
-setting share. Runs in several precisions belong to one setting.
+conditions under which methods are compared. A *variant* is a method with those of its own keys
+that are not at their defaults. A *block* is a pair of partition seed and seed, which all variants
+of a setting share. Runs in several precisions belong to one setting.
 
 No code that a record names is imported: a method ``module:NAME`` is known by that name alone.
 """
@@ -14,7 +14,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedhet.config.load import method_name as known_as
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.data.inputs import DATASETS
 from fedhet.errors import UserError, one_line
-from fedhet.reports.reading import LeftOut, Run
+from fedhet.reports.reading import FILES, LeftOut, RunRecord
 
 Block = tuple[int, int]  # partition seed, seed
 
@@ -51,14 +51,11 @@ IN_NO_SETTING = {
 _COMMON = {
     kebab(name): field.default for name, field in RunConfig.model_fields.items() if name != "params"
 }
-_FILES = ("data-path", "partition-file", "public-path")
-# Named in a setting's conditions in their own words; other keys only where not at the default.
-_TITLED = {
-    "dataset", "data-path", "clients", "fraction", "partition", "partition-file", "legacy-pfedhn",
-    "classes-per-client", "alpha", "models", "model-assignment", "rounds", "local-epochs",
-    "batch-size", "lr",
+_SYMBOLS = {  # the papers' symbols, and keys that a setting's conditions always name
+    "N": "clients", "C": "fraction", "models": "models", "E": "local-epochs", "B": "batch-size",
+    "lr": "lr", "T": "rounds",
 }  # fmt: skip
-_SHORT = {"rounds": "T", "local-epochs": "E", "batch-size": "B"}
+_SAID = {*_SYMBOLS.values(), "dataset", "data-path", "classes-per-client", "alpha"}
 _BRACES = re.compile(r"\{([a-z0-9-]+)\}")
 _COUNTED = re.compile(r"\b(\d+) clients\b")
 LETTERS = 80  # of a title
@@ -70,7 +67,6 @@ class Setting:
 
     keys: Mapping[str, Any]
     title: str = ""  # short; no other setting of the report has it
-    commands: Sequence[str] = field(default_factory=list)  # what makes runs of it
 
     @cached_property
     def data(self) -> str:
@@ -95,35 +91,28 @@ class Setting:
         """The keys that are not at their defaults."""
         return {key: value for key, value in self.keys.items() if value != at_default(key)}
 
+    @property
+    def command(self) -> str:
+        """The command that makes a run of the setting, without what was searched."""
+        given = [
+            shlex.quote(one_line(f"{key}={plain(value)}", None))
+            for key, value in self.off_default().items()
+            if value != SEARCHED and key != "tuned"
+        ]
+        return " ".join(["fedhet run METHOD", *given, "partition-seed=P seed=S"])
+
     @cached_property
     def conditions(self) -> str:
         """One line with all that the setting fixes and a reader must know."""
-        keys = self.keys
-        names = list(keys["models"])
-        stems = [name.rpartition("-") for name in names]
-        if len(names) > 2 and stems == [(stems[0][0], "-", str(i + 1)) for i in range(len(names))]:
-            names = [names[0], "to", names[-1]]
-        kind = str(keys["partition"])
-        dealt = kind.replace("-", " ")
-        if kind == "classes-per-client":
-            dealt = f"{keys['classes-per-client']} classes per client"
-        elif kind == "file":
-            dealt = f"partition {keys['partition-file']}"
-        elif kind.startswith(("dirichlet", "quantity")):
-            dealt += f" {plain(keys['alpha'])}"
-        parts = [
-            f"{self.data}, N = {keys['clients']}, C = {100 * keys['fraction']:g} %",
-            dealt,
-            " ".join(names) + (", drawn at random" * (keys["model-assignment"] == "random")),
-            f"E = {plain(keys['local-epochs'])}, B = {keys['batch-size']}, "
-            f"lr = {plain(keys['lr'])}, T = {keys['rounds']}",
-            ", ".join(
-                f"{key} = {plain(value)}"
-                for key, value in self.off_default().items()
-                if key not in _TITLED
-            ),
-        ]
-        return "; ".join(filter(None, parts))
+        keys, off = self.keys, self.off_default()
+        said = {name: plain(keys[key]) for name, key in _SYMBOLS.items()}
+        said["C"] = f"{100 * keys['fraction']:g} %"
+        said |= {key: plain(off[key]) for key in off if key not in _SAID}
+        if str(keys["partition"]).startswith(("dirichlet", "quantity")):
+            said["alpha"] = plain(keys["alpha"])
+        elif keys["partition"] == "classes-per-client":
+            said["classes per client"] = plain(keys["classes-per-client"])
+        return ", ".join([self.data, *(f"{name} = {value}" for name, value in said.items())])
 
     @cached_property
     def whole(self) -> str:
@@ -142,17 +131,16 @@ class Setting:
 class Placed:
     """A run with its place: setting, method, own keys off default, block, precision."""
 
-    run: Run
+    run: RunRecord
     setting: Setting
     method: str
     keys: dict[str, Any]
-    searched: dict[str, Any]  # keys that were searched for each method, with the chosen values
     main: bool = True  # False: another precision than the one that the comparison is in
 
     @property
-    def arm(self) -> str:
-        """The name in tables; no two arms of a setting share one."""
-        own = ", ".join(f"{key}={exact(value)}" for key, value in sorted(self.keys.items()))
+    def variant(self) -> str:
+        """The name in tables; no two variants of a setting share one."""
+        own = ", ".join(f"{key}={plain(value)}" for key, value in sorted(self.keys.items()))
         return method_name(self.method) + (f" ({own})" if own else "")
 
     @property
@@ -168,30 +156,22 @@ class Placed:
         return str(self.run.config.get("precision", at_default("precision")))
 
     @property
-    def order(self) -> tuple[int, str, int, str]:
-        """The papers' order of methods, then names; a method's defaults before its ablations."""
+    def order(self) -> tuple[Any, ...]:
+        """Settings by data and size, the papers' order of methods, defaults before ablations."""
+        keys = self.setting.keys
         place = list(SPELT).index(self.method) if self.method in SPELT else len(SPELT)
-        return place, self.method, len(self.keys), json.dumps(self.keys, sort_keys=True)
+        own = len(self.keys), json.dumps(self.keys, sort_keys=True)
+        return (self.setting.data, keys["clients"], keys["fraction"], self.setting.conditions,
+                place, self.method, own, self.block)  # fmt: skip
 
 
-def arrange(
-    runs: Sequence[Run], left_out: list[LeftOut]
-) -> tuple[list[Placed], Counter[tuple[str, str]]]:
-    """Place every run; count failed runs by slug of the setting and arm.
-
-    A second run of the same setting, arm and block is added to ``left_out``.
-    """
-    found = [_place(run.config, run) for run in runs]
-    failed = [
-        _place(one.config, Run(one.name, one.config, {}, {}, {}, {}))
-        for one in left_out
-        if one.config is not None and one.reason.startswith("failed")
-    ]
-    _drop_constant([*found, *failed])
-    _tell_searches_apart(found)
+def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
+    """Place every run; a second one of its setting, variant and block is added to ``left_out``."""
+    found = [_place(run) for run in runs]
+    _drop_constant(found)
     first: dict[tuple[str, str, Block, str], Placed] = {}
     for one in found:
-        cell = one.setting.slug, one.arm, one.block, one.precision
+        cell = one.setting.slug, one.variant, one.block, one.precision
         other = first.setdefault(cell, one)
         if other is not one:
             same = other.run.summary.get("run_sha256") == one.run.summary.get("run_sha256")
@@ -200,18 +180,22 @@ def arrange(
             left_out.append(LeftOut(one.run.name, reason, one.run.config))
     left_out.sort(key=lambda one: one.name)
     placed = list(first.values())
-    _choose_precision(placed)
-    _name(placed)
-    placed.sort(key=lambda one: (*_natural(one.setting), one.order, one.block))
-    return placed, Counter((one.setting.slug, one.arm) for one in failed)
+    slugs = dict.fromkeys(one.setting.slug for one in placed)
+    together = [[one for one in placed if one.setting.slug == slug] for slug in slugs]
+    for own in together:
+        _choose_precision(own)
+        _name(own)
+    _tell_titles_apart([own[0].setting for own in together])
+    return sorted(placed, key=lambda one: one.order)
 
 
-def _place(config: Mapping[str, Any], run: Run) -> Placed:
+def _place(run: RunRecord) -> Placed:
     """Part a flat configuration into the setting's keys and the method's own, off default.
 
     What is missing in a record of another version has its default. What was searched for each
     method belongs to neither; the setting says that it was searched.
     """
+    config = run.config
     told = config.get("tuned")
     searched = {k for k in told if isinstance(k, str)} if isinstance(told, list) else set()
     shared = {
@@ -219,7 +203,7 @@ def _place(config: Mapping[str, Any], run: Run) -> Placed:
         for key in _COMMON
         if key not in IN_NO_SETTING | {"method"}
     }
-    shared |= {key: Path(str(shared[key])).name for key in _FILES}
+    shared |= {key: Path(str(shared[key])).name for key in FILES}
     shared |= dict.fromkeys(TUNABLE & searched, SEARCHED)
     shared["tuned"] = sorted(TUNABLE & searched)
     method = known_as(str(config.get("method", "fedssa")))
@@ -231,8 +215,7 @@ def _place(config: Mapping[str, Any], run: Run) -> Placed:
         and key not in IN_NO_SETTING | searched
         and (key not in defaults or value != defaults[key])
     }
-    chosen = {key: config.get(key) for key in sorted(searched)}
-    return Placed(run, Setting(shared), method, own, chosen)
+    return Placed(run, Setting(shared), method, own)
 
 
 def _drop_constant(found: Sequence[Placed]) -> None:
@@ -248,67 +231,44 @@ def _drop_constant(found: Sequence[Placed]) -> None:
                     del one.keys[key]
 
 
-def _tell_searches_apart(found: Sequence[Placed]) -> None:
-    """Name the arms of a method by what its search chose, where searches chose differently."""
-    chosen: dict[tuple[str, str], set[str]] = {}
-    for one in found:
-        chosen.setdefault((one.setting.slug, one.arm), set()).add(json.dumps(one.searched))
-    several = {cell for cell, found_ in chosen.items() if len(found_) > 1}
-    for one in found:
-        if (one.setting.slug, one.arm) in several:
-            one.keys |= one.searched
+def _choose_precision(own: Sequence[Placed]) -> None:
+    """Compare a setting's runs in the precision that has most of them, fp32 at a tie.
 
-
-def _choose_precision(placed: Sequence[Placed]) -> None:
-    """Compare each setting in the precision that has most runs, fp32 at a tie.
-
-    An arm that was run only in other precisions is compared in one of those.
+    A variant that was run only in other precisions is compared in one of those.
     """
-    for slug in {one.setting.slug for one in placed}:
-        own = [one for one in placed if one.setting.slug == slug]
-        runs = Counter(one.precision for one in own)
-        ranked = sorted(runs, key=lambda p: (-runs[p], p != at_default("precision"), p))
-        main = next(one.setting for one in own if one.precision == ranked[0])
-        for one in own:
-            arms = {other.precision for other in own if other.arm == one.arm}
-            one.setting = main
-            one.main = one.precision == next(p for p in ranked if p in arms)
+    runs = Counter(one.precision for one in own)
+    ranked = sorted(runs, key=lambda p: (-runs[p], p != at_default("precision"), p))
+    main = next(one.setting for one in own if one.precision == ranked[0])
+    for one in own:
+        made = {other.precision for other in own if other.variant == one.variant}
+        one.setting = main
+        one.main = one.precision == next(p for p in ranked if p in made)
 
 
-def _name(placed: Sequence[Placed]) -> None:
-    """Give every setting a title that no other has, and the command that makes a run of it."""
-    settings: dict[str, Setting] = {}
-    for one in placed:
-        setting = settings.setdefault(one.setting.slug, one.setting)
-        one.setting = setting
-        count = _COUNTED.search(one.run.title)
-        fits = count is None or count[1] == str(setting.keys["clients"])
-        if not setting.title and one.run.title and fits:
-            setting.title = _filled(setting, one.run.title)
-    for setting in settings.values():
-        setting.title = setting.title or _filled(setting, "{data}, N = {clients}, C = {fraction}")
-        if (tuned := setting.keys["tuned"]) and SEARCHED not in setting.title:
-            setting.title += f", {SEARCHED}"
-        given = [
-            shlex.quote(one_line(f"{key}={plain(value)}", None))
-            for key, value in setting.off_default().items()
-        ]
-        searched = " ".join(f"{key}=V1,V2" for key in tuned)
-        setting.commands = (
-            [f"fedhet tune PRESET method=M1,M2 {searched} --out tuned.yaml",
-             "fedhet sweep tuned.yaml --out DIR"]
-            if tuned
-            else [" ".join(["fedhet run METHOD", *given, "partition-seed=P seed=S"])]
-        )  # fmt: skip
-    titles = Counter(one.title for one in settings.values())
-    for title, count_ in titles.items():
-        same = [one for one in settings.values() if one.title == title]
+def _name(own: Sequence[Placed]) -> None:
+    """Give a setting the title of its runs' preset, if that fits, or one made from its keys."""
+    setting = own[0].setting
+    count = str(setting.keys["clients"])
+    titles = [
+        one.run.title for one in own
+        if one.run.title and ((told := _COUNTED.search(one.run.title)) is None or told[1] == count)
+    ]  # fmt: skip
+    setting.title = _filled(setting, [*titles, "{data}, N = {clients}, C = {fraction}"][0])
+    if setting.keys["tuned"] and SEARCHED not in setting.title:
+        setting.title += f", {SEARCHED}"
+
+
+def _tell_titles_apart(settings: Sequence[Setting]) -> None:
+    """Add to equal titles the keys in which their settings differ."""
+    symbols = {key: symbol for symbol, key in _SYMBOLS.items()}
+    for title, count in Counter(one.title for one in settings).items():
+        same = [one for one in settings if one.title == title]
         differing = [
             key for key in same[0].keys
             if key != "precision" and len({plain(one.keys[key]) for one in same}) > 1
         ]  # fmt: skip
-        for number, setting in enumerate(same if count_ > 1 else []):
-            said = [f"{_SHORT.get(k, k)} = {cut(plain(setting.keys[k]))}" for k in differing[:3]]
+        for number, setting in enumerate(same if count > 1 else []):
+            said = [f"{symbols.get(k, k)} = {cut(plain(setting.keys[k]))}" for k in differing[:3]]
             setting.title = ", ".join([title, *said]) if said else f"{title} ({number + 1})"
 
 
@@ -319,11 +279,6 @@ def _filled(setting: Setting, pattern: str) -> str:
     keys |= {"data": data, "fraction": f"{100 * setting.keys['fraction']:g} %"}
     shown = _BRACES.sub(lambda key: cut(keys.get(key[1], key[0])), pattern[:LETTERS])
     return cut(one_line(shown, None))
-
-
-def _natural(setting: Setting) -> tuple[Any, ...]:
-    keys = setting.keys
-    return setting.data, keys["clients"], keys["fraction"], setting.conditions
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -338,20 +293,15 @@ def method_name(method: str) -> str:
     return shown if re.fullmatch(r"[^\W_][\w.:-]*", shown) else repr(shown)
 
 
+@lru_cache
 def own_defaults(method: str) -> dict[str, Any]:
     """Return a method's own keys with their defaults; none of ``module:NAME`` and unknown ones."""
-    return {} if ":" in method else _defaults(method)
-
-
-@lru_cache
-def _defaults(method: str) -> dict[str, Any]:
     try:
-        fields = find_method(method).params.model_fields
+        fields = {} if ":" in method else find_method(method).params.model_fields
     except UserError:
         return {}
-    return {kebab(name): _flat(one.default) for name, one in fields.items()} | dict(
-        GONE.get(method, {})
-    )
+    known = {kebab(name): _flat(one.default) for name, one in fields.items()}
+    return known | dict(GONE.get(method, {}))
 
 
 def at_default(key: str) -> Any:
@@ -374,27 +324,6 @@ def plain(value: Any) -> str:
     if isinstance(value, float) and float(short := f"{value:g}") == value:
         return short
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def exact(value: Any) -> str:
-    """A value so that no other looks the same."""
-    word = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w.:+-]*", value)
-    if word and value.lower() not in {"true", "false", "null", "none", "nan"}:
-        return str(value)
-    if isinstance(value, float):
-        return plain(value)
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def file_name(text: str) -> str:
-    """Make the name of a file and an anchor of a text; no two texts share one.
-
-    The result has letters, digits, ``_`` and ``-`` only: a record's names never become a path.
-    """
-    if re.fullmatch(r"[a-zA-Z0-9_-]{1,150}", text):
-        return text
-    kept = re.sub(r"[^a-zA-Z0-9_-]+", "_", text)[:120]
-    return f"{kept}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def cut(text: str, letters: int = LETTERS) -> str:

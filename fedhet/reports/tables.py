@@ -9,29 +9,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
-from fedhet.config.schema import LOWER, METRICS
-from fedhet.files import csv_text
-from fedhet.reports.comparison import (
-    ENOUGH,
-    LEVEL,
-    Comparison,
-    across,
-    in_order,
-    variability,
-)
-from fedhet.reports.settings import at_default, exact, file_name
+from fedhet.config.schema import LOWER
+from fedhet.files import quoted
+from fedhet.reports.comparison import ENOUGH, LEVEL, Comparison, in_order, variability
+from fedhet.reports.settings import at_default, plain
 
 PERCENT = f"{100 * LEVEL:g} %"
-WIDE, OTHER = "‡", "†"  # beside an interval that says nothing; beside another precision
-_TARGETS: dict[
-    str, dict[object, tuple[float, ...]]
-] = {  # accuracies whose price the papers compare, in percent, by data set and clients
+OTHER = "†"  # beside a figure in another precision
+_TARGETS: dict[str, dict[object, tuple[float, ...]]] = {
+    # Accuracies whose price the papers compare, in percent, by data set and clients.
     "cifar10": {0: (90.0,)},
     "cifar100": {10: (70.0, 50.0), 50: (60.0, 50.0), 0: (50.0,)},
 }
 
 
-class Table:
+class ReportTable:
     """A table whose rows are named by ``rows``; columns are added one by one.
 
     ``data`` has the numbers (for CSV and for sorting), ``shown`` the texts, ``about`` what each
@@ -40,7 +32,7 @@ class Table:
     """
 
     def __init__(self, name: str, title: str, note: str, rows: Iterable[str], head: str = "method"):
-        self.name, self.title, self.note = file_name(name), title, note
+        self.name, self.title, self.note = name, title, note
         self.shown = pd.DataFrame({head: list(rows)}, dtype=object)
         self.data = self.shown.copy()
         self.about = {head: "the method, with its own keys where they are not the default"}
@@ -52,7 +44,7 @@ class Table:
         return len(self.shown)
 
     def add(
-        self, title: str, about: str, values: Sequence[object] | pd.Series,
+        self, title: str, about: str, values: Iterable[object],
         show: Callable[[float], str] | int = 2,
     ) -> None:  # fmt: skip
         """Add a column of numbers; ``show`` makes the text, or says the digits."""
@@ -76,143 +68,102 @@ class Table:
             self.data[f"{title}, {end}"] = found[end].to_numpy(dtype=float)
         for i, (low, high) in enumerate(zip(found["low"], found["high"], strict=True)):
             if pd.notna(low):
-                ends = f" [{form.format(low)}, {form.format(high)}]"
-                mark = f" {WIDE}" if not sign and high - low > 100 else ""
-                self.shown.loc[i, title] += ends + mark
+                self.shown.loc[i, title] += f" [{form.format(low)}, {form.format(high)}]"
 
 
 # --- all settings --------------------------------------------------------------------------------
 
 
-def overview(comparisons: Sequence[Comparison]) -> Table:  # noqa: PLR0912
+def overview(comparisons: Sequence[Comparison]) -> ReportTable:
     """The headline of every method in every setting, in the order of their mean rank."""
     rows = in_order(comparisons)
-    table = Table("overview", "Methods and settings", "", rows)
-    marked = wide = beyond = False
-    metrics = {one.metric for one in comparisons}
+    table = ReportTable("overview", "Methods and settings", "", rows)
     for one in comparisons:
         title, level = one.setting.title, one.levels
-        arms = [one.shown.get(row, "") for row in rows]
-        table.add(title, one.setting.conditions, level["mean"].reindex(arms))
+        variants = [one.shown.get(row, "") for row in rows]
+        table.add(title, one.setting.conditions, level["mean"].reindex(variants))
         table.links[title] = one.setting.slug
-        top, tied = one.best
-        for i, (row, arm) in enumerate(zip(rows, arms, strict=True)):
-            if not arm:
+        half, (top, tied) = (level["high"] - level["low"]) / 2, one.best
+        for i, (row, variant) in enumerate(zip(rows, variants, strict=True)):
+            if not variant:
                 continue
-            text, half = table.shown.loc[i, title], (level["high"] - level["low"])[arm] / 2
-            if pd.notna(half):
-                says_nothing = one.metric == "accuracy" and half > 50
-                wide |= says_nothing
-                beyond |= level["low"][arm] < 0 or level["high"][arm] > 100
-                text = f"{text} ± {half:.2f}" + (f" {WIDE}" if says_nothing else "")
-            if one.second and pd.notna(second := level[one.second][arm]):
+            text = table.shown.loc[i, title]
+            if pd.notna(half[variant]):
+                text += f" ± {half[variant]:.2f}"
+            if one.second and pd.notna(second := level[one.second][variant]):
                 text += f" | {second:.2f}"
-            if one.precision[arm] != one.setting.keys["precision"]:
-                marked, text = True, text + OTHER
+            if one.precision[variant] != one.setting.keys["precision"]:
+                text += OTHER
             table.shown.loc[i, title] = text
             table.ranks[i, title] = "best" if row == top else "tied" if row in tied else ""
-    foot = {"blocks": [str(len(one.blocks)) for one in comparisons]}
-    if marked or any(
-        one.setting.keys["precision"] != at_default("precision") for one in comparisons
-    ):
-        foot["precision"] = [str(one.setting.keys["precision"]) for one in comparisons]
-    if metrics != {"accuracy"}:
-        foot["metric"] = [said(one.metric) for one in comparisons]
-    if any(one.second for one in comparisons):
-        foot["beside it"] = [said(one.second) for one in comparisons]
+    foot = {
+        "blocks": [str(len(one.blocks)) for one in comparisons],
+        "precision": [str(one.setting.keys["precision"]) for one in comparisons],
+        "metric": [said(one.metric) for one in comparisons],
+        "beside it": [said(one.second) for one in comparisons],
+    }
+    usual = {"precision": str(at_default("precision")), "metric": "accuracy", "beside it": "-"}
     for name, values in foot.items():
-        table.shown.loc[len(table.shown)] = [name, *values]
-    what = "Mean test accuracy in percent" if metrics == {"accuracy"} else "The mean test metric"
+        if set(values) != {usual.get(name)}:
+            table.shown.loc[len(table.shown)] = [name, *values]
     table.note = (
-        f"{what} ± half the {PERCENT} interval (Student's t over blocks). Bold: the best mean; "
-        "underlined: not told from it, since the interval of the paired difference over the same "
-        "blocks holds zero. One block has neither interval nor mark. Methods by mean rank."
+        f"The mean test metric ± half the {PERCENT} interval (Student's t over blocks). Bold: the "
+        "best mean; underlined: not told from it, since the interval of the paired difference over "
+        "the same blocks holds zero. One block has neither interval nor mark. Methods by mean "
+        "rank. Student's t is symmetric: with few blocks an end may lie where no value is."
     )
-    if wide:
-        table.note += (
-            f" {WIDE}: an interval wider than 0 to 100 says nothing; more blocks are needed."
-        )
-    elif beyond and metrics == {"accuracy"}:
-        table.note += " Student's t is symmetric: an end may lie where no accuracy is."
     if any(one.second for one in comparisons):
         table.note += " After the bar: the mean of the figure named below."
-    if marked:
+    if table.shown.map(lambda text: str(text).endswith(OTHER)).any(axis=None):
         table.note += f" {OTHER}: run in another precision than its column."
-    return table
-
-
-def across_settings(comparisons: Sequence[Comparison]) -> Table:
-    """The test over settings: one difference each."""
-    found = across(comparisons)
-    note = (
-        "One difference per setting, so that settings are the sample; of settings that differ in "
-        f"rounds alone the longest. Fewer than {ENOUGH} settings are not tested."
-    )
-    table = Table("across", "Across settings", note, found.index)
-    table.add("settings", "settings with this arm and the baseline", found["settings"], 0)
-    table.add("better in", "settings with a positive mean difference", found["better"], 0)
-    table.add("mean difference", "points, mean over settings", found["mean"], signed)
-    if found["p"].notna().any():
-        about = "Wilcoxon signed-rank over settings, adjusted over methods"
-        table.add("p, Holm", about, found["adjusted"], p_value)
     return table
 
 
 # --- one setting ---------------------------------------------------------------------------------
 
 
-def of_setting(one: Comparison) -> list[Table]:
+def of_setting(one: Comparison) -> list[ReportTable]:
     """All tables of a setting that have a row."""
     made = [_levels(one), _paired(one), _costs(one), _targets(one), _tuned(one), _others(one)]
     return [table for table in made if len(table)]
 
 
-def _table(one: Comparison, kind: str, title: str, note: str, rows: Iterable[str]) -> Table:
-    return Table(f"{kind}-{one.setting.slug}", title, note, rows)
+def _table(one: Comparison, kind: str, title: str, note: str, rows: Iterable[str]) -> ReportTable:
+    return ReportTable(f"{kind}-{one.setting.slug}", title, note, rows)
 
 
-def _levels(one: Comparison) -> Table:
+def _levels(one: Comparison) -> ReportTable:
     level = one.levels
-    none = sorted(set(one.failed) - set(one.arms))
-    level = level.reindex([*one.arms, *none])
-    level["blocks"] = level["blocks"].fillna(0)
-    span = variability(one.setting, one.blocks)
-    note = f"Test {said(one.metric)}; Student's t, {PERCENT}, {span}."
+    note = (
+        f"Test {said(one.metric)}; Student's t, {PERCENT}, {variability(one.setting, one.blocks)}. "
+        "The columns after 'never sampled' are over the clients that took part at least once."
+    )
     if one.clients[f"test_{one.metric}"].isna().all():
         note += " The server learned means over clients only (secure-sum)."
-    elif one.metric == "accuracy" and (level["high"] > 100).any():
-        note += " Student's t is symmetric: an end may lie where no accuracy is."
     table = _table(one, "accuracy", said(one.metric).capitalize(), note, level.index)
     table.add("blocks", "pairs of partition and seed", level["blocks"], 0)
-    for i, arm in enumerate(level.index):
-        if arm in one.failed:
-            table.shown.loc[i, "blocks"] += f" ({one.failed[arm]} failed)"
     about = "mean over all clients after the last round"
     table.add_interval(f"{one.metric} [{PERCENT}]", about, level, sign=False)
-    for name in [one.second] if one.second else []:
-        table.add(said(name), "the same figure of another metric, mean over blocks", level[name])
+    if one.second:
+        about = "the same figure of another metric, mean over blocks"
+        table.add(said(one.second), about, level[one.second])
     if one.metric in {"accuracy", "balanced_accuracy"} and level["majority_accuracy"].notna().any():
         about = "what the commonest class of every client's training examples would get"
         table.add("commonest class", about, level["majority_accuracy"])
-    about = "in the round with the best validation metric"
-    table.add("at best validation", about, level["best_validation"])
-    table.add(
-        "ever sampled", "mean over the clients that took part at least once", level["sampled"]
-    )
-    never, of = level["never_sampled"], int(one.runs["federation"].max())
-    table.add(
-        "never sampled", "clients that never took part, mean over blocks, of all clients", never,
-        lambda count: f"{count:g} of {of}" if count else "none",
-    )  # fmt: skip
-    table.add("std", "standard deviation over clients ever sampled, mean over blocks", level["std"])
-    table.add(
-        "10th pct.", "10th percentile of clients ever sampled, mean over blocks", level["p10"]
-    )
-    table.add("worst", "worst client ever sampled, mean over blocks", level["worst"])
+    of = int(one.runs["federation"].max())
+    for title, about, name in (
+        ("at best validation", "in the round with the best validation metric", "best_validation"),
+        ("ever sampled", "mean over the clients that took part at least once", "sampled"),
+        ("never sampled", f"clients that never took part, of {of}", "never_sampled"),
+        ("std", "standard deviation over clients", "std"),
+        ("10th pct.", "10th percentile of clients", "p10"),
+        ("worst", "worst client", "worst"),
+    ):
+        table.add(title, about, level[name], 0 if name == "never_sampled" else 2)
     return table
 
 
-def _paired(one: Comparison) -> Table:
+def _paired(one: Comparison) -> ReportTable:
     found, base = one.paired, one.baseline
     few = (found["blocks"] < ENOUGH).any()
     note = f"Less {base}, on the same clients of the same blocks; one block has no interval." + (
@@ -223,11 +174,10 @@ def _paired(one: Comparison) -> Table:
     table.add("blocks", f"blocks shared with {base}", found["blocks"], 0)
     about = "points, mean over blocks; Student's t over blocks"
     table.add_interval(f"difference [{PERCENT}]", about, found, sign=True)
-    better = "share of clients that improve, all blocks together"
-    table.add("clients better, %", better, found["better"], 1)
-    table.add(
-        "clients worse, %", "share of clients that lose; the rest are equal", found["worse"], 1
-    )
+    about = "share of clients that improve, all blocks together"
+    table.add("clients better, %", about, found["better"], 1)
+    about = "share of clients that lose; the rest are equal"
+    table.add("clients worse, %", about, found["worse"], 1)
     if found["p"].notna().any():
         table.add("p", "Wilcoxon signed-rank over blocks, two-sided", found["p"], p_value)
         about = "adjusted over all comparisons of all settings of this report"
@@ -235,26 +185,26 @@ def _paired(one: Comparison) -> Table:
     return table
 
 
-def _costs(one: Comparison) -> Table:
-    cost, base = one.costs, one.baseline or "the baseline"
+def _costs(one: Comparison) -> ReportTable:
+    cost, metric = one.costs, said(one.metric)
     note = (
         "Means over blocks. Every method gets the training FLOPs that the cheapest one of the same "
         "block spent in all its rounds: the last evaluated round that it can afford."
     )
-    title = f"Costs, and {said(one.metric)} at equal compute"
-    table = _table(one, "cost", title, note, cost.index)
+    table = _table(one, "cost", f"Costs, and {metric} at equal compute", note, cost.index)
     table.add("floats up", "per client and round", cost["floats_up"], 0)
     table.add("floats down", "per client and round", cost["floats_down"], 0)
     table.add("GFLOPs", "training, per client and round", cost["gflops"], 1)
+    base = one.baseline or "the baseline"
     table.add(f"x {base}", f"GFLOPs of {base} = 1", cost["relative"])
     about = "when the cheapest method's training FLOPs are spent"
-    table.add(f"{said(one.metric)} at equal compute", about, cost["equal_figure"])
+    table.add(f"{metric} at equal compute", about, cost["equal_figure"])
     about = "the last one within that budget, mean over blocks"
     table.add("after round", about, cost["equal_round"], 1)
     return table
 
 
-def _targets(one: Comparison) -> Table:
+def _targets(one: Comparison) -> ReportTable:
     known = _TARGETS.get(one.setting.data, {}) if one.metric == "accuracy" else {}
     papers = known.get(one.setting.keys["clients"], known.get(0, ()))
     own = one.own_target
@@ -266,14 +216,13 @@ def _targets(one: Comparison) -> Table:
             "whole percent."
         )
     title = "Costs to a target accuracy"
-    table = _table(one, "target", title, note, one.arms if targets else [])
-    count = one.levels["blocks"]
+    table = _table(one, "target", title, note, one.variants if targets else [])
     for target in targets:
-        hit = one.reached(target)
-        at = f"to {target:g} %"
+        hit, at = one.reached(target), f"to {target:g} %"
         about = f"first round whose mean accuracy is at least {target:g} %; (k/n): in k of n"
         table.add(f"rounds {at}", about, hit["round"], 1)
-        for i, (blocks, of) in enumerate(zip(hit["blocks"].fillna(0), count, strict=True)):
+        counts = zip(hit["blocks"].fillna(0), one.levels["blocks"], strict=True)
+        for i, (blocks, of) in enumerate(counts):
             if blocks < of:
                 text = f"{table.shown.loc[i, f'rounds {at}']} ({blocks:g}/{of:g})"
                 table.shown.loc[i, f"rounds {at}"] = text if blocks else "not reached"
@@ -282,40 +231,30 @@ def _targets(one: Comparison) -> Table:
     return table
 
 
-def _tuned(one: Comparison) -> Table:
-    keys = [key.replace("-", "_") for key in one.setting.keys["tuned"]]
-    first = one.runs.groupby("arm").first().reindex(one.arms)
+def _tuned(one: Comparison) -> ReportTable:
+    keys = [key for key in one.setting.keys["tuned"] if key.replace("-", "_") in one.runs]
     note = "What was searched for each method, and is no part of the setting."
-    table = _table(one, "tuned", "Tuned", note, one.arms if keys else [])
-    chosen = [
-        ", ".join(f"{key.replace('_', '-')} = {exact(row[key])}" for key in keys if key in row)
-        for _, row in first.iterrows()
-    ]
-    table.add_text("chosen", "by the validation metric", chosen if keys else [])
+    table = _table(one, "tuned", "Tuned", note, one.variants if keys else [])
+    first = one.runs.groupby("variant").first().reindex(one.variants)
+    for key in keys:
+        values = first[key.replace("-", "_")]
+        table.add_text(key, "chosen by the validation metric", map(plain, values))
     return table
 
 
-def _others(one: Comparison) -> Table:
+def _others(one: Comparison) -> ReportTable:
     """Other predictions of a method, such as its further inference models."""
-    names = "|".join([*(name for name in METRICS if name != "accuracy"), "std", "p10", "min"])
-    other = re.compile(rf"^test_(?!(?:accuracy_)?(?:{names})_)accuracy_(.+)_mean$")
     last = one.course.groupby("number").last()
-    kinds = [(column, m[1]) for column in last.columns if (m := other.match(column))]
-    means = last.groupby("arm")[[column for column, _ in kinds]].mean().reindex(one.arms)
-    cells = [
-        (arm, kind, means[column][arm])
-        for arm in one.arms
-        for column, kind in kinds
-        if pd.notna(means[column][arm])
-    ]
+    kinds = [name for name in last if re.fullmatch(r"test_accuracy_.+_mean", name)]
+    means = last.groupby("variant")[kinds].mean().reindex(one.variants).stack().dropna()
+    names = means.index.get_level_values(0)
     note = "Recorded by methods that can answer in more than one way."
-    table = _table(one, "inference", "Other predictions", note, [arm for arm, *_ in cells])
-    about = "what answers instead of the headline's model"
-    table.add_text("prediction", about, [kind for _, kind, _ in cells])
+    table = _table(one, "inference", "Other predictions", note, names)
+    kind = means.index.get_level_values(1).str.extract("test_accuracy_(.+)_mean")[0]
+    table.add_text("prediction", "what answers instead of the headline's model", kind)
     about = "mean over clients after the last round, mean over blocks, percent"
-    table.add("accuracy", about, [value for *_, value in cells])
-    headline = one.levels["accuracy"]
-    table.add("headline", "of the headline's model", [headline[arm] for arm, *_ in cells])
+    table.add("accuracy", about, means)
+    table.add("headline", "of the headline's model", one.levels["accuracy"].reindex(names))
     return table
 
 
@@ -346,7 +285,7 @@ _RANKED = {"": "{}", "best": "**{}**", "tied": "<u>{}</u>"}
 _LATEX = str.maketrans({
     "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "\n": " ",
+    "<": r"\textless{}", ">": r"\textgreater{}", "\n": " ", "−": "$-$",
 })  # fmt: skip
 _LATEX_RANKED = {"": "{}", "best": r"\textbf{{{}}}", "tied": r"\underline{{{}}}"}
 
@@ -359,7 +298,13 @@ def escaped(value: str) -> str:
     return shown
 
 
-def _marked(table: Table, escape: Callable[[str], str], ranked: dict[str, str]) -> pd.DataFrame:
+def _tex(value: str) -> str:
+    return value.translate(_LATEX)
+
+
+def _marked(
+    table: ReportTable, escape: Callable[[str], str], ranked: dict[str, str]
+) -> pd.DataFrame:
     """The texts, escaped, with the marks of ranks."""
     made = table.shown.map(lambda text: escape(str(text)))
     for (row, column), rank in table.ranks.items():
@@ -368,17 +313,17 @@ def _marked(table: Table, escape: Callable[[str], str], ranked: dict[str, str]) 
 
 
 def to_markdown(
-    table: Table, level: int = 3, link: Callable[[str], str] = "#{}".format, *, bare: bool = False
-) -> str:
+    table: ReportTable, level: int = 3, link: Callable[[str], str] = "#{}".format, *,
+    bare: bool = False,
+) -> str:  # fmt: skip
     """A heading with a stable anchor, the note, and the table; ``bare``: the table alone.
 
     ``link`` makes the address of a setting's details from their anchor.
     """
     made = _marked(table, escaped, _RANKED)
-    heads = [escaped(name) for name in made.columns]
     heads = [
-        f"[{head}]({link(table.links[name])})" if name in table.links else head
-        for head, name in zip(heads, made.columns, strict=True)
+        f"[{escaped(name)}]({link(table.links[name])})" if name in table.links else escaped(name)
+        for name in made.columns
     ]
     ruler = ["---" if name in table.texts else "---:" for name in made.columns]
     lines = [f"| {' | '.join(row)} |" for row in (heads, *made.itertuples(index=False))]
@@ -390,23 +335,19 @@ def to_markdown(
     return "\n".join([heading, "", *note, *lines, ""])
 
 
-def to_latex(table: Table) -> str:
+def to_latex(table: ReportTable) -> str:
     """A float with booktabs rules; its label is ``tab:`` and the anchor."""
-
-    def tex(text: str) -> str:
-        return text.translate(_LATEX).replace("−", "$-$")
-
-    made = _marked(table, tex, _LATEX_RANKED).rename(columns=tex)
-    layout = "".join("l" if name in table.texts else "r" for name in table.shown.columns)
-    caption, label = f"{tex(table.title)}. {tex(table.note)}", f"tab:{table.name}"
-    text: str = made.to_latex(
-        index=False, escape=False, column_format=layout, caption=caption, label=label, position="ht"
-    )
+    text: str = _marked(table, _tex, _LATEX_RANKED).rename(columns=_tex).to_latex(
+        index=False, escape=False, position="ht", label=f"tab:{table.name}",
+        column_format="".join("l" if name in table.texts else "r" for name in table.shown.columns),
+        caption=_tex(f"{table.title}. {table.note}"),
+    )  # fmt: skip
     return f"% needs \\usepackage{{booktabs}}\n{text}"
 
 
 def to_csv(frame: pd.DataFrame) -> str:
     """Numbers without rounding for show; what is missing is empty, no text is a formula."""
-    short = frame.map(lambda value: float(f"{value:.10g}") if isinstance(value, float) else value)
-    cells = short.astype(object).where(frame.notna(), "")
-    return csv_text([list(map(str, frame.columns)), *cells.itertuples(index=False)])
+    texts = frame.rename(columns=quoted).map(
+        lambda cell: quoted(cell) if isinstance(cell, str) else cell
+    )
+    return texts.to_csv(index=False, float_format="%.10g", lineterminator="\n")

@@ -36,7 +36,6 @@ from fedhet.records.environment import source_digest, versions
 from fedhet.records.run_folder import LOCK, RunFolder
 from fedhet.records.summary import DIVERGENCE, diverged, nobody_replied
 from fedhet.records.verification import check_entries
-from fedhet.reports.reading import read_run
 from fedhet.sweeps.grid import Cell, deciding
 
 PENDING, RUNNING, FINISHED = "pending", "running", "finished"
@@ -111,6 +110,8 @@ class Job:
             self._check_config(folder.config)
         status, self.reason = str(summary.get("status", "")), one_line(summary.get("reason", ""))
         if status == "completed" and records:
+            from fedhet.reports.reading import read_run  # noqa: PLC0415  (pandas)
+
             read_run(self.folder)  # as a report will
             self.state = DIVERGED if diverged(records[-1]) else FINISHED
         elif status == "completed":

@@ -11,16 +11,13 @@ import hashlib
 import json
 import secrets
 import socket
-import subprocess
-import sys
-import time
+import threading
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import quote
 
 import uvicorn
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -29,13 +26,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from fedhet.engines.system import guarded
 from fedhet.errors import UserError
 from fedhet.files import finite
-from fedhet.watch.view import RunView, SweepView, open_view
+from fedhet.watch.view import RunView, SweepView, open_view, word
 
 HOST = "127.0.0.1"
-POLL, REST = 0.9, 5.0  # seconds that a look is kept while a run goes on, and when it is over
 HEAD = 16_384  # bytes of a request: larger ones are refused
 FAREWELL = 5.0  # seconds for an orderly end
 HEADERS = {
@@ -50,17 +45,14 @@ ASSETS = {"page.js": "text/javascript", "page.css": "text/css"}
 
 
 class Page:
-    """Answers requests below the token; all who look share a look."""
+    """Answers requests below the token."""
 
     def __init__(self, view: RunView | SweepView, token: str, port: int) -> None:
         self.token, self.host = token, f"{HOST}:{port}"
-        self.views: dict[str, RunView | SweepView] = {"": view}
-        self.looks: dict[str, tuple[float, str]] = {}  # when to look again, and the JSON
-        self.lock = asyncio.Lock()
-        place = files("fedhet.watch") / "page"
-        self.assets = {name: (place / name).read_bytes() for name in ASSETS}
-        html = (place / "page.html").read_text(encoding="utf-8")
-        self.page = Environment(autoescape=True).from_string(html)
+        self.view, self.lock = view, asyncio.Lock()
+        loader = PackageLoader("fedhet.watch", "page")
+        self.pages = Environment(autoescape=True, loader=loader, trim_blocks=True)
+        self.pages.filters["word"] = word
 
     def app(self) -> Starlette:
         """The application; the check stands before everything."""
@@ -88,41 +80,30 @@ class Page:
     async def answer(self, request: Request) -> Response:
         """The page (``""``), its data (``data``), both of a cell (``run/NAME/``), or an asset."""
         token, rest = request.path_params["token"], request.path_params["rest"]
-        missing = PlainTextResponse("not found", 404)
-        if not secrets.compare_digest(token.encode(errors="replace"), self.token.encode()):
-            return missing
-        if rest in self.assets:
-            return Response(self.assets[rest], media_type=f"{ASSETS[rest]}; charset=utf-8")
-        name, last = "", rest
-        if rest.startswith("run/"):
-            name, _, last = rest.removeprefix("run/").partition("/")
-        slash = rest.endswith(("/", "/data")) or "/" not in rest
-        found = await self.look(name) if last in {"", "data"} and slash else None
-        if found is None:
-            return missing
-        if last == "data":
-            tag = f'"{hashlib.sha256(found.encode()).hexdigest()[:20]}"'
-            if request.headers.get("if-none-match") == tag:
-                return Response(status_code=304)
-            return Response(found, media_type="application/json", headers={"ETag": tag})
-        shown = self.page.render(root=f"/{self.token}/", inner=name, name=json.loads(found)["name"])
-        return Response(shown, media_type="text/html; charset=utf-8")
-
-    async def look(self, name: str) -> str | None:
-        """What a view says now, as JSON; None for a cell that is not there."""
+        known = secrets.compare_digest(token.encode(errors="replace"), self.token.encode())
+        if known and rest in ASSETS:
+            content = (files("fedhet.watch") / "page" / rest).read_bytes()
+            return Response(content, media_type=f"{ASSETS[rest]}; charset=utf-8")
+        cell, _, last = rest.rpartition("/")
+        name = cell.removeprefix("run/")
+        view = None
+        if known and last in {"", "data"} and (not cell or name != cell):
+            view = self.view.inside(name) if name else self.view
+        if view is None:
+            return PlainTextResponse("not found", 404)
         async with self.lock:
-            if name not in self.views:
-                view = self.views[""].inside(name)
-                if view is None:
-                    return None
-                self.views[name] = view
-            until, text = self.looks.get(name, (0.0, ""))
-            if time.monotonic() >= until:
-                look = await run_in_threadpool(self.views[name].look)
-                text = json.dumps(finite(look), allow_nan=False)
-                pause = REST if look["over"] else POLL
-                self.looks[name] = time.monotonic() + pause, text
-            return text
+            look = await run_in_threadpool(view.look)
+        root = f"/{token}/"
+        if not last:
+            page = self.pages.get_template("page.html")
+            shown = page.render(root=root, inner=name, name=look["name"])
+            return Response(shown, media_type="text/html; charset=utf-8")
+        look["html"] = self.pages.get_template("look.html").render(root=root, look=look)
+        text = json.dumps(finite(look), allow_nan=False)
+        tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:20]}"'
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304)
+        return Response(text, media_type="application/json", headers={"ETag": tag})
 
 
 def listen(port: int) -> socket.socket:
@@ -141,54 +122,29 @@ def listen(port: int) -> socket.socket:
     return found
 
 
-def new_token() -> str:
-    """24 random bytes, as text for an address."""
-    return secrets.token_urlsafe(24)
-
-
-def address(found: socket.socket, token: str) -> str:
-    """Return where the page is."""
-    return f"http://{HOST}:{found.getsockname()[1]}/{quote(token)}/"
-
-
-def serve(view: RunView | SweepView, found: socket.socket, token: str) -> None:
-    """Serve the page until a signal."""
+def page_server(view: RunView | SweepView, found: socket.socket) -> tuple[uvicorn.Server, str]:
+    """Return a server of the page, to be run with the socket ``found``, and its address."""
+    token, port = secrets.token_urlsafe(24), found.getsockname()[1]
     config = uvicorn.Config(
-        Page(view, token, found.getsockname()[1]).app(), log_level="critical", access_log=False,
-        server_header=False, proxy_headers=False, ws="none", lifespan="off",
-        timeout_graceful_shutdown=3, http="h11", h11_max_incomplete_event_size=HEAD,
+        Page(view, token, port).app(), log_level="critical", access_log=False, ws="none",
+        server_header=False, proxy_headers=False, lifespan="off", timeout_graceful_shutdown=3,
+        http="h11", h11_max_incomplete_event_size=HEAD,
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[found])
+    return uvicorn.Server(config), f"http://{HOST}:{port}/{token}/"
 
 
 @contextlib.contextmanager
 def watcher(folder: Path, tls: str = "") -> Iterator[str]:
-    """Serve the page of a run folder meanwhile, from a process of its own; yield its address.
+    """Serve the page of a run folder meanwhile, from a thread; yield its address.
 
-    ``tls`` is the folder of the server whose sites are shown with it, if there is one. The token
-    goes through a pipe, where no list of processes shows it.
+    ``tls`` is the folder of the server whose sites are shown with it, if there is one.
     """
-    token = new_token()
     with listen(0) as found:
-        program = [sys.executable, "-P", "-m", "fedhet.watch.server"]
-        process = subprocess.Popen(
-            guarded([*program, str(found.fileno()), str(folder), tls]), stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, pass_fds=[found.fileno()], start_new_session=True,
-        )  # fmt: skip
-        where = address(found, token)
-    try:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(token.encode())
-        yield where
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(FAREWELL)
-        process.kill()
-        process.wait()
-
-
-if __name__ == "__main__":
-    number, run, superlink = sys.argv[1:]
-    serve(open_view(Path(run), superlink), socket.socket(fileno=int(number)), sys.stdin.read())
+        server, where = page_server(open_view(folder, tls), found)
+        thread = threading.Thread(target=server.run, args=([found],), daemon=True)
+        thread.start()
+        try:
+            yield where
+        finally:
+            server.should_exit = True
+            thread.join(FAREWELL)

@@ -1,13 +1,16 @@
 """What a run folder or a folder of runs says now, as one value for the page and the terminal.
 
 Nothing is asked of the processes that train, except of a server's Control API with ``--superlink``.
+A look has columns and tables; a column is a title and a kind: text, count, percent, number, bytes.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +22,14 @@ from fedhet.records.run_folder import LOCK, RunFolder, held
 from fedhet.records.summary import duration, percent, seconds_left, size
 
 WAITING, RUNNING, IDLE, GONE = "waiting", "running", "not running", "gone"
-PENDING, FINISHED, DIVERGED, FAILED, BROKEN = (
-    "pending",
-    "finished",
-    "diverged",
-    "failed",
-    "broken off",
-)
+PENDING, FINISHED, DIVERGED = "pending", "finished", "diverged"
+FAILED, BROKEN = "failed", "broken off"
 ASK = 5.0  # seconds between questions to a lock or a server
 CLIENTS, FAILURES, ROUNDS, CELLS = 500, 100, 2_000, 2_000  # that are shown at most
 BLOCKS = ("partition-seed", "seed")  # keys that make a grid's columns
 Look = dict[str, Any]
+Columns = Sequence[tuple[str, str]]
+Line = Mapping[str, Any]  # of rounds.jsonl
 
 
 def open_view(path: Path | None, superlink: str = "") -> "RunView | SweepView":
@@ -38,23 +38,17 @@ def open_view(path: Path | None, superlink: str = "") -> "RunView | SweepView":
     With ``superlink``, the folder that `fedhet server` was given, the sites of that server are
     shown with it; without ``path`` it is the server's last run.
     """
-    sites = Sites(Path(superlink).expanduser().absolute()) if superlink else None
+    sites = ServerSites(Path(superlink).expanduser().absolute()) if superlink else None
     if path is None:
         if sites is None:
             raise UserError("watch: give a run folder or a sweep's, --superlink TLS, or both")
         path = sites.last_run()
     path = path.expanduser().absolute()
-    try:
-        if (path / "config.yaml").is_file():
-            return RunView(path, sites)
-        if not path.exists():
-            raise UserError(f"'{path}': no such run: `fedhet runs DIR` lists those of a folder")
-        runs = path.is_dir() and any(
-            [*path.glob("sweeps/*/sweep.json"), *path.glob("*/config.yaml")]
-        )
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read: {error.strerror}") from error
-    if not runs:
+    if (path / "config.yaml").is_file():
+        return RunView(path, sites)
+    if not path.exists():
+        raise UserError(f"'{path}': no such run: `fedhet runs DIR` lists those of a folder")
+    if not any([*path.glob("sweeps/*/sweep.json"), *path.glob("*/config.yaml")]):
         raise UserError(
             f"'{path}': no run is there: give a run folder (it has config.yaml) or a sweep's"
         )
@@ -72,23 +66,23 @@ class _Files:
         self._read: dict[Path, tuple[object, Any]] = {}
 
     def get(self, path: Path, read: Callable[[], Any], default: Any) -> Any:
-        """The content of a file; ``default`` while it is not there, or is damaged."""
+        """Return a file's content; ``default`` while it is not there, or is damaged."""
         try:
             found = path.stat()
             seen = (found.st_ino, found.st_size, found.st_mtime_ns)
             if self._read.get(path, (None,))[0] != seen:
-                self.problems.pop(path, None)
                 self._read[path] = seen, default
                 self._read[path] = seen, read()
+                self.problems.pop(path, None)
+            return self._read[path][1]
         except FileNotFoundError:
-            self.problems.pop(path, None)
             self._read.pop(path, None)
         except (OSError, UserError, Damaged) as error:
             self.problems[path] = one_line(str(error).replace(f"{self.folder}/", ""), 300)
-        return self._read.get(path, (None, default))[1]
+        return default
 
 
-class _Asked:
+class _Recent:
     """An answer that is asked for again after :data:`ASK` seconds."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
@@ -103,31 +97,28 @@ class _Asked:
 class RunView:
     """A run folder; what it says is shown and believed no further."""
 
-    def __init__(self, path: Path, sites: "Sites | None" = None) -> None:
+    def __init__(self, path: Path, sites: "ServerSites | None" = None) -> None:
         self.folder, self.sites = RunFolder(path), sites
         self.files = _Files(path)
-        self._written = _Asked(self._being_written)
+        self._written = _Recent(self._being_written)
 
     def _being_written(self) -> bool:
-        self.files.problems.pop(self.folder.path, None)
-        try:
+        with contextlib.suppress(Damaged):  # a lock that no run makes, such as a link
             return self.folder.being_written()
-        except Damaged as error:
-            self.files.problems[self.folder.path] = one_line(error, 300)
-            return False
+        return False
 
     def inside(self, _name: str) -> None:
-        """A run has no other in it."""
+        """Return None: a run has no other in it."""
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-        """Summary, lines of the rounds and configuration, each empty while there is none."""
+        """Return summary, lines of the rounds and configuration, each empty while there is none."""
         folder, get = self.folder, self.files.get
         summary = get(folder.summary, folder.read_summary, {})  # first: a run writes it last
         rounds = get(folder.rounds, folder.read_rounds, [])
         return summary, rounds, get(folder.config, lambda: read_yaml(folder.config), {})
 
     def status(self, summary: Mapping[str, Any], begun: object) -> tuple[str, str]:
-        """What the run is at, and a sentence about it."""
+        """Return the state of the run, and a sentence about it."""
         if summary:
             return one_line(summary["status"], 40), one_line(summary["reason"], 500)
         if not self.folder.path.is_dir():
@@ -145,39 +136,45 @@ class RunView:
         folder, get = self.folder, self.files.get
         summary, rounds, config = self.read()
         status, says = self.status(summary, rounds)
-        scores = {
-            row.client: row
-            for row in get(folder.clients, lambda: read_evaluations(folder.clients), ())
-        }
+        lines = get(folder.clients, lambda: read_evaluations(folder.clients), ())
+        scores = {line.client: line for line in lines}
         dealt = get(folder.partition, lambda: read_partition(folder.partition), None)
         examples = {client: sum(row) for client, row in dealt.counts.items()} if dealt else {}
-        metric, second = _metrics(config, rounds)
+        metrics = _metrics(config, rounds)
         failed = [
             (line["round"], one_line(one["client"], 80), one_line(one["reason"], 300))
             for line in rounds for one in line["failures"]
         ]  # fmt: skip
-        tables = [_clients(rounds, scores, examples, failed, (metric, second))]
+        tables = [_clients(rounds, scores, examples, failed, metrics)]
         if failed:
+            columns = [("round", "count"), ("client", "text"), ("why", "text")]
             newest = failed[: -FAILURES - 1 : -1]
-            titles = [("round", "count"), ("client", "text"), ("why", "text")]
-            tables.append(_table("failures", "Failures", titles, newest, len(failed) - len(newest)))
+            more = len(failed) - len(newest)
+            tables.append(_table("failures", "Failures", columns, newest, more))
         if self.sites is not None:
             times = Counter(client for _, client, _ in failed)
             tables.insert(0, self.sites.table(scores, times))
             self.files.problems |= {Path("sites"): self.sites.problem}
-        clients = len(examples) or _count(config.get("clients"))
-        columns, rows = _rounds(rounds, metric, second)
+        columns, rows = _rounds(rounds, *metrics)
+        wanted = _count(config.get("rounds"))
+        facts = {"round": f"{len(rows)} of {wanted or '?'}"}
+        left = seconds_left([line["seconds"] for line in rounds], wanted)
+        if status == RUNNING and wanted and left is not None:
+            facts["time left"] = f"about {duration(left)}"
+        facts |= _facts(columns, rows)
+        if clients := len(examples) or _count(config.get("clients")):
+            facts["clients"] = f"{clients:,}"
+        step = 1 + len(rows) // ROUNDS
         return {
             "name": one_line(folder.path.name, 200),
             "title": f"{_text(config, 'method')} on {_text(config, 'dataset')}",
             "status": status, "over": status not in {RUNNING, WAITING}, "says": says,
-            "facts": _facts(columns, rows, rounds, _count(config.get("rounds")), clients,
-                            status == RUNNING),
+            "facts": list(facts.items()),
             "tables": tables, "grids": [], "columns": columns, "of": len(rows),
-            "rounds": rows[(len(rows) - 1) % (step := 1 + len(rows) // ROUNDS) :: step],
+            "rounds": rows[(len(rows) - 1) % step :: step],
             "curves": [
-                {"title": _said(metric), "lines": [["test", 1], ["validation", 2]]
-                 + [["10th percentile", 4]] * (metric == "accuracy")},
+                {"title": _said(metrics[0]), "lines": [["test", 1], ["validation", 2]]
+                 + [["10th percentile", 4]] * (metrics[0] == "accuracy")},
                 {"title": "Training loss", "lines": [["loss", 5]]},
                 {"title": "Traffic", "lines": [["up", 11], ["down", 12]]},
             ],
@@ -185,15 +182,13 @@ class RunView:
         }  # fmt: skip
 
 
-def _metrics(config: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The run's headline and a second metric beside it; accuracy alone where there is no other."""
+def _metrics(config: Mapping[str, Any], rounds: Sequence[Line]) -> tuple[str, str]:
+    """Return the run's headline and a second metric; empty where accuracy alone was recorded."""
     last = rounds[-1] if rounds else {}
     known = [name for name in METRICS if f"test_{name}_mean" in last] or ["accuracy"]
     asked = config.get("metric", "accuracy")
     metric = asked if asked in known else "accuracy"
-    beside = [
-        name for name in ("balanced_accuracy", "accuracy") if name in known and name != metric
-    ]
+    beside = [n for n in ("balanced_accuracy", "accuracy") if n in known and n != metric]
     return metric, beside[0] if beside else ""
 
 
@@ -202,71 +197,69 @@ def _said(metric: str) -> str:
     return words.get(metric, metric.replace("_", " "))
 
 
-def _rounds(
-    rounds: Sequence[Mapping[str, Any]], metric: str, second: str
-) -> tuple[list[tuple[str, str]], list[list[Any]]]:
-    """Columns (title and kind) and a row a round."""
-    kind = "number" if metric == "log_loss" else "percent"
-    columns = [
-        ("round", "count"), (_said(metric), kind), ("validation", kind),
-        (_said(second) if second else "", "percent"), ("10th percentile", "percent"),
-        ("training loss", "number"), ("asked", "count"), ("replied", "count"), ("failed", "count"),
-        ("sent up", "bytes"), ("sent down", "bytes"), ("up so far", "bytes"),
-        ("down so far", "bytes"), ("seconds", "number"),
-    ]  # fmt: skip
-    up = down = 0
-    rows = []
-    for line in rounds:
-        up, down = up + line["uplink_bytes"], down + line["downlink_bytes"]
-        means = [line.get(f"{part}_{name}_mean") for part, name in
-                 (("test", metric), ("val", metric), ("test", second))]  # fmt: skip
-        rows.append(
-            [line["round"], *means, line["test_accuracy_p10"], line["train_loss"], line["sampled"],
-             line["replied"], len(line["failures"]), line["uplink_bytes"], line["downlink_bytes"],
-             up, down, line["seconds"]]
-        )  # fmt: skip
-    return columns, rows
+def _kind(metric: str) -> str:
+    return "number" if metric == "log_loss" else "percent"
 
 
-def _facts(
-    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]],
-    rounds: Sequence[Mapping[str, Any]], wanted: int, clients: int, running: bool,
-) -> list[tuple[str, str]]:  # fmt: skip
-    """The figures that matter at first sight; what is not known is left out."""
-    facts = [("round", f"{len(rows)} of {wanted or '?'}")]
-    if rows:
-        facts += [
-            (columns[i][0], word(rows[-1][i], columns[i][1])) for i in (1, 3, 4, 2) if columns[i][0]
-        ]
-        facts.append(("replied", f"{rows[-1][7]} of {rows[-1][6]}"))
-    seconds = [line["seconds"] for line in rounds]
-    left = seconds_left(seconds, wanted) if running and wanted else None
-    if left is not None:
-        facts.append(("time left", f"about {duration(left)}"))
-    if rows:
-        failures = sum(row[8] for row in rows)
-        facts += [("time so far", duration(sum(seconds))), ("failures", f"{failures:,}"),
-                  ("sent up", size(rows[-1][11])), ("sent down", size(rows[-1][12]))]  # fmt: skip
-    return [*facts, ("clients", f"{clients:,}")] if clients else facts
+def _rounds(rounds: Sequence[Line], metric: str, second: str) -> tuple[Columns, list[list[Any]]]:
+    """Return columns and a row a round; a column without a title is not shown."""
+
+    def of(key: str) -> list[Any]:
+        return [line.get(key) for line in rounds]
+
+    up, down = of("uplink_bytes"), of("downlink_bytes")
+    table = [
+        ("round", "count", of("round")),
+        (_said(metric), _kind(metric), of(f"test_{metric}_mean")),
+        ("validation", _kind(metric), of(f"val_{metric}_mean")),
+        (_said(second), "percent", of(f"test_{second}_mean")),
+        ("10th percentile", "percent", of("test_accuracy_p10")),
+        ("training loss", "number", of("train_loss")),
+        ("asked", "count", of("sampled")),
+        ("replied", "count", of("replied")),
+        ("failed", "count", [len(line["failures"]) for line in rounds]),
+        ("sent up", "bytes", up),
+        ("sent down", "bytes", down),
+        ("up so far", "bytes", list(accumulate(up))),
+        ("down so far", "bytes", list(accumulate(down))),
+        ("seconds", "number", of("seconds")),
+    ]
+    columns = [(title, kind) for title, kind, _ in table]
+    return columns, [list(row) for row in zip(*(values for *_, values in table), strict=True)]
+
+
+def _facts(columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, str]:
+    """Return the figures that matter at first sight; none before the first round."""
+    if not rows:
+        return {}
+    last = dict(zip(columns, rows[-1], strict=True))
+    shown = {title: word(value, kind) for (title, kind), value in last.items() if title}
+    facts = {title: shown[title] for title in list(shown)[1:5] if title != "training loss"}
+    return facts | {
+        "replied": f"{shown['replied']} of {shown['asked']}",
+        "failures": f"{sum(row[8] for row in rows):,}",
+        "sent up": shown["up so far"], "sent down": shown["down so far"],
+        "time so far": duration(sum(row[13] for row in rows)),
+    }  # fmt: skip
 
 
 def _clients(
-    rounds: Sequence[Mapping[str, Any]], scores: Mapping[str, Any], examples: Mapping[str, int],
+    rounds: Sequence[Line], scores: Mapping[str, Any], examples: Mapping[str, int],
     failed: Sequence[tuple[int, str, str]], metrics: tuple[str, str],
 ) -> Look:  # fmt: skip
-    """Every client that is known of; of too many those with failures first."""
+    """Return a table of the known clients; of too many those with failures first."""
     last = rounds[-1] if rounds else {}
+    now = last.get("round", 0)
     trouble = {client: (at, why) for at, client, why in failed if client != NOBODY}
     times = Counter(client for _, client, _ in failed)
     lost = {one["client"]: f"lost: {one['reason']}" for one in last.get("lost", ())}
-    known = sorted(
-        {*scores, *examples, *lost, *trouble}, key=lambda c: (c not in trouble, client_order(c))
-    )
+    known = {*scores, *examples, *lost, *trouble}
+    chosen = sorted(known, key=lambda c: (c not in trouble, client_order(c)))[:CLIENTS]
     shown = [name for name in metrics if name]
     rows = []
-    for client in sorted(known[:CLIENTS], key=client_order):
+    for client in sorted(chosen, key=client_order):
         score, (at, why) = scores.get(client), trouble.get(client, (0, ""))
-        done, now = score.generation if score else None, last.get("round", 0)
+        done = score.generation if score else None
         figures = vars(score) | dict(score.other) if score else {}
         rows.append(
             [client, one_line(score.model, 80) if score else "", examples.get(client), done,
@@ -276,27 +269,20 @@ def _clients(
         )  # fmt: skip
     columns = [
         ("client", "text"), ("model", "text"), ("examples", "count"), ("last round", "count"),
-        *((_said(name), "number" if name == "log_loss" else "percent") for name in shown),
+        *((_said(name), _kind(name)) for name in shown),
         ("failures", "count"), ("in the last round", "text"), ("why", "text"),
     ]  # fmt: skip
     return _table("clients", "Clients", columns, rows, len(known) - len(rows))
 
 
 def _table(
-    name: str, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Any], more: int = 0,
-    note: str = "",
-) -> Look:  # fmt: skip
-    return {
-        "name": name,
-        "title": title,
-        "columns": columns,
-        "rows": rows,
-        "more": more,
-        "note": note,
-    }
+    name: str, title: str, columns: Columns, rows: Sequence[Any], more: int = 0, note: str = ""
+) -> Look:
+    table = {"name": name, "title": title, "columns": columns, "rows": rows}
+    return table | {"more": more, "note": note}
 
 
-class Sites:
+class ServerSites:
     """The sites of a server of ours, asked through its Control API on this machine."""
 
     def __init__(self, tls: Path) -> None:
@@ -306,7 +292,7 @@ class Sites:
         folder = ServerFolder(tls)
         self.control = Control(folder.control(), folder.credentials.ca)
         self.problem = ""
-        self._nodes = _Asked(self._ask)
+        self._nodes = _Recent(self._ask)
 
     def _ask(self) -> Sequence[Any]:
         try:
@@ -317,14 +303,14 @@ class Sites:
             return self._nodes.answer or ()
 
     def last_run(self) -> Path:
-        """The folder of the run that was submitted last and is on this machine."""
+        """Return the folder of the run that was submitted last and is on this machine."""
         for run in self.control.runs():
             if run.folder and Path(run.folder).is_dir():
                 return Path(run.folder)
         raise UserError("watch: this server has had no run whose folder is here: name one")
 
     def table(self, scores: Mapping[str, Any], failed: Mapping[str, int]) -> Look:
-        """Every site with the last round that it took part in, and how often it failed."""
+        """Return every site with the last round that it took part in, and its failures."""
         columns = [("site", "text"), ("now", "text"), ("since", "text"),
                    ("last round", "count"), ("failures", "count")]  # fmt: skip
         rows = [
@@ -332,8 +318,7 @@ class Sites:
              getattr(scores.get(node.name), "generation", None), failed.get(node.name, 0)]
             for node in self._nodes()
         ]  # fmt: skip
-        note = "offline: silent since then"
-        return _table("sites", "Sites", columns, rows, note=note)
+        return _table("sites", "Sites", columns, rows, note="offline: silent since then")
 
 
 class SweepView:
@@ -342,18 +327,15 @@ class SweepView:
     def __init__(self, path: Path) -> None:
         self.path, self.files = path, _Files(path)
         self.runs: dict[str, RunView] = {}
-        self._busy = _Asked(self._is_run)
+        self._busy = _Recent(self._is_run)
 
     def _is_run(self) -> bool:
-        try:
-            return any(held(one.parent / LOCK) for one in self.path.glob("sweeps/*/sweep.json"))
-        except Damaged:
-            return False
+        return any(held(one.parent / LOCK) for one in self.path.glob("sweeps/*/sweep.json"))
 
     def inside(self, name: str) -> RunView | None:
-        """The run of a cell that has begun."""
+        """Return the run of a cell that has begun."""
         known = name in self.runs and (self.path / name / "config.yaml").is_file()
-        return RunView(self.path / name) if known else None
+        return self.runs[name] if known else None
 
     def look(self) -> Look:
         """Read what is new; never raises for what the files say."""
@@ -361,9 +343,7 @@ class SweepView:
         counts = Counter(cell["state"] for cell in cells)
         over = not (counts[RUNNING] or self._busy())
         done = counts[FINISHED] + counts[DIVERGED] == len(cells) > 0
-        order = (FINISHED, RUNNING, PENDING, BROKEN, DIVERGED, FAILED)
-        facts = [(state, f"{counts[state]:,}") for state in order if counts[state]]
-        facts += [(state, f"{n:,}") for state, n in sorted(counts.items()) if state not in order]
+        facts = [(state, f"{number:,}") for state, number in sorted(counts.items())]
         facts.append(
             ("rounds", f"{sum(c['done'] for c in cells):,} of {sum(c['of'] for c in cells):,}")
         )
@@ -372,18 +352,14 @@ class SweepView:
             open_ = [cell for cell in cells if cell["state"] in {RUNNING, PENDING}]
             todo = sum(max(0, cell["of"] - cell["done"]) for cell in open_)
             facts.append(("time left", f"about {duration(todo * sum(paces) / len(paces) ** 2)}"))
-        columns = [("cell", "text"), ("what", "text"), ("state", "text"), ("round", "count"),
-                   ("of", "count"), ("metric", "number"), ("why", "text")]  # fmt: skip
-        rows = [
-            [cell["name"], _label(cell["values"]), cell["state"], cell["done"], cell["of"] or None,
-             cell["figure"], cell["why"]]
-            for cell in cells
-        ]  # fmt: skip
+        columns = [("cell", "text"), ("state", "text"), ("round", "text"), ("metric", "number"),
+                   ("what", "text"), ("why", "text")]  # fmt: skip
+        names = ("name", "state", "round", "figure", "what", "why")
+        rows = [[cell[name] for name in names] for cell in cells]
         sweeps = dict.fromkeys(cell["sweep"] for cell in cells if cell["sweep"])
         return {
-            "name": one_line(self.path.name, 200), "title": f"{len(cells):,} runs",
+            "name": one_line(self.path.name, 200), "title": f"{len(cells):,} runs", "says": "",
             "status": ("completed" if done else IDLE) if over else RUNNING, "over": over,
-            "says": "",
             "facts": facts, "tables": [_table("cells", "Cells", columns, rows)],
             "grids": [_grid(name, [c for c in cells if c["sweep"] == name]) for name in sweeps],
             "columns": [], "rounds": [], "of": 0, "curves": [],
@@ -391,20 +367,16 @@ class SweepView:
         }  # fmt: skip
 
     def _listed(self) -> list[tuple[str, str, Mapping[str, Any]]]:
-        """Name, sweep and entry of every cell: those of an index first, then other runs."""
+        """Return name, sweep and entry of every cell: those of an index first, then other runs."""
         found: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
-        try:
-            for path in sorted(self.path.glob("sweeps/*/sweep.json")):
-                cells = self.files.get(path, partial(read_json, path), {}).get("cells")
-                for one in cells if isinstance(cells, list) else []:
-                    name = one.get("name") if isinstance(one, dict) else None
-                    if isinstance(name, str) and Path(name).name == name and "\0" not in name:
-                        found.setdefault(name, (name, path.parent.name, one))
-            for path in sorted(self.path.iterdir()):
-                if (path / "config.yaml").is_file():
-                    found.setdefault(path.name, (path.name, "", {}))
-        except OSError:  # the folder is gone, or was renamed just now
-            pass
+        for path in sorted(self.path.glob("sweeps/*/sweep.json")):
+            cells = self.files.get(path, partial(read_json, path), {}).get("cells")
+            for one in cells if isinstance(cells, list) else []:
+                name = one.get("name") if isinstance(one, dict) else None
+                if isinstance(name, str) and Path(name).name == name and "\0" not in name:
+                    found.setdefault(name, (name, path.parent.name, one))
+        for path in sorted(self.path.glob("*/config.yaml")):
+            found.setdefault(path.parent.name, (path.parent.name, "", {}))
         return list(found.values())[:CELLS]
 
     def _cell(self, name: str, sweep: str, entry: Mapping[str, Any]) -> Look:
@@ -414,65 +386,59 @@ class SweepView:
         if not config and sweep:
             config = self.files.get(preset, lambda: read_yaml(preset), {})
         state, why = run.status(summary, rounds)
-        told = entry.get("state")
-        if summary:
-            state = FINISHED if state == "completed" else state
-            state = DIVERGED if told == DIVERGED else state
-            why = "" if state == FINISHED else why
-        elif problems := run.files.problems:
-            state, why = FAILED, next(iter(problems.values()))
-        elif state in {WAITING, RUNNING}:
-            state, why = RUNNING, ""
-        elif told == FAILED:
-            state, why = FAILED, one_line(entry.get("reason") or "", 200)
-        else:
-            state, why = (BROKEN if rounds else PENDING), ""
+        told, problems = entry.get("state"), list(run.files.problems.values())
+        idle = BROKEN if rounds else PENDING
+        state = {"completed": FINISHED, WAITING: RUNNING, IDLE: idle, GONE: idle}.get(state, state)
+        if told == DIVERGED and summary:
+            state = DIVERGED
+        elif problems and not summary:
+            state, why = FAILED, problems[0]
+        elif told == FAILED and state == idle:
+            state, why = FAILED, str(entry.get("reason") or "")
+        why = "" if state in {FINISHED, RUNNING, PENDING, BROKEN} else why
         metric, _ = _metrics(config, rounds)
         seconds = [line["seconds"] for line in rounds][-10:]
         values = entry.get("values")
+        values = values if isinstance(values, dict) else {}
+        done, of = summary.get("rounds", len(rounds)), _count(config.get("rounds"))
         return {
             "name": name, "sweep": sweep, "state": state, "why": one_line(why, 200),
-            "values": values if isinstance(values, dict) else {},
+            "what": _label(values), "row": _label(values, without=BLOCKS) or "all",
+            "column": _label({key: values[key] for key in BLOCKS if key in values}) or "run",
             "begun": run.folder.config.is_file(),
-            "done": summary.get("rounds", len(rounds)), "of": _count(config.get("rounds")),
+            "done": done, "of": of, "round": f"{done}/{of or '?'}",
             "figure": rounds[-1].get(f"test_{metric}_mean") if rounds else None,
             "pace": sum(seconds) / len(seconds) if seconds else None,
         }  # fmt: skip
 
 
 def _grid(sweep: str, cells: Sequence[Look]) -> Look:
-    """A row for every choice and a column for every block, in the order of the index."""
-    rows: dict[str, dict[str, Any]] = {}
-    columns: dict[str, None] = {}
+    """Return a row for every choice and a column for every block, in the order of the index."""
+    columns = list(dict.fromkeys(cell["column"] for cell in cells))
+    rows = {cell["row"]: dict.fromkeys(columns) for cell in cells}
     for cell in cells:
-        block = (
-            _label({key: cell["values"][key] for key in BLOCKS if key in cell["values"]}) or "run"
-        )
-        columns.setdefault(block)
         text = "" if cell["figure"] is None else f"{cell['figure']:.2f}"
         if cell["state"] not in {FINISHED, PENDING}:
-            text = " ".join(
-                filter(None, [cell["state"], text, f"{cell['done']}/{cell['of'] or '?'}"])
-            )
-        shown = {
-            "text": text or cell["state"],
-            "state": cell["state"],
-            "run": cell["name"] * cell["begun"],
-        }
-        rest = {key: value for key, value in cell["values"].items() if key not in BLOCKS}
-        rows.setdefault(_label(rest) or "all", {})[block] = shown
-    made = [(row, [own.get(column) for column in columns]) for row, own in rows.items()]
-    return {"title": one_line(sweep, 100), "columns": list(columns), "rows": made}
+            text = " ".join(filter(None, [cell["state"], text, cell["round"]]))
+        run = cell["name"] if cell["begun"] else ""
+        shown = {"text": text or cell["state"], "state": cell["state"], "run": run}
+        rows[cell["row"]][cell["column"]] = shown
+    made = [(row, list(own.values())) for row, own in rows.items()]
+    return {"title": one_line(sweep, 100), "columns": columns, "rows": made}
 
 
-def _label(values: Mapping[str, Any]) -> str:
-    """What distinguishes a cell, in short; a method needs no word before it."""
-    shown = (f"{value}" if key == "method" else f"{key}={value}" for key, value in values.items())
+def _label(values: Mapping[str, Any], without: Sequence[str] = ()) -> str:
+    """Return what distinguishes a cell, in short; a method needs no word before it."""
+    shown = [
+        f"{value}" if key == "method" else f"{key}={value}"
+        for key, value in values.items()
+        if key not in without
+    ]
     return one_line(" ".join(shown), 120)
 
 
 def word(value: Any, kind: str) -> str:
-    """A value as text; a dash for what is absent."""
+    """Return a value as text; a dash for what is absent."""
     if value is None or value == "":
         return "-"
     if kind == "number":
@@ -481,7 +447,7 @@ def word(value: Any, kind: str) -> str:
 
 
 def _local(moment: str) -> str:
-    """A moment as this machine's clock shows it."""
+    """Return a moment as this machine's clock shows it."""
     try:
         return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M:%S}"
     except ValueError:
@@ -494,5 +460,5 @@ def _text(config: Mapping[str, Any], key: str) -> str:
 
 
 def _count(value: Any) -> int:
-    """A whole number of somebody's configuration; 0 for anything else."""
+    """Return a whole number of somebody's configuration; 0 for anything else."""
     return value if type(value) is int and 0 <= value < 2**53 else 0

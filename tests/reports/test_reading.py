@@ -9,7 +9,7 @@ from written_runs import edit, make_run
 from fedhet import load_sweep
 from fedhet.errors import UserError
 from fedhet.reports.frame import Runs
-from fedhet.reports.reading import numbered, pack, read_runs
+from fedhet.reports.reading import pack, read_runs
 
 
 def reason(folder) -> str:
@@ -49,12 +49,9 @@ KEY = "fraction: 0.5"
         ("clients.csv", "2,3,cnn-1,2,4.0", "2,3,cnn-1,2,x", "could not convert"),
         ("rounds.jsonl", '"round": 2', '"round": 5', "2 lines are not the rounds from 1 on"),
         ("rounds.jsonl", FLOPS, '"train_flops": NaN', "line 1 is damaged: not JSON"),
-        ("rounds.jsonl", FLOPS, '"train_flops": -1', "missing or negative"),
-        ("config.yaml", KEY, "fraction: half", "fraction: Input should be"),
-        ("config.yaml", KEY, "fraction: 0.5\na: &b [1]\nc: *b", "aliases"),
-        ("config.yaml", KEY, "fraction: !!python/name:os.system", "tags (!) are not allowed"),
-        ("config.yaml", "seed: 0", f"seed: {2**64}", "a whole number too large"),
-        ("config.yaml", KEY, f"fraction: 0.5\nz: {'x' * 5000}", "longer than 4096"),
+        ("rounds.jsonl", FLOPS, '"train_flops": -1', "is missing or negative"),
+        ("config.yaml", KEY, "fraction: half", "fraction is damaged: Input should be"),
+        ("config.yaml", KEY, "fraction: !!python/name:os.system", "could not determine a const"),
     ],
 )  # fmt: skip
 def test_damage_is_named(tmp_path, file, old, new, said):
@@ -65,10 +62,13 @@ def test_damage_is_named(tmp_path, file, old, new, said):
 
 def test_a_packed_record_is_read_back_and_lasts(sweep, tmp_path):
     runs, _ = read_runs([sweep])
-    for run in runs:
-        pack(run, tmp_path)
+    pack(runs, tmp_path)
     text = (tmp_path / "fedssa-s0.run").read_text()
-    assert "/somewhere" not in text and '"round":[1,2]' in text and '"test":[11,21,31,41]' in text
+    assert (
+        "/somewhere" not in text
+        and '"round":[1,2]' in text
+        and '"test_accuracy":[11,21,31,41]' in text
+    )
     again, left_out = read_runs([tmp_path])
     one, other = Runs(runs), Runs(again, left_out)
     assert not left_out and one.verdict == other.verdict
@@ -88,7 +88,7 @@ def test_a_record_names_code_and_none_is_imported(tmp_path):
     for key in (1, 2):
         path = make_run(tmp_path / "runs", "fedssa", key, [[1.0] * 4], mu0=0.1 * key)
         edit(path / "config.yaml", "method: fedssa", "method: evil_method:METHOD")
-    assert list(load_sweep(tmp_path / "runs").frame()["arm"]) == [
+    assert list(load_sweep(tmp_path / "runs").frame()["variant"]) == [
         "evil_method (mu0=0.1)", "evil_method (mu0=0.2)",
     ]  # fmt: skip
     assert "evil_method" not in sys.modules
@@ -98,7 +98,8 @@ def test_further_runs_of_one_name_get_a_number(tmp_path):
     for place, name in (("a", "x"), ("b", "x"), ("c", "x-2")):
         make_run(tmp_path / place, "fd", ord(place), [[1.0] * 4], name=name)
     runs, _ = read_runs([tmp_path / place for place in "abc"])
-    assert [run.name for run in numbered(runs)] == ["x", "x-3", "x-2"]
+    pack(runs, tmp_path)
+    assert {path.stem for path in tmp_path.glob("*.run")} == {"x", "x-2", "x-2-2"}
 
 
 def test_a_sweeps_title_names_its_settings(sweep):

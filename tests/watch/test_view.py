@@ -155,6 +155,6 @@ def test_plain_lines_of_a_sweep_and_the_command(tmp_path, monkeypatch, capsys):
     sweep(tmp_path)
     assert execute(["watch", str(tmp_path), "--plain"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[1] == "cell fedssa-0, what fedssa seed=0, state finished, round 4, of 4, metric 10"
+    assert said[1] == "cell fedssa-0, state finished, round 4/4, metric 10, what fedssa seed=0"
     assert "state failed" in said[3] and said[3].endswith("why no room")
-    assert said[-1] == "finished: 1, pending: 1, broken off: 1, failed: 1, rounds: 6 of 12"
+    assert said[-1] == "broken off: 1, failed: 1, finished: 1, pending: 1, rounds: 6 of 12"

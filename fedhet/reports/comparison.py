@@ -295,15 +295,9 @@ def in_order(comparisons: Sequence[Comparison]) -> list[str]:
 def variability(setting: Setting, blocks: Sequence[str]) -> str:
     """Say which variability an interval over the blocks covers."""
     partitions, seeds = ({block.split("/")[i] for block in blocks} for i in (0, 1))
-    if setting.keys["partition"] == "file":
-        partitions = {"0"}
-    if len(blocks) < 2:
-        return "need two blocks: here is one, and nothing is known of other partitions or seeds"
-    if len(partitions) > 1 and len(seeds) > 1:
-        return f"over {len(blocks)} blocks, each with its own partition and its own seed"
-    if len(partitions) > 1:
-        return f"over {len(blocks)} partitions of the data, one seed"
-    return f"over {len(blocks)} seeds (initialisation, sampling, order), one partition"
+    dealt = 1 if setting.keys["partition"] == "file" else len(partitions)
+    found = _many(len(blocks), "block"), _many(dealt, "partition"), _many(len(seeds), "seed")
+    return "over {}: {}, {}".format(*found)
 
 
 # --- the verdict ---------------------------------------------------------------------------------

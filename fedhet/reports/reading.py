@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
@@ -69,13 +69,11 @@ class RunRecord:
         return bool((self.summary.get("secure_sum") or {}).get("absent"))
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A run that a report leaves out, and why; ``config`` as far as it could be read."""
+class LeftOut(NamedTuple):
+    """A run that a report leaves out, and why."""
 
     name: str
     reason: str
-    config: Mapping[str, Any] | None = None
 
 
 def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
@@ -109,7 +107,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
                 left_out.append(one)
             else:
                 runs.append(replace(one, title=one.title or titles.get(one.name, "")))
-    return sorted(runs, key=lambda run: run.name), sorted(left_out, key=lambda one: one.name)
+    return sorted(runs, key=lambda run: run.name), sorted(left_out)
 
 
 def _find(place: Path, depth: int) -> Iterable[Path]:
@@ -161,13 +159,13 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
     config, lines = read_yaml(path / "config.yaml"), read_jsonl(path / "rounds.jsonl")
     if not (path / "summary.json").exists():
         reason = f"not finished: round {len(lines)} of {config.get('rounds', '?')}"
-        return LeftOut(path.name, reason, config)
+        return LeftOut(path.name, reason)
     summary = read_json(path / "summary.json")
     if summary["status"] != "completed":
         reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
-        return LeftOut(path.name, one_line(reason), config)
+        return LeftOut(path.name, one_line(reason))
     if diverged(lines[-1]):
-        return LeftOut(path.name, "failed: it diverged, in the last round no reply counted", config)
+        return LeftOut(path.name, "failed: it diverged, in the last round no reply counted")
     if lines[-1].get("sha256", summary.get("run_sha256")) != summary.get("run_sha256"):
         raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
     rounds = pd.DataFrame([{k: v for k, v in line.items() if _kept(k, v)} for line in lines])
@@ -282,16 +280,12 @@ class _Config(_Part):
     metric: str = "accuracy"
 
 
-class _Privacy(BaseModel):
-    epsilon_spent_max: float | None = None
-
-
 class _Summary(BaseModel):
     clients: int | None = None
     rounds: int | None = None
     test_accuracy_mean: float | None = None
     failures: list[Any] | None = None
-    privacy: _Privacy | None = None
+    privacy: dict[str, Any] | None = None
     secure_sum: dict[str, Any] | None = None
 
 

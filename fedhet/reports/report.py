@@ -24,7 +24,6 @@ from fedhet.reports.settings import method_name
 from fedhet.reports.tables import ReportTable, escaped, to_csv, to_latex, to_markdown
 
 FORMATS = ("md", "csv", "latex", "svg")
-PAGE_LIMIT = 2_000_000  # bytes of report.html; figures beyond it are linked
 _MADE = ("tables/*.csv", "tables/*.tex", "figures/*.svg", "tables.md", "runs.csv")
 
 
@@ -149,18 +148,10 @@ def _some(values: Iterable[object], otherwise: str = "not recorded") -> str:
 
 
 def to_page(made: Report) -> str:
-    """The page; figures that would make it larger than :data:`PAGE_LIMIT` are linked."""
-    cells = sum(len(table) * len(table.shown.columns) for table in made.tables)
-    room, inline = PAGE_LIMIT - 60_000 - 200 * cells, set()
-    size = {figure.name: sum(len(svg) for _, svg in figure.panels) for figure in made.figures}
-    for name in sorted(size, key=lambda name: (name not in {"differences", "traffic"}, size[name])):
-        if (room := room - size[name]) > 0:
-            inline.add(name)
+    """The page, with all figures in it."""
     source = files("fedhet.reports").joinpath("templates/report.html").read_text("utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(source).render(
-        made=made, inline=inline, verdict=made.runs.verdict
-    )
+    return environment.from_string(source).render(made=made, verdict=made.runs.verdict)
 
 
 def to_text(made: Report) -> str:
@@ -195,10 +186,9 @@ def _check_apart(out: Path, places: Sequence[Path]) -> None:
 
 def _content(made: Report, formats: Collection[str]) -> dict[str, str]:
     """The files of a report. Their names are made of kinds of tables and :attr:`Setting.slug`."""
-    page = to_page(made)
-    content = {}
+    content = {"report.html": to_page(made)}
     for figure in made.figures:
-        if "svg" in formats or f'href="figures/{figure.name}' in page:
+        if "svg" in formats:
             content |= {f"figures/{name}.svg": svg for name, svg in figure.files().items()}
     for table in made.tables:
         if "csv" in formats:
@@ -209,7 +199,7 @@ def _content(made: Report, formats: Collection[str]) -> dict[str, str]:
         content["tables.md"] = to_text(made)
     if "csv" in formats:
         content["runs.csv"] = to_csv(made.runs.frame())
-    return content | {"report.html": page}
+    return content
 
 
 def _place(content: Mapping[str, str], out: Path) -> None:

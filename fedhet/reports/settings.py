@@ -177,8 +177,8 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
             same = other.run.summary.get("run_sha256") == one.run.summary.get("run_sha256")
             what = "the same result as" if same else "ANOTHER result than"
             reason = f"a second run of one cell, with {what} '{other.run.name}'"
-            left_out.append(LeftOut(one.run.name, reason, one.run.config))
-    left_out.sort(key=lambda one: one.name)
+            left_out.append(LeftOut(one.run.name, reason))
+    left_out.sort()
     placed = list(first.values())
     slugs = dict.fromkeys(one.setting.slug for one in placed)
     together = [[one for one in placed if one.setting.slug == slug] for slug in slugs]

@@ -106,8 +106,9 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
     for name, values in foot.items():
         if set(values) != {usual.get(name)}:
             table.shown.loc[len(table.shown)] = [name, *values]
+    metrics = " or ".join(sorted({said(one.metric) for one in comparisons}))
     table.note = (
-        f"The mean test metric ± half the {PERCENT} interval (Student's t over blocks). Bold: the "
+        f"Mean test {metrics} ± half the {PERCENT} interval (Student's t over blocks). Bold: the "
         "best mean; underlined: not told from it, since the interval of the paired difference over "
         "the same blocks holds zero. One block has neither interval nor mark. Methods by mean "
         "rank. Student's t is symmetric: with few blocks an end may lie where no value is."

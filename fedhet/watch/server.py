@@ -88,7 +88,7 @@ class Page:
         name = cell.removeprefix("run/")
         view = None
         if known and last in {"", "data"} and (not cell or name != cell):
-            view = self.view.inside(name) if name else self.view
+            view = self.view.runs.get(name) if name else self.view
         if view is None:
             return PlainTextResponse("not found", 404)
         async with self.lock:

@@ -8,7 +8,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 from fedhet.config.schema import METRICS
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
-from fedhet.files import NOBODY, client_order, read_json, read_yaml
-from fedhet.records.formats import read_evaluations, read_partition
+from fedhet.files import NOBODY, client_order, read_json, read_yaml, shaped
+from fedhet.records.formats import Started, read_evaluations, read_partition
 from fedhet.records.run_folder import LOCK, RunFolder, held
 from fedhet.records.summary import duration, percent, seconds_left, size
 
@@ -94,12 +93,20 @@ class _Recent:
         return self.answer
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return a configuration in which what a look uses is of its kind."""
+    config = read_yaml(path)
+    shaped(Started, config, f"'{path}'")
+    return config
+
+
 class RunView:
     """A run folder; what it says is shown and believed no further."""
 
     def __init__(self, path: Path, sites: "ServerSites | None" = None) -> None:
         self.folder, self.sites = RunFolder(path), sites
         self.files = _Files(path)
+        self.runs: Mapping[str, RunView] = {}  # inside this one there is none
         self._written = _Recent(self._being_written)
 
     def _being_written(self) -> bool:
@@ -107,22 +114,19 @@ class RunView:
             return self.folder.being_written()
         return False
 
-    def inside(self, _name: str) -> None:
-        """Return None: a run has no other in it."""
-
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
         """Return summary, lines of the rounds and configuration, each empty while there is none."""
         folder, get = self.folder, self.files.get
         summary = get(folder.summary, folder.read_summary, {})  # first: a run writes it last
         rounds = get(folder.rounds, folder.read_rounds, [])
-        return summary, rounds, get(folder.config, lambda: read_yaml(folder.config), {})
+        return summary, rounds, get(folder.config, partial(_read_config, folder.config), {})
 
     def status(self, summary: Mapping[str, Any], begun: object) -> tuple[str, str]:
         """Return the state of the run, and a sentence about it."""
         if summary:
             return one_line(summary["status"], 40), one_line(summary["reason"], 500)
         if not self.folder.path.is_dir():
-            return GONE, "the folder is not there any more"
+            return GONE, "the folder is not there"
         if not self._written():
             said = "it was broken off; `fedhet resume` goes on with it"
             return IDLE, said if begun else "it has not begun, or was broken off"
@@ -156,24 +160,24 @@ class RunView:
             tables.insert(0, self.sites.table(scores, times))
             self.files.problems |= {Path("sites"): self.sites.problem}
         columns, rows = _rounds(rounds, *metrics)
-        wanted = _count(config.get("rounds"))
+        wanted = config.get("rounds", 0)
         facts = {"round": f"{len(rows)} of {wanted or '?'}"}
         left = seconds_left([line["seconds"] for line in rounds], wanted)
         if status == RUNNING and wanted and left is not None:
             facts["time left"] = f"about {duration(left)}"
         facts |= _facts(columns, rows)
-        if clients := len(examples) or _count(config.get("clients")):
-            facts["clients"] = f"{clients:,}"
+        if examples:
+            facts["clients"] = f"{len(examples):,}"
         step = 1 + len(rows) // ROUNDS
         return {
             "name": one_line(folder.path.name, 200),
-            "title": f"{_text(config, 'method')} on {_text(config, 'dataset')}",
+            "title": one_line(f"{config.get('method')} on {config.get('dataset')}", 160),
             "status": status, "over": status not in {RUNNING, WAITING}, "says": says,
             "facts": list(facts.items()),
             "tables": tables, "grids": [], "columns": columns, "of": len(rows),
             "rounds": rows[(len(rows) - 1) % step :: step],
             "curves": [
-                {"title": _said(metrics[0]), "lines": [["test", 1], ["validation", 2]]
+                {"title": _figure(metrics[0])[0], "lines": [["test", 1], ["validation", 2]]
                  + [["10th percentile", 4]] * (metrics[0] == "accuracy")},
                 {"title": "Training loss", "lines": [["loss", 5]]},
                 {"title": "Traffic", "lines": [["up", 11], ["down", 12]]},
@@ -192,13 +196,11 @@ def _metrics(config: Mapping[str, Any], rounds: Sequence[Line]) -> tuple[str, st
     return metric, beside[0] if beside else ""
 
 
-def _said(metric: str) -> str:
+def _figure(metric: str) -> tuple[str, str]:
+    """Return the title and the kind of a metric's column."""
     words = {"auroc": "AUROC", "ece": "ECE", "macro_f1": "macro F1"}
-    return words.get(metric, metric.replace("_", " "))
-
-
-def _kind(metric: str) -> str:
-    return "number" if metric == "log_loss" else "percent"
+    title = words.get(metric, metric.replace("_", " "))
+    return title, "number" if metric == "log_loss" else "percent"
 
 
 def _rounds(rounds: Sequence[Line], metric: str, second: str) -> tuple[Columns, list[list[Any]]]:
@@ -210,9 +212,9 @@ def _rounds(rounds: Sequence[Line], metric: str, second: str) -> tuple[Columns, 
     up, down = of("uplink_bytes"), of("downlink_bytes")
     table = [
         ("round", "count", of("round")),
-        (_said(metric), _kind(metric), of(f"test_{metric}_mean")),
-        ("validation", _kind(metric), of(f"val_{metric}_mean")),
-        (_said(second), "percent", of(f"test_{second}_mean")),
+        (*_figure(metric), of(f"test_{metric}_mean")),
+        ("validation", _figure(metric)[1], of(f"val_{metric}_mean")),
+        (*_figure(second), of(f"test_{second}_mean")),
         ("10th percentile", "percent", of("test_accuracy_p10")),
         ("training loss", "number", of("train_loss")),
         ("asked", "count", of("sampled")),
@@ -269,7 +271,7 @@ def _clients(
         )  # fmt: skip
     columns = [
         ("client", "text"), ("model", "text"), ("examples", "count"), ("last round", "count"),
-        *((_said(name), _kind(name)) for name in shown),
+        *map(_figure, shown),
         ("failures", "count"), ("in the last round", "text"), ("why", "text"),
     ]  # fmt: skip
     return _table("clients", "Clients", columns, rows, len(known) - len(rows))
@@ -311,10 +313,11 @@ class ServerSites:
 
     def table(self, scores: Mapping[str, Any], failed: Mapping[str, int]) -> Look:
         """Return every site with the last round that it took part in, and its failures."""
-        columns = [("site", "text"), ("now", "text"), ("since", "text"),
+        columns = [("site", "text"), ("now", "text"), ("since (UTC)", "text"),
                    ("last round", "count"), ("failures", "count")]  # fmt: skip
         rows = [
-            [one_line(node.name or str(node.id), 80), node.status, _local(node.since),
+            [one_line(node.name or str(node.id), 80), node.status,
+             node.since[:19].replace("T", " "),
              getattr(scores.get(node.name), "generation", None), failed.get(node.name, 0)]
             for node in self._nodes()
         ]  # fmt: skip
@@ -331,11 +334,6 @@ class SweepView:
 
     def _is_run(self) -> bool:
         return any(held(one.parent / LOCK) for one in self.path.glob("sweeps/*/sweep.json"))
-
-    def inside(self, name: str) -> RunView | None:
-        """Return the run of a cell that has begun."""
-        known = name in self.runs and (self.path / name / "config.yaml").is_file()
-        return self.runs[name] if known else None
 
     def look(self) -> Look:
         """Read what is new; never raises for what the files say."""
@@ -384,7 +382,7 @@ class SweepView:
         summary, rounds, config = run.read()
         preset = self.path / "sweeps" / sweep / f"{name}.yaml"
         if not config and sweep:
-            config = self.files.get(preset, lambda: read_yaml(preset), {})
+            config = self.files.get(preset, partial(_read_config, preset), {})
         state, why = run.status(summary, rounds)
         told, problems = entry.get("state"), list(run.files.problems.values())
         idle = BROKEN if rounds else PENDING
@@ -400,7 +398,7 @@ class SweepView:
         seconds = [line["seconds"] for line in rounds][-10:]
         values = entry.get("values")
         values = values if isinstance(values, dict) else {}
-        done, of = summary.get("rounds", len(rounds)), _count(config.get("rounds"))
+        done, of = summary.get("rounds", len(rounds)), config.get("rounds", 0)
         return {
             "name": name, "sweep": sweep, "state": state, "why": one_line(why, 200),
             "what": _label(values), "row": _label(values, without=BLOCKS) or "all",
@@ -444,21 +442,3 @@ def word(value: Any, kind: str) -> str:
     if kind == "number":
         return f"{value:.4g}"
     return {"percent": percent, "bytes": size}.get(kind, str)(value)
-
-
-def _local(moment: str) -> str:
-    """Return a moment as this machine's clock shows it."""
-    try:
-        return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M:%S}"
-    except ValueError:
-        return ""
-
-
-def _text(config: Mapping[str, Any], key: str) -> str:
-    value = config.get(key)
-    return one_line(value, 80) if isinstance(value, str) else "?"
-
-
-def _count(value: Any) -> int:
-    """Return a whole number of somebody's configuration; 0 for anything else."""
-    return value if type(value) is int and 0 <= value < 2**53 else 0

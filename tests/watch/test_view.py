@@ -128,11 +128,12 @@ def test_a_sweeps_grid(tmp_path):
     assert dict(look["facts"])["time left"] == "about 0:06" and look["status"] == "running"
 
 
-def test_cells_that_have_begun_have_a_page(tmp_path):
+def test_cells_have_a_page(tmp_path):
     one = SweepView(sweep(tmp_path))
     one.look()
-    assert one.inside("fedssa-0").look()["name"] == "fedssa-0"
-    assert one.inside("fd-1") is one.inside("../evil") is one.inside("") is None
+    assert set(one.runs) == {"fedssa-0", "fedssa-1", "fd-0", "fd-1"}
+    assert one.runs["fedssa-0"].look()["name"] == "fedssa-0"
+    assert one.runs["fd-1"].look()["says"] == "the folder is not there"
 
 
 def test_plain_lines_of_a_run(tmp_path, monkeypatch):

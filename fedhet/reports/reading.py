@@ -85,7 +85,7 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
     left_out: list[LeftOut] = []
     for place in places:
         indexes = sweep_indexes(place)
-        titles = {cell.name: index.title for index in indexes for cell in index.cells}
+        titles = {cell.get("name"): index.title for index in indexes for cell in index.cells}
         try:
             found = list(_find(place, DEPTH))
         except OSError as error:
@@ -121,17 +121,13 @@ def _find(place: Path, depth: int) -> Iterable[Path]:
             yield from _find(child, depth - 1)
 
 
-class _Cell(BaseModel):
-    name: str
-
-
 class SweepIndex(BaseModel):
     """What a sweep says of itself in its ``sweep.json``."""
 
     title: str = ""
     note: str = ""
     sweep: str = ""
-    cells: list[_Cell]
+    cells: list[dict[str, Any]]
 
 
 def sweep_indexes(place: Path) -> list[SweepIndex]:
@@ -262,11 +258,11 @@ def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
 # --- checks --------------------------------------------------------------------------------------
 
 
-class _Part(BaseModel):
+class _Fields(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, alias_generator=kebab)
 
 
-class _Config(_Part):
+class _ConfigFields(_Fields):
     """The keys that settings and blocks are computed from; others are compared as they are."""
 
     method: str = ""
@@ -280,7 +276,7 @@ class _Config(_Part):
     metric: str = "accuracy"
 
 
-class _Summary(BaseModel):
+class _SummaryFields(BaseModel):
     clients: int | None = None
     rounds: int | None = None
     test_accuracy_mean: float | None = None
@@ -289,17 +285,16 @@ class _Summary(BaseModel):
     secure_sum: dict[str, Any] | None = None
 
 
-class _Environment(BaseModel):
+class _EnvironmentFields(BaseModel):
     versions: dict[str, Any] | None = None
     cuda: list[Any] | None = None
 
 
 def _checked(run: RunRecord) -> RunRecord:
     """Return a run with numbers as floats; raise ValueError for what does not fit the rest."""
-    for kind, part in (
-        (_Config, run.config), (_Summary, run.summary), (_Environment, run.environment)
-    ):  # fmt: skip
-        shaped(kind, part, "config.yaml, summary.json or environment.json")
+    shaped(_ConfigFields, run.config, "its configuration")
+    shaped(_SummaryFields, run.summary, "its summary")
+    shaped(_EnvironmentFields, run.environment, "its environment")
     config = {
         key: Path(str(value)).name if key in FILES and value else value
         for key, value in run.config.items()

@@ -29,7 +29,7 @@ def once(engine: str) -> dict[str, float]:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import fedhet.cli.actions"], check=True, **quiet)  # type: ignore[call-overload]
+    subprocess.run([sys.executable, "-c", "import fedhet.engines.session"], check=True, **quiet)  # type: ignore[call-overload]
     seconds = {"imports": time.perf_counter() - started}
     with tempfile.TemporaryDirectory() as out:
         words = ["run", "quickstart", "rounds=3", f"engine={engine}", "--out", out, "--name", "run"]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedhet.cli.display import RunProgress
+from fedhet.cli.common import RunProgress
 from fedhet.config.load import build_config, load_noted
 from fedhet.config.schema import kebab
 from fedhet.engines import session

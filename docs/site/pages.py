@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def methods() -> list[tuple[str, str, str]]:
     """The spelling of every method, its page, and the page's text."""
-    from fedhet.cli.listings import schema_keys  # noqa: PLC0415  (torch)
+    from fedhet.cli.lists import schema_keys  # noqa: PLC0415  (torch)
     from fedhet.config.registry import METHODS  # noqa: PLC0415
     from fedhet.reports.settings import method_name  # noqa: PLC0415
 
@@ -99,7 +99,7 @@ def quoted(thing: object) -> str:
 
 def keys_page() -> str:
     """Every key of every run."""
-    from fedhet.cli.listings import schema_keys  # noqa: PLC0415  (torch)
+    from fedhet.cli.lists import schema_keys  # noqa: PLC0415  (torch)
     from fedhet.config.schema import RunConfig  # noqa: PLC0415
 
     head = "# Keys of a configuration\n\nEach method has its own besides: see its page.\n\n"

@@ -1,24 +1,21 @@
 """The command line as a whole: its commands put together, and how each may end.
 
-What a command takes stands in ``*_commands``, what it does in modules that import
-torch, which takes seconds: each is imported when its command is called, so that ``fedhet --help``
-and a mistyped option answer at once.
+A command is one function: its arguments, then what it does. What imports torch, which takes
+seconds, is imported inside it, so that ``fedhet --help`` and a mistyped option answer at once.
 """
 
 import errno
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated
 
 import click
 import typer
 
 import fedhet
-from fedhet.cli import deploy_commands, list_commands, model_commands, run_commands
-from fedhet.cli.options import Command
-from fedhet.cli.saying import silence, tell
+from fedhet.cli import deploy, lists, runs, sweeps
+from fedhet.cli.common import Command, silence, tell
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.engines.system import Interrupted, direct
 from fedhet.errors import RunFailed, UserError, brief
@@ -32,7 +29,6 @@ app = typer.Typer(
     help="Model-heterogeneous personalised federated learning.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-command = partial(app.command, cls=Command)
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  (typer calls it)
@@ -50,8 +46,13 @@ def options(
     """Model-heterogeneous personalised federated learning."""
 
 
-for part in (run_commands, list_commands, model_commands, deploy_commands):
-    part.add_commands(command)
+for function in (
+    runs.run, runs.watch, runs.demo, runs.resume, runs.verify, runs.partition, sweeps.sweep,
+    sweeps.tune, lists.init, lists.runs, lists.keys, lists.methods, lists.models, lists.new,
+    lists.report, runs.export, runs.predict, deploy.certs, deploy.server, deploy.node,
+    deploy.status, deploy.unit,
+):  # fmt: skip
+    app.command(cls=Command)(function)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

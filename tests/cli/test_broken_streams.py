@@ -7,8 +7,7 @@ import pytest
 from cli.refusals import refused
 
 from fedhet.cli.app import main
-from fedhet.cli.display import RunProgress
-from fedhet.cli.saying import tell
+from fedhet.cli.common import RunProgress, tell
 
 ROUNDS = [{"round": 1, "seconds": 1.0, "test_accuracy_mean": 50.0}]
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 
-from fedhet.cli import deploy_commands
+from fedhet.cli import deploy as deploy_commands
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.deploy import node, submit

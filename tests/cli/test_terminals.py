@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedhet.cli.app import execute
-from fedhet.cli.display import show_table
+from fedhet.cli.common import show_table
 from fedhet.testing import simulate, small
 
 EVIL = "n\x1b]0;owned\x07\x9b31m"

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from helpers.programs import Tinyproxy
 
 from fedhet.cli.app import execute
-from fedhet.cli.deploy_commands import _address
+from fedhet.cli.deploy import _address
 from fedhet.deploy import certs, network
 from fedhet.deploy.network import Waiting, address, reach, via
 from fedhet.engines.system import direct, free_ports

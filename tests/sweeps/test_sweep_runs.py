@@ -8,7 +8,7 @@ from sweeps import cell_work as work
 from sweeps.left import leave
 
 from fedhet.cli.app import execute
-from fedhet.cli.sweep import Progress
+from fedhet.cli.sweeps import SweepProgress
 from fedhet.errors import RunFailed, UserError
 from fedhet.records.run_folder import RunFolder
 from fedhet.sweeps import sweep
@@ -44,7 +44,7 @@ def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> No
             lock.release()
         progress.update(now)
 
-    with Progress(found, quiet=False) as progress:
+    with SweepProgress(found, quiet=False) as progress:
         found.run(1, release)
     assert [job.state for job in found.jobs] == ["finished", "finished"]
     said = capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_a_cell_that_ends_gets_its_line(cells, tmp_path, capsys) -> None:
     """One that failed says why, not only when the last of its neighbours has ended."""
     leave(tmp_path, cells[0], status="failed", reason="?", silent=[1, 2])
     found = Sweep.open("s", tmp_path, [cells[0], cells[2]], work.pretend)
-    with Progress(found, quiet=False) as progress:
+    with SweepProgress(found, quiet=False) as progress:
         progress.update(found)
         assert capsys.readouterr().err == ""
         found.run(1, progress.update)
@@ -83,7 +83,7 @@ def test_the_table_of_progress_says_why_a_cell_failed(cells, tmp_path, capsys, m
     monkeypatch.setenv("COLUMNS", "200")
     leave(tmp_path, cells[0], rounds=1, status="failed", reason="'/a[/b]' is gone")
     found = Sweep.open("s", tmp_path, cells[:1], execute)
-    with Progress(found, quiet=False) as progress:
+    with SweepProgress(found, quiet=False) as progress:
         progress.update(found)
     assert f"{cells[0].label}: '/a[/b]' is gone" in capsys.readouterr().err
 

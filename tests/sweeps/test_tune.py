@@ -8,7 +8,8 @@ import pytest
 import yaml
 from written_runs import round_line, write_clients
 
-from fedhet.cli import sweep as command
+from fedhet import cli
+from fedhet.cli import sweeps as command
 from fedhet.config.load import load_config
 from fedhet.errors import RunFailed, UserError
 from fedhet.sweeps.grid import read_cells
@@ -40,6 +41,18 @@ def pretend(words):
     ending = {"status": "completed", "reason": "", "rounds": 2}
     (folder / "summary.json").write_text(json.dumps(ending))
     return 0
+
+
+@pytest.fixture
+def tune(preset, tmp_path, monkeypatch):
+    """The command with two workers, whose runs ``work`` does."""
+
+    def run(words, work=pretend, out=None, *, as_json=True):
+        monkeypatch.setattr(cli, "execute", work)
+        target = out or tmp_path / "best.yaml"
+        command.tune(str(preset), words, target, tmp_path / "runs", workers=2, as_json=as_json)
+
+    return run
 
 
 def broken(_words):
@@ -120,10 +133,9 @@ def test_an_accuracy_of_zero_is_one(tmp_path):
         assert validation([tmp_path]) == expected
 
 
-def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, capsys):
+def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, capsys, tune):
     out = tmp_path / "tuned" / "best.yaml"
-    options = command.TuneOptions(out, tmp_path / "runs", workers=2)
-    command.tune(str(preset), [*WORDS, "seed=0,1"], options, as_json=True, work=pretend)
+    tune([*WORDS, "seed=0,1"], out=out)
     printed = capsys.readouterr()
     told = json.loads(printed.out)
     chosen = {t["method"]: t for t in told["trials"] if t["chosen"]}
@@ -153,48 +165,43 @@ def test_the_best_validation_accuracy_of_the_last_round_wins(preset, tmp_path, c
     assert out.read_text().startswith(f"# fedhet sweep best.yaml --out DIR\n{by}")
 
 
-def test_no_test_accuracy_is_shown_on_the_way(preset, tmp_path, capsys):
-    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
-    command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=False, work=pretend)
+def test_no_test_accuracy_is_shown_on_the_way(tmp_path, capsys, tune):
+    tune(["lr=0.01,0.02"], as_json=False)
     printed = capsys.readouterr()
     assert printed.err.count("finished") == 2 and "10.00" not in printed.err + printed.out
     assert "90.00 %" in printed.out and "chosen" in printed.out
-    assert printed.out.splitlines()[-1] == str(options.out)
+    assert printed.out.splitlines()[-1] == str(tmp_path / "best.yaml")
 
 
 @pytest.mark.parametrize(("out", "says"), [("here", "is a folder"), ("file/x.yaml", "File exists")])
-def test_where_nothing_can_be_written_no_trial_is_run(preset, tmp_path, out, says):
+def test_where_nothing_can_be_written_no_trial_is_run(tmp_path, out, says, tune):
     (tmp_path / "here").mkdir()
     (tmp_path / "file").touch()
-    options = command.TuneOptions(tmp_path / out, tmp_path / "runs")
     with pytest.raises(UserError, match=f"^--out: '{tmp_path / out}' .*{says}"):
-        command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=pretend)
+        tune(["lr=0.1,0.2"], out=tmp_path / out)
     assert not (tmp_path / "runs").exists()
 
 
-def test_trials_of_other_code_are_not_taken_up(preset, tmp_path):
-    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
-    command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=True, work=pretend)
+def test_trials_of_other_code_are_not_taken_up(tmp_path, tune):
+    tune(["lr=0.01,0.02"])
     for folder in (tmp_path / "runs").glob("fedssa-*"):
         kept = {"source_sha256": "0", "versions": {"torch": "0"}}
         (folder / "environment.json").write_text(json.dumps(kept))
     with pytest.raises(UserError, match="trials of different code .* another --runs"):
-        command.tune(str(preset), ["lr=0.01,0.02"], options, as_json=True, work=broken)
+        tune(["lr=0.01,0.02"], broken)
 
 
-def test_a_run_that_fails_is_no_result(preset, tmp_path):
-    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs", workers=2)
+def test_a_run_that_fails_is_no_result(tmp_path, tune):
     with pytest.raises(RunFailed, match="2 of 2 runs failed"):
-        command.tune(str(preset), ["lr=0.1,0.2"], options, as_json=True, work=broken)
-    assert not options.out.exists()
+        tune(["lr=0.1,0.2"], broken)
+    assert not (tmp_path / "best.yaml").exists()
 
 
-def test_trials_on_files_of_one_name_are_not_one_run(preset, tmp_path):
+def test_trials_on_files_of_one_name_are_not_one_run(tmp_path, tune):
     paths = ",".join(str(tmp_path / place / "t.csv") for place in ("a", "b"))
     words = ["dataset=table", "target=y", "models=mlp-5", f"data-path={paths}"]
-    options = command.TuneOptions(tmp_path / "best.yaml", tmp_path / "runs")
     with pytest.raises(UserError, match="^data-path: .*a/t.csv' and .*b/t.csv' end in the same"):
-        command.tune(str(preset), words, options, as_json=True, work=broken)
+        tune(words, broken)
 
 
 def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):

@@ -1,4 +1,5 @@
-"""``fedhet sweep`` and ``fedhet tune``: what they do and print."""
+"""Commands about many runs: ``fedhet sweep`` and ``fedhet tune``."""
+# ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
 
 import contextlib
 import json
@@ -11,36 +12,31 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.cli import display, execute
-from fedhet.cli.saying import say, tell
-from fedhet.config.checks import check_cells, small_cohort
-from fedhet.config.load import read_overrides
-from fedhet.engines import session
-from fedhet.engines.session import find_preset
+from fedhet.cli.common import ConfigName, Json, Overrides, loading, say, show_table, tell
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailed, UserError
 from fedhet.files import plain_path, tried_folder, write_text
-from fedhet.records.summary import duration, percent
-from fedhet.sweeps.grid import Cell, once, read_cells, title_of
-from fedhet.sweeps.sweep import (
-    ENDED,
-    FAILED,
-    RUNNING,
-    Job,
-    Sweep,
-    Work,
-    for_ray,
-    joined,
-    shard,
-)
-from fedhet.sweeps.tune import Search, Trial, best, preset_text, validation
 
+if TYPE_CHECKING:
+    from fedhet.sweeps.grid import Cell
+    from fedhet.sweeps.sweep import Job, Sweep
+    from fedhet.sweeps.tune import Search, Trial
+
+Ray = Annotated[
+    str,
+    typer.Option(
+        help="run the cells on this Ray cluster, HOST:PORT; else RAY_ADDRESS is asked",
+        metavar="ADDRESS",
+    ),
+]
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
 SHOWN = 20  # lines of cells in the table of progress
 WAITS = "is being run by another process, which is waited for since {}"
@@ -48,63 +44,103 @@ REASON = 120  # characters of a cell's reason in the table; the end of the sweep
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a sweep was asked for."""
+class Selection:
+    """A preset and which of its cells are run where."""
 
+    preset: str
+    overrides: Sequence[str]
     out: Path
-    profile: str = "full"
-    shard: str = "1/1"
-    cell: str = ""
-    workers: int = 0
-    accept_mixed: bool = False
-    ray: str = ""
+    profile: str
+    shard: str
+    cell: str
 
 
-@dataclass(frozen=True)
-class TuneOptions:
-    """How a search was asked for."""
+def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
+    preset: Annotated[
+        str,
+        typer.Argument(metavar="PRESET", help="YAML with `grid:`, or a shipped one (paper/...)"),
+    ],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="folder of the cells' run folders")] = Path("runs"),
+    profile: Annotated[
+        str, typer.Option(help="full, or quick: a tenth of the rounds, a fifth of the epochs")
+    ] = "full",
+    part: Annotated[
+        str, typer.Option("--shard", help="i/n: every n-th cell from the i-th")
+    ] = "1/1",
+    cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
+    workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="list the cells, and the FLOPs left")
+    ] = False,
+    lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
+    accept_mixed: Annotated[
+        bool, typer.Option("--accept-mixed", help="go on although code or torch has changed")
+    ] = False,
+    ray: Ray = "",
+    as_json: Json = False,
+) -> None:
+    """Run every combination of a preset's grid; finished cells are skipped, broken ones go on."""
+    if ray and (dry or lines):
+        raise UserError(f"--ray does not go with {'--dry-run' if dry else '--print'}: say one")
+    if lines and (dry or as_json):
+        raise UserError(f"--print does not go with {'--dry-run' if dry else '--json'}: say one")
+    loading(as_json=as_json or lines)
+    selection = Selection(preset, overrides or [], out, profile, part, cell)
+    path, found = open_sweep(selection)
+    if lines:
+        _print_commands(selection, path, found, workers, accept_mixed=accept_mixed)
+    elif dry:
+        _dry_run(index_name(preset, path), found, as_json=as_json)
+    else:
+        _check_mixed(found, "results", "--out, or say --accept-mixed", accept=accept_mixed)
+        run_all(found, workers, ray, quiet=as_json)
+        _print_result(found, as_json=as_json)
+        _raise_failed(found, f"cells of '{path.stem}' failed")
 
-    out: Path
-    runs: Path
-    trials: int = 0
-    search_seed: int = 0
-    workers: int = 0
-    ray: str = ""
 
-
-def sweep(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
-    """Run all cells; raise RunFailed if one failed (one that diverged is a result)."""
-    path, found = open_sweep(preset, overrides, options)
+def _check_mixed(found: "Sweep", what: str, other: str, *, accept: bool = False) -> None:
+    """Raise UserError if finished cells are of other code."""
     mixed = found.mixed()
-    if mixed and not options.accept_mixed:
-        raise UserError(
-            f"{mixed}: results of different code are not compared; take another --out, or say "
-            "--accept-mixed"
+    if mixed and not accept:
+        raise UserError(f"{mixed}: {what} of different code are not compared; take another {other}")
+
+
+def _raise_failed(found: "Sweep", what: str) -> None:
+    """Raise RunFailed if a cell failed; one that diverged is a result."""
+    from fedhet.sweeps.sweep import FAILED
+
+    if failed := found.counts()[FAILED]:
+        raise RunFailed(
+            f"{failed} of {len(found.jobs)} {what}; the same command tries them again "
+            f"(logs: {found.folder})"
         )
-    run_all(found, options.workers, options.ray, quiet=as_json)
-    counts = found.counts()
+
+
+def _print_result(found: "Sweep", *, as_json: bool) -> None:
+    from fedhet.sweeps.sweep import ENDED
+
     if as_json:
         print(json.dumps(found.index() | {"folder": str(found.out)}, indent=2))
-    else:
-        for job in found.jobs:
-            if job.state in ENDED and job.reason:
-                print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
-        print(_counted(counts) or "no cell")
-        if found.note:
-            print(found.note)
-        print(found.out)
-    if counts[FAILED]:
-        raise RunFailed(
-            f"{counts[FAILED]} of {len(found.jobs)} cells of '{path.stem}' failed; the same "
-            f"command tries them again (logs: {found.folder})"
-        )
+        return
+    for job in found.jobs:
+        if job.state in ENDED and job.reason:
+            print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
+    print(_counted(found.counts()) or "no cell")
+    if found.note:
+        print(found.note)
+    print(found.out)
 
 
-def run_all(found: Sweep, workers: int, ray: str = "", *, quiet: bool, blind: bool = False) -> None:
+def run_all(
+    found: "Sweep", workers: int, ray: str = "", *, quiet: bool, blind: bool = False
+) -> None:
     """Run the cells here, or on a Ray cluster, and show progress.
 
-    ``--ray`` comes before ``RAY_ADDRESS``; ``blind`` as of :class:`Progress`.
+    ``--ray`` comes before ``RAY_ADDRESS``; ``blind`` as of :class:`SweepProgress`.
     """
+    from fedhet.sweeps.sweep import for_ray, joined
+
     address = ray or os.environ.get("RAY_ADDRESS", "")
     with contextlib.ExitStack() as stack:
         if address and any(job.due for job in found.jobs):
@@ -114,19 +150,18 @@ def run_all(found: Sweep, workers: int, ray: str = "", *, quiet: bool, blind: bo
                 job.cell = for_ray(job.cell)
             found.place = stack.enter_context(joined(address))
         stack.enter_context(interruptible())
-        progress = stack.enter_context(Progress(found, quiet=quiet, blind=blind))
+        progress = stack.enter_context(SweepProgress(found, quiet=quiet, blind=blind))
         found.run(workers, progress.update)
 
 
-def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json: bool) -> None:
+def _dry_run(name: str, found: "Sweep", *, as_json: bool) -> None:
     """List the cells with their state, and the FLOPs of what is left; write nothing."""
-    path, found = open_sweep(preset, overrides, options)
+    from fedhet.sweeps.flops import CellFlops
+
     if not as_json:
-        print(f"{index_name(preset, path)}: {len(found.jobs)} cells in '{found.out}'", flush=True)
+        print(f"{name}: {len(found.jobs)} cells in '{found.out}'", flush=True)
         for job in found.jobs:
             print(f"{job.cell.name}  {job.state:9} {job.cell.label}", flush=True)
-    from fedhet.sweeps.flops import CellFlops  # noqa: PLC0415  (every method's client)
-
     counter, flops, reasons = CellFlops(), {}, {}
     todo = [job for job in found.jobs if job.due]
     for job in todo:
@@ -153,49 +188,60 @@ def dry_run(preset: str, overrides: Sequence[str], options: Options, *, as_json:
         print(found.note)
 
 
-def print_commands(preset: str, overrides: Sequence[str], options: Options) -> None:
+def _print_commands(
+    chosen: Selection, path: Path, found: "Sweep", workers: int, *, accept_mixed: bool
+) -> None:
     """Print one command line per cell, for a scheduler; it holds in any folder."""
-    path, found = open_sweep(preset, overrides, options)
-    name = preset if _shipped(preset, path) else str(path.absolute())
-    changed = read_overrides(overrides)
+    from fedhet.config.load import read_overrides
+    from fedhet.engines.session import PATHS
+
+    name = chosen.preset if _shipped(chosen.preset, path) else str(path.absolute())
+    changed = read_overrides(chosen.overrides)
     for job in found.jobs:
         now = job.cell.config.flat()  # its paths are absolute
-        pairs = [f"{k}={now[k] if k in session.PATHS and v else v}" for k, v in changed.items()]
+        pairs = [f"{k}={now[k] if k in PATHS and v else v}" for k, v in changed.items()]
         words = ["fedhet", "sweep", name, *pairs, "--out", str(found.out)]
-        words += [] if options.profile == "full" else ["--profile", options.profile]
-        words += ["--workers", str(options.workers)] if options.workers else []
-        words += ["--accept-mixed"] if options.accept_mixed else []
+        words += [] if chosen.profile == "full" else ["--profile", chosen.profile]
+        words += ["--workers", str(workers)] if workers else []
+        words += ["--accept-mixed"] if accept_mixed else []
         print(shlex.join([*words, "--cell", job.cell.name]))
 
 
-def open_sweep(preset: str, overrides: Sequence[str], options: Options) -> tuple[Path, Sweep]:
+def open_sweep(chosen: Selection) -> tuple[Path, "Sweep"]:
     """Return the preset's file and its cells as they stand; UserError for a mistake in any."""
-    path = find_preset(preset)
-    out = plain_path(options.out)
+    from fedhet.cli import execute
+    from fedhet.config.checks import check_cells, small_cohort
+    from fedhet.config.load import read_overrides
+    from fedhet.engines.session import find_preset
+    from fedhet.sweeps.grid import read_cells, title_of
+    from fedhet.sweeps.sweep import Sweep, shard
+
+    path = find_preset(chosen.preset)
+    out = plain_path(chosen.out)
     blocked = next((one for one in (out, *out.parents) if one.exists() and not one.is_dir()), None)
     if blocked is not None:
         raise UserError(f"--out: '{blocked}' is not a folder; give another one")
-    cells = [placed(cell, out) for cell in read_cells(path, overrides, options.profile)]
+    cells = [placed(cell, out) for cell in read_cells(path, chosen.overrides, chosen.profile)]
     configs = [cell.config for cell in cells]
     small = dict.fromkeys(line for config in configs for line in small_cohort(config))
-    for line in (*check_cells(configs, read_overrides(overrides)), *small):
+    for line in (*check_cells(configs, read_overrides(chosen.overrides)), *small):
         tell(f"note: {line}")
-    chosen = shard(cells, options.shard)
-    if options.cell:
-        chosen = [cell for cell in cells if cell.name == options.cell]
-        if not chosen:
+    wanted = shard(cells, chosen.shard)
+    if chosen.cell:
+        wanted = [cell for cell in cells if cell.name == chosen.cell]
+        if not wanted:
             raise UserError(
-                f"--cell: '{options.cell}' is none of the {len(cells)} of '{path.stem}'; "
+                f"--cell: '{chosen.cell}' is none of the {len(cells)} of '{path.stem}'; "
                 "--dry-run lists them"
             )
-    name = index_name(preset, path)
-    if options.profile != "full":
-        name += f"-{options.profile}"
-    if options.shard != "1/1":
-        name += f"-{options.shard.replace('/', 'of')}"
-    if options.cell:
-        name += f"-{options.cell}"
-    found = Sweep.open(name, out, chosen, execute, QUICK if options.profile == "quick" else "")
+    name = index_name(chosen.preset, path)
+    if chosen.profile != "full":
+        name += f"-{chosen.profile}"
+    if chosen.shard != "1/1":
+        name += f"-{chosen.shard.replace('/', 'of')}"
+    if chosen.cell:
+        name += f"-{chosen.cell}"
+    found = Sweep.open(name, out, wanted, execute, QUICK if chosen.profile == "quick" else "")
     found.title = title_of(path)
     return path, found
 
@@ -209,8 +255,11 @@ def _shipped(preset: str, path: Path) -> bool:
     return path != Path(preset).expanduser()
 
 
-def placed(cell: Cell, out: Path) -> Cell:
+def placed(cell: "Cell", out: Path) -> "Cell":
     """Return the cell with its folder and with paths that hold everywhere."""
+    from fedhet.engines import session
+    from fedhet.sweeps.grid import Cell
+
     config = cell.config.model_copy(update={"out": str(out), "name": cell.name})
     return Cell(cell.values, session.absolute_paths(config))
 
@@ -219,13 +268,15 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
-class Progress:
+class SweepProgress:
     """A table of the cells on a terminal; elsewhere a line per cell that has ended.
 
     ``blind`` leaves out test accuracies, by which a search must not be followed.
     """
 
-    def __init__(self, found: Sweep, *, quiet: bool, blind: bool = False) -> None:
+    def __init__(self, found: "Sweep", *, quiet: bool, blind: bool = False) -> None:
+        from fedhet.sweeps.sweep import ENDED, FAILED
+
         self.console = Console(stderr=True, markup=False)
         self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
@@ -236,7 +287,7 @@ class Progress:
                 _table(found, {}, blind=blind), console=self.console, auto_refresh=False
             )
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "SweepProgress":
         if self.live is not None:
             self.live.__enter__()
         return self
@@ -247,8 +298,11 @@ class Progress:
         if kind is Interrupted:
             tell("interrupted; the same command goes on")
 
-    def update(self, found: Sweep) -> None:
+    def update(self, found: "Sweep") -> None:
         """Show how it stands."""
+        from fedhet.records.summary import duration, percent
+        from fedhet.sweeps.sweep import ENDED, FAILED
+
         news = [job.cell.name for job in found.jobs if job.waits]
         news = [name for name in news if name not in self.waiting]
         self.waiting |= dict.fromkeys(news, f"{datetime.now():%H:%M:%S}")
@@ -269,7 +323,10 @@ class Progress:
                 say(f"fedhet: {line}", sys.stderr)
 
 
-def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:
+def _table(found: "Sweep", waiting: Mapping[str, str], *, blind: bool) -> Group:
+    from fedhet.records.summary import duration
+    from fedhet.sweeps.sweep import ENDED, RUNNING
+
     table = Table(box=None, pad_edge=False)
     for column in ("cell", "state", "round", "accuracy", "what"):
         table.add_column(column, no_wrap=column != "what")
@@ -284,7 +341,10 @@ def _table(found: Sweep, waiting: Mapping[str, str], *, blind: bool) -> Group:
     return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
 
 
-def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
+def _row(job: "Job", since: str, *, blind: bool) -> tuple[str, ...]:
+    from fedhet.records.summary import duration, percent
+    from fedhet.sweeps.sweep import ENDED, RUNNING
+
     rounds = f"{job.rounds}/{job.cell.config.rounds}"
     if job.state == RUNNING and job.rounds > job.begun_at:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
@@ -296,32 +356,52 @@ def _row(job: Job, since: str, *, blind: bool) -> tuple[str, ...]:
     return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
 
 
-def tune(
-    preset: str, words: Sequence[str], options: TuneOptions, *, as_json: bool, work: Work = execute
+def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
+    config: ConfigName,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUES...",
+            help="KEY=V1,V2 or KEY=LOW..HIGH is searched, KEY=VALUE fixed, seed=0,1 repeated",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="the preset to write")] = Path("tuned.yaml"),
+    runs: Annotated[Path, typer.Option(help="folder of the run folders")] = Path("runs"),
+    trials: Annotated[
+        int,
+        typer.Option(min=0, help="trials for each method; 0: the smallest grid, 10 of ranges"),
+    ] = 0,
+    search_seed: Annotated[int, typer.Option(min=0, help="seed of what is drawn")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")] = 0,
+    ray: Ray = "",
+    as_json: Json = False,
 ) -> None:
-    """Run all trials; raise RunFailed if one failed (one that diverged is the worst)."""
-    path = find_preset(preset)
-    _check_out(options.out.expanduser())
-    search = Search.read(path, words)
-    trials = search.trials(options.trials, options.search_seed)
-    runs = plain_path(options.runs)
-    cells = once(placed(cell, runs) for trial in trials for cell in trial.cells)
-    found = Sweep.open(f"tune-{index_name(preset, path)}", runs, cells, work)
-    if mixed := found.mixed():
-        raise UserError(f"{mixed}: trials of different code are not compared; take another --runs")
-    run_all(found, options.workers, options.ray, quiet=as_json, blind=True)
-    if found.counts()[FAILED]:
-        raise RunFailed(
-            f"{found.counts()[FAILED]} of {len(found.jobs)} runs failed; the same command "
-            f"tries them again (logs: {found.folder})"
-        )
-    scores = [validation([runs / cell.name for cell in trial.cells]) for trial in trials]
-    chosen = best(trials, scores)
-    seeds = f" --search-seed {options.search_seed}" if options.search_seed else ""
-    count = f" --trials {options.trials}" if options.trials else ""
-    command = f"by: fedhet tune {shlex.join([preset, *words])}{count}{seeds}"
-    scored = list(zip(trials, scores, strict=True))
-    written = _write(options.out.expanduser(), command, search, scored, chosen)
+    """Search keys by validation accuracy, as often for each method; writes the best as a preset."""
+    loading(as_json=as_json)
+    from fedhet.cli import execute
+    from fedhet.engines.session import find_preset
+    from fedhet.records.summary import percent
+    from fedhet.sweeps.grid import once
+    from fedhet.sweeps.sweep import Sweep
+    from fedhet.sweeps.tune import Search, best, validation
+
+    path = find_preset(config)
+    target, folder = out.expanduser(), plain_path(runs)
+    _check_out(target)
+    search = Search.read(path, words or [])
+    made = search.trials(trials, search_seed)
+    cells = once(placed(cell, folder) for trial in made for cell in trial.cells)
+    found = Sweep.open(f"tune-{index_name(config, path)}", folder, cells, execute)
+    _check_mixed(found, "trials", "--runs")
+    run_all(found, workers, ray, quiet=as_json, blind=True)
+    _raise_failed(found, "runs failed")
+    scores = [validation([folder / cell.name for cell in trial.cells]) for trial in made]
+    chosen = best(made, scores)
+    seeds = f" --search-seed {search_seed}" if search_seed else ""
+    count = f" --trials {trials}" if trials else ""
+    command = f"by: fedhet tune {shlex.join([config, *(words or [])])}{count}{seeds}"
+    scored = list(zip(made, scores, strict=True))
+    written = _write(target, command, search, scored, chosen)
     if as_json:
         rows = [
             {"method": trial.method, "values": dict(trial.values), "val_accuracy_mean": score,
@@ -330,8 +410,8 @@ def tune(
         ]  # fmt: skip
         print(json.dumps({"trials": rows, "presets": [str(one) for one in written]}, indent=2))
         return
-    display.show_table(
-        f"{len(trials)} trials, {len(trials) // len(search.methods)} for each method",
+    show_table(
+        f"{len(made)} trials, {len(made) // len(search.methods)} for each method",
         ("method", "values", "validation", ""),
         [
             (trial.method, trial.label, percent(score) if score is not None else "diverged",
@@ -357,14 +437,16 @@ def _check_out(out: Path) -> None:
 def _write(
     out: Path,
     command: str,
-    search: Search,
-    trials: Sequence[tuple[Trial, float | None]],
+    search: "Search",
+    trials: Sequence[tuple["Trial", float | None]],
     chosen: Mapping[str, int],
 ) -> list[Path]:
     """Write a preset of every method's best trial; of several methods ``out`` is a sweep of all.
 
     The presets of the single methods have the method's name in theirs.
     """
+    from fedhet.sweeps.tune import preset_text
+
     out.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for method, position in chosen.items():

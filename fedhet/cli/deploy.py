@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedhet.cli.options import Json, Register
-from fedhet.cli.saying import say, tell
+from fedhet.cli.common import Json, say, show_table, tell
+from fedhet.cli.lists import template
 from fedhet.engines.system import Interrupted, interruptible, look_away
 from fedhet.errors import UserError, one_line
 from fedhet.files import check_id, plain_path
@@ -246,7 +246,6 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Nodes with their models, examples, last rounds and failures, and the runs."""
-    from fedhet.cli.display import show_table
     from fedhet.deploy.control import Control, ServerFolder, collect
     from fedhet.deploy.network import Waiting
     from fedhet.records.summary import percent
@@ -279,34 +278,6 @@ def status(
     show_table("runs", ("run", "method", "status", "round", "accuracy", "failures"), rows)
 
 
-UNIT = """\
-# /etc/systemd/system/fedhet-{what}.service, printed by `fedhet unit {what}`: edit the paths.
-[Unit]
-Description=fedhet {what}
-Wants=network-online.target
-After=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-User=fedhet
-ExecStart={fedhet} {words}
-Restart=always
-RestartSec=5
-KillMode=mixed
-TimeoutStopSec=60
-{more}UMask=0077
-StateDirectory=fedhet
-StateDirectoryMode=0700
-CacheDirectory=fedhet
-Environment=FEDHET_CACHE=/var/cache/fedhet FLWR_HOME=/var/lib/fedhet/flwr HOME=/var/lib/fedhet
-NoNewPrivileges=yes
-ProtectSystem=strict
-ProtectHome=yes
-PrivateTmp=yes
-{paths}
-[Install]
-WantedBy=multi-user.target
-"""
 SERVER_WORDS = "server /etc/fedhet/tls --database /var/lib/fedhet/superlink.db"
 NODE_WORDS = (
     "node /etc/fedhet/hospital-a --ca /etc/fedhet/ca.crt --server fl.example.org:8443 "
@@ -325,11 +296,7 @@ def unit(
     words = SERVER_WORDS if what == "server" else NODE_WORDS
     more = "" if what == "server" else "Nice=10\n"
     paths = "ReadWritePaths=/etc/fedhet/tls\n" if what == "server" else ""
-    text = UNIT.format(what=what, fedhet=script("fedhet"), words=words, more=more, paths=paths)
+    text = template("unit").format(
+        what=what, fedhet=script("fedhet"), words=words, more=more, paths=paths
+    )
     sys.stdout.write(text)
-
-
-def add_commands(command: Register) -> None:
-    """Make them commands of ``fedhet``."""
-    for function in (certs, server, node, status, unit):
-        command()(function)

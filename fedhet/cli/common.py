@@ -1,0 +1,190 @@
+"""What the commands share: arguments that several take, lines, progress bars and tables."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self, TextIO, get_type_hints
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from typer.core import TyperArgument, TyperCommand
+from typer.models import ArgumentInfo
+
+from fedhet.errors import UserError, one_line
+
+ConfigName = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="YAML file, or a shipped preset (quickstart)")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="keys that replace the file's")
+]
+Connection = Annotated[
+    str | None,
+    typer.Option(help="run there: a connection in Flower's config.toml", metavar="CONNECTION"),
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="import the code that it names, whoever made it: it runs as you"),
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn
+
+
+class Command(TyperCommand):
+    """A command whose ``--help`` shows what its arguments mean.
+
+    Since click's arguments have a help text of their own (8.2), theirs, empty, replaces typer's.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        hints = get_type_hints(self.callback, include_extras=True)
+        for parameter in self.params:
+            for note in getattr(hints.get(str(parameter.name)), "__metadata__", ()):
+                if isinstance(note, ArgumentInfo) and isinstance(parameter, TyperArgument):
+                    parameter.help = parameter.help or note.help
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an option without a value, as a script's unset variable gives it."""
+        taking = {
+            name for one in self.params if isinstance(one, click.Option) and not one.is_flag
+            for name in one.opts
+        }  # fmt: skip
+        for word, following in zip(args, [*args[1:], "-"], strict=False):
+            name, equals, value = word.partition("=")
+            if name in taking and not (value if equals else following).strip():
+                raise UserError(f"{name}: '' is not allowed: give it a value, or leave it out")
+        return super().parse_args(ctx, args)
+
+
+# --- lines ------------------------------------------------------------------------------------
+
+
+def loading(*, as_json: bool = False) -> None:
+    """Say to a terminal, before the imports that take seconds, why nothing happens yet.
+
+    Programs are told nothing: they read only errors on stderr.
+    """
+    if sys.stderr.isatty() and not as_json and "torch" not in sys.modules:
+        tell("loading torch and Flower ...")
+
+
+def tell(text: str) -> None:
+    """Print a line for people on stderr; stdout is for programs."""
+    say(f"fedhet: {one_line(text, None)}", sys.stderr)
+
+
+def say(line: str, stream: TextIO) -> None:
+    """Print at once; silence the stream if it cannot be written, and go on."""
+    try:
+        print(line, file=stream, flush=True)
+    except OSError:  # the reader has gone, or the disk is full
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Discard all further text of a stream, also what Python still holds in its buffer."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, stream.fileno())
+    finally:
+        os.close(nowhere)
+
+
+# --- progress and tables ----------------------------------------------------------------------
+
+
+class RunProgress:
+    """A bar with round, metric and time left; in a pipe a plain line every few seconds.
+
+    ``quiet``: the bar goes to stderr and plain lines are left out, for ``--json``; ``silent``:
+    nothing at all. A notebook shows lines, too: a bar would need its widgets. A closed terminal
+    does not stop the run.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        rounds: int,
+        metric: str = "accuracy",
+        *,
+        quiet: bool = False,
+        silent: bool = False,
+    ) -> None:
+        self.metric = metric
+        self.title = title = one_line(title, None)
+        self.rounds = rounds
+        self.quiet = quiet or silent
+        self.silent = silent
+        self.done = 0
+        self._printed = 0.0
+        console = Console(stderr=quiet)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False), TimeElapsedColumn(),
+            console=console, transient=quiet,
+            disable=silent or not console.is_terminal or console.is_jupyter,
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=rounds, note="")
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):  # a closed terminal takes no more text
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """Show what happens now; in a pipe as a line on stderr."""
+        text = one_line(text, None)
+        self._bar.update(self._task, note=text)
+        if self._bar.disable and not self.silent:
+            tell(text)
+
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Show the rounds finished so far, lines of ``rounds.jsonl``."""
+        from fedhet.records.summary import (  # noqa: PLC0415  (numpy: `--help` does not wait)
+            duration,
+            headline,
+            seconds_left,
+        )
+
+        if not records:
+            return
+        self.done = records[-1]["round"]
+        note = headline(self.metric, records[-1])
+        left = seconds_left([record["seconds"] for record in records], self.rounds)
+        if left is not None:
+            note += f", {duration(left)} left"
+        self._bar.update(self._task, completed=self.done, note=note)
+        now = time.monotonic()
+        last = self.done == self.rounds
+        if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):
+            self._printed = now
+            say(f"{self.title}: round {self.done}/{self.rounds}, {note}", sys.stdout)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; the first column is text, the others are aligned to the right.
+
+    Outside a terminal it is as wide as it needs to be: rich would cut it at 80 columns.
+    Names of classes and folders are other people's: brackets in them are no markup, and control
+    characters become question marks.
+    """
+    table = Table(title=one_line(title, None), title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(
+            one_line(column, None), justify="left" if i == 0 else "right", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(one_line(c, None) if isinstance(c, str) else f"{c:,}" for c in row))
+    wide = Console(width=10_000, markup=False)
+    width = None if sys.stdout.isatty() else wide.measure(table).maximum
+    Console(width=width, markup=False).print(table)

@@ -1,0 +1,469 @@
+"""Commands that list and begin: init, runs, keys, methods, models, new and report."""
+# ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
+
+import inspect
+import json
+import keyword
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from fedhet import plugins
+from fedhet.cli.common import Json, Trust, loading, show_table
+from fedhet.config.registry import METHODS, Method
+from fedhet.config.schema import RunConfig, Schema, kebab
+from fedhet.errors import RunFailed, UserError, nearest, one_line
+from fedhet.files import plain_path
+
+if TYPE_CHECKING:
+    from fedhet.data.inputs import Inputs
+
+_BOUNDS = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
+CLASSES = 10  # of models that are listed without a data set
+
+
+# --- a file, runs, keys, methods ---------------------------------------------------------------
+
+
+def init(
+    path: Annotated[str, typer.Argument(metavar="FILE", help="a table, texts, signals, images")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="what you know of it")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="the preset to write; FILE.yaml here")] = None,
+) -> None:
+    """Say what a file of yours holds, and write a preset that runs it."""
+    loading(as_json=False)
+    from fedhet.config.load import build_config, read_overrides
+    from fedhet.data.describe import initialise, preset_lines
+    from fedhet.site.local_data import load_dataset, reading_of
+
+    def checked(keys):  # type: ignore[no-untyped-def]
+        config = build_config(keys)
+        return reading_of(config), lambda: load_dataset(config)
+
+    found, target = initialise(path, read_overrides(words or []), out, checked)
+    for line in preset_lines(found, target):
+        print(line)
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder that is searched for run folders")
+    ] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List runs with status, method and accuracy."""
+    from fedhet.records.summary import percent
+
+    base = plain_path(folder)
+    if not base.is_dir():
+        raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
+    found = sorted(path for path in _below(base) if (path / "checkpoint" / "run.json").exists())
+    table = [_run_row(path) for path in found]
+    table.sort(key=lambda row: row["started"])
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    if not table:
+        print(f"no runs in {base}")
+        return
+    rows = [
+        (
+            str(Path(row["folder"]).relative_to(base)),
+            row["status"],
+            row["method"] or "-",
+            row["dataset"] or "-",
+            f"{row['rounds'] or 0}/{row['rounds_wanted'] or '-'}",
+            percent(row["test_accuracy_mean"]),
+        )
+        for row in table
+    ]
+    columns = ("run", "status", "method", "dataset", "rounds", "accuracy")
+    show_table(str(base), columns, rows)
+
+
+def _below(base: Path) -> Iterator[Path]:
+    """Yield the folder and all below it, without links and what lies deeper than runs do."""
+    from fedhet.records.verification import DEEPEST
+
+    for root, folders, _ in os.walk(base):
+        yield Path(root)
+        if len(Path(root).relative_to(base).parts) >= DEEPEST:
+            folders.clear()
+
+
+def _run_row(path: Path) -> dict[str, Any]:
+    """Return what the list shows of one run; it may be running, killed, or damaged."""
+    from fedhet.records.run_folder import RunFolder
+
+    folder = RunFolder(path)
+    identity = path / "checkpoint" / "run.json"
+    row: dict[str, Any] = {"folder": str(path), "started": identity.stat().st_mtime}
+    row |= dict.fromkeys(("method", "dataset", "rounds", "rounds_wanted"), None)
+    try:
+        config, rounds = folder.started_config(), folder.read_rounds()
+        row |= {"method": config["method"], "dataset": config["dataset"]}
+        row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
+        row["test_accuracy_mean"] = rounds[-1]["test_accuracy_mean"] if rounds else None
+        row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
+        row["status"] = folder.read_summary().get("status") or folder.unfinished()
+    except (UserError, RunFailed, ValueError, KeyError) as error:
+        row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
+    return row
+
+
+def keys(
+    word: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="METHOD|WORD", help="add this method's own keys; or all that speak of the word"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the keys of a configuration with defaults, ranges and meaning, or search them."""
+    from fedhet.config.load import find_method, method_name
+
+    known = [*METHODS, *plugins.installed("method")]
+    method = word if word and (method_name(word) in known or ":" in word) else None
+    if word is not None and method is None:
+        _search(word, as_json=as_json)
+        return
+    table = schema_keys(RunConfig)
+    if method is not None:
+        table |= schema_keys(find_method(method).params)
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    for key, what in table.items():
+        print(_key_line(key, what))
+    if method is None:
+        print("and each method's own: fedhet methods, fedhet keys METHOD")
+
+
+def _search(word: str, *, as_json: bool) -> None:
+    """Keys of every run and of every method that have the word in their name or meaning.
+
+    UserError if none has.
+    """
+    from fedhet.config.load import find_method
+
+    table: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, type[Schema]] = {"": RunConfig}
+    schemas |= {name: find_method(name).params for name in METHODS}
+    for owner, schema in schemas.items():
+        for key, what in schema_keys(schema).items():
+            if word.lower() in f"{key} {what['meaning']} {what['allowed']}".lower():
+                shown = f"method={owner}: {key}" if owner else key
+                table[shown] = what | {"key": key, "method": owner or None}
+    if not table:
+        words = [*schema_keys(RunConfig), *METHODS]
+        raise UserError(f"keys: no key speaks of '{word}'{nearest(word, words)}")
+    if as_json:
+        print(json.dumps(list(table.values()), indent=2))
+        return
+    for shown, what in table.items():
+        print(_key_line(shown, what))
+
+
+def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
+    """Default, range and meaning by key, in the schema's order."""
+    return {
+        kebab(name): {
+            "default": _plain(field.get_default(call_default_factory=True)),
+            "allowed": _allowed(field),
+            "meaning": field.description or "",
+        }
+        for name, field in schema.model_fields.items()
+        if name != "params"
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A default as it is written in YAML."""
+    if isinstance(value, tuple) and value and all(isinstance(part, int) for part in value):
+        return ":".join(str(part) for part in value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Alternatives or bounds; empty where the meaning says it all."""
+    options = getattr(field.annotation, "__args__", ())
+    if options and all(isinstance(option, str) for option in options):
+        return " | ".join(options)
+    if field.annotation is bool:
+        return "true | false"
+    known = [(note, _BOUNDS[type(note)]) for note in field.metadata if type(note) in _BOUNDS]
+    return ", ".join(f"{sign} {getattr(note, name):g}" for note, (sign, name) in known)
+
+
+def _key_line(key: str, what: Mapping[str, Any]) -> str:
+    default = what["default"]
+    shown = ",".join(default) if isinstance(default, list) else json.dumps(default).strip('"')
+    allowed = f" [{what['allowed']}]" if what["allowed"] else ""
+    return f"{key}={shown}  {what['meaning']}{allowed}"
+
+
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="one method in full, or module:METHOD")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods and the keys that only they have; one with what it does and sends."""
+    from fedhet.config.load import find_method, method_name
+
+    if name is None:
+        table = [_listed(own) for own in (*METHODS, *plugins.installed("method"))]
+    else:
+        found = find_method(name)
+        table = [_method_row(method_name(name), found)]
+        table[0]["text"] = inspect.getdoc(inspect.getmodule(found.strategy)) or ""
+    if as_json:
+        print(json.dumps(table if name is None else table[0], indent=2))
+        return
+    for row in table:
+        print(f"{row['name']}: {row['about']}")
+        for key, what in row["keys"].items():
+            print(f"    {_key_line(key, what)}")
+        if "text" in row:
+            print(f"\n{row['text']}\n")
+            known = row["name"] in METHODS  # only ours have a preset
+            run = row["name"] if known else f"quickstart method={row['name']}"
+            print(f"fedhet run {run}  (all other keys: fedhet keys)")
+
+
+def _method_row(name: str, method: Method) -> dict[str, Any]:
+    return {"name": name, "about": method.about, "keys": schema_keys(method.params)}
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """A method in the list of all; what somebody installed and is broken must not hide the rest."""
+    from fedhet.config.load import find_method
+
+    try:
+        return _method_row(name, find_method(name))
+    except UserError as error:
+        return {"name": name, "about": str(error), "keys": {}}
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+def models(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|KEY=VALUE...",
+            help="models and groups, those alone; module:factory; keys of a run (dataset, "
+            "data-path, representation, ...) that say what they are built for",
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="image, signal, table or tokens: those for such examples")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="number of classes; default: of the data, or 10")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the models with parameters, size and cost; your own too, if you name them."""
+    from fedhet.config.load import build_config, read_overrides
+    from fedhet.data.inputs import IMAGE, KINDS, SIGNAL, TABLE, TOKENS, Inputs
+    from fedhet.models import MODELS, model_sizes
+    from fedhet.models.names import expand
+    from fedhet.site.local_data import load_dataset
+
+    if kind is not None and kind not in KINDS:
+        raise UserError(f"--kind: '{kind}' is not allowed: {', '.join(KINDS)}")
+    given = words or []
+    pairs = [word for word in given if " " not in word.partition("=")[0] and "=" in word]
+    values = read_overrides(pairs)
+    config = build_config(values)
+    names: Sequence[str] = expand([word for word in given if word not in pairs])
+    names = names or (config.models if "models" in values else ())
+    if {"dataset", "data-path"} & values.keys():
+        dataset = load_dataset(config)
+        if kind not in (None, dataset.inputs.kind):
+            raise UserError(
+                f"--kind: '{kind}' is not allowed with dataset={config.dataset}, which is of "
+                f"{dataset.inputs.kind}"
+            )
+        asked, count = {dataset.inputs.kind: dataset.inputs}, classes or len(dataset.classes)
+    else:
+        examples = {
+            IMAGE: Inputs.image(config.image_size),
+            SIGNAL: Inputs(SIGNAL, (6, 128)),
+            TABLE: Inputs.table(tuple(f"x{number}" for number in range(10))),
+            TOKENS: Inputs(TOKENS, (64,), 5000),
+        }
+        asked, count = ({kind: examples[kind]} if kind else examples), classes or CLASSES
+    table: list[dict[str, Any]] = []
+    for own, inputs in asked.items():
+        chosen = _of_kind(names, own, list(asked)) if names else MODELS[own]
+        if chosen:
+            table += model_sizes(chosen, count, config.representation, inputs)
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return
+    for own, inputs in asked.items():
+        _show_models([row for row in table if row["kind"] == own], inputs, count)
+    if not names:
+        _say_more(list(asked))
+
+
+def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]:
+    """Return those of ``names`` to be built for ``kind``, of the ``kinds`` that are asked for.
+
+    The kind of other people's models is unknown: they are built for images, or the one kind asked.
+    """
+    from fedhet.data.inputs import IMAGE, KINDS
+    from fedhet.models import validate_model_name
+    from fedhet.models.names import is_known, with_weights
+
+    found = []
+    for name in names:
+        plain = with_weights(name)[0]
+        fitting = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
+        if len(kinds) == 1:  # then a model that is for others is told that it is
+            validate_model_name(name, kind)
+            fitting = [kind]
+        else:
+            validate_model_name(name)
+        if kind in fitting:
+            found.append(name)
+    return found
+
+
+def _show_models(rows: Sequence[dict[str, Any]], inputs: "Inputs", classes: int) -> None:
+    """Print one table of one kind."""
+    from fedhet.data.inputs import IMAGE, SIGNAL, TABLE
+
+    if not rows:
+        return
+    first, one = inputs.shape[0], inputs.kind
+    if inputs.kind == IMAGE:
+        form = f"{inputs.shape[1]} x {inputs.shape[2]} pixels"
+    elif inputs.kind == SIGNAL:
+        form = f"signals of {first} channels and {inputs.shape[1]} steps"
+    elif inputs.kind == TABLE:
+        form, one = f"rows of {len(inputs.columns)} columns, {first} numbers for a model", "row"
+    else:
+        form, one = f"texts of {first} words, {inputs.vocabulary} token ids", "text"
+    cells = [
+        (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"], row["forward_flops"])
+        for row in rows
+    ]
+    columns = ("model", "parameters", "MiB", "buffers", f"FLOPs per {one}, forward")
+    show_table(f"{classes} classes, {form}", columns, cells)
+
+
+def _say_more(kinds: Sequence[str]) -> None:
+    from fedhet.data.inputs import IMAGE, PLURAL
+    from fedhet.models import GROUPS
+    from fedhet.models.names import MORE, MORE_OF_TORCHVISION, is_known
+
+    for kind in kinds:
+        more = [name for name in MORE[kind] if name not in MORE_OF_TORCHVISION]
+        if kind == IMAGE:
+            more += ["any classifier of torchvision", "timm:NAME"]
+        if more:
+            print(f"for {PLURAL[kind]} also: {', '.join(more)}")
+    for kind in kinds:
+        groups = [name for name in GROUPS if is_known(GROUPS[name][0], kind)]
+        print(f"groups for {PLURAL[kind]}: {', '.join(groups)}")
+    print("or your own: module:factory; with weights: 'NAME [frozen] weights=FILE'")
+    print("buffers: BatchNorm statistics, sent of a shared model only")
+
+
+# --- a method's skeleton, reports --------------------------------------------------------------
+
+
+def template(name: str) -> str:
+    """Return the text of a file in ``templates/``."""
+    return files("fedhet.cli").joinpath(f"templates/{name}.txt").read_text("utf-8")
+
+
+def new(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="method")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of its module, such as my_method")],
+) -> None:
+    """Write a method of your own and its test into this folder (docs/how-to/own-method.md)."""
+    if what != "method":
+        raise UserError(f"'{what}' is not allowed: method is all that can be made new")
+    spelling = "".join(word.capitalize() for word in name.split("_"))
+    words = name.isidentifier() and not keyword.iskeyword(name) and name == name.lower()
+    if not words or not spelling.isidentifier():  # of _1 the classes' names would begin with a 1
+        raise UserError(f"'{name}' is not allowed: a module's name is needed, such as my_method")
+    if name in METHODS:
+        raise UserError(f"'{name}' is a method of fedhet already: choose another name")
+    made = {
+        Path.cwd() / f"{name}.py": template("method"),
+        Path.cwd() / f"test_{name}.py": template("test_method"),
+    }
+    for path in made:
+        if path.exists():
+            raise UserError(f"'{path}' exists already")
+    for path, text in made.items():
+        path.write_text(text.format(name=name, spelling=spelling), encoding="utf-8")
+        print(path)
+    print(f"fedhet run quickstart method={name}:METHOD")
+
+
+def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_OR_SWEEP...", help="run folders, sweeps, packed records"),
+    ],
+    out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
+    formats: Annotated[
+        str,
+        typer.Option("--format", help="beside the page, of md, csv, latex, svg"),
+    ] = "md,csv,latex,svg",
+    baseline: Annotated[
+        str, typer.Option(help="method that others are compared with; standalone if it was run")
+    ] = "",
+    title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
+    records: Annotated[
+        Path | None, typer.Option(help="write the runs there as packed records, to be committed")
+    ] = None,
+    models: Annotated[
+        bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")
+    ] = True,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Compare runs: tables with intervals, figures, and one self-contained page."""
+    loading(as_json=as_json)
+    from fedhet.reports.report import report as write
+
+    made = write(
+        places, out, formats=[one.strip() for one in formats.split(",") if one.strip()],
+        baseline=baseline, title=title, records=records, models=models, trust=trust,
+    )  # fmt: skip
+    page = str(plain_path(out / "report.html"))
+    left_out = {one.name: one.reason for one in made.runs.left_out}
+    if as_json:
+        content = {
+            "page": page, "runs": len(made.runs.placed),
+            "tables": [table.name for table in made.tables],
+            "figures": [figure.name for figure in made.figures if figure.panels],
+            "absent": made.absent, "left_out": left_out,
+        }  # fmt: skip
+        print(json.dumps(content, indent=2))
+        return
+    for name, reason in left_out.items():
+        print(one_line(f"fedhet: left out: {name}: {reason}", None), file=sys.stderr)
+    for figure, reason in made.absent.items():
+        print(one_line(f"fedhet: figure {figure} is absent: {reason}", None), file=sys.stderr)
+    for line in made.runs.verdict:
+        print(one_line(line, None))
+    print(page)

@@ -1,0 +1,411 @@
+"""Commands about one run: run, resume, verify, demo, partition, watch, export and predict."""
+# ruff: noqa: PLC0415  (imports that take seconds wait until their command is called)
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhet.cli.common import (
+    ConfigName,
+    Connection,
+    Json,
+    Overrides,
+    RunProgress,
+    Trust,
+    loading,
+    show_table,
+    tell,
+)
+from fedhet.engines.system import Interrupted, interruptible
+from fedhet.errors import RunFailed, UserError, one_line
+from fedhet.files import plain_path
+
+if TYPE_CHECKING:
+    from fedhet.engines.session import Console
+    from fedhet.records.run_folder import RunFolder
+
+DEMO_METHODS = ("standalone", "lg_fedavg", "fedssa")
+DEMO = (
+    "dataset=digits", "clients=10", "classes-per-client=4", "rounds=14", "local-epochs=1",
+    "batch-size=16", "engine=inline",
+)  # fmt: skip
+PICTURES = (".png", ".svg", ".pdf")
+WIDEST = 20  # classes that a table can show side by side
+
+
+def run(  # noqa: PLR0913, PLR0917  (one argument per option)
+    config: ConfigName,
+    overrides: Overrides = None,
+    out: Annotated[str | None, typer.Option(help="folder of run folders")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the run folder")] = None,
+    superlink: Connection = None,
+    watching: Annotated[
+        bool, typer.Option("--watch", help="serve a page of it meanwhile, as `fedhet watch` does")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a configuration; the last line printed is the run folder."""
+    loading(as_json=as_json)
+    from fedhet.config.load import load_noted
+    from fedhet.engines import session
+    from fedhet.engines.fork_server import start_early
+
+    words = list(overrides or [])
+    words += [f"{key}={value}" for key, value in (("out", out), ("name", name)) if value]
+    path = session.find_preset(config)
+    loaded, notes = load_noted(path, words, deployed=superlink is not None)
+    if superlink is None and loaded.engine == "processes":
+        start_early()
+    shown = _console(quiet=as_json)
+    if watching:
+        from fedhet.deploy.control import tls_of
+
+        shown = replace(shown, beside=_page_of(tls_of(superlink)))
+    folder = session.start(loaded, path.stem, shown, superlink, notes=notes)
+    _print_result(folder, as_json=as_json)
+
+
+def _console(*, quiet: bool) -> "Console":
+    """Return a progress bar or lines for people; ``quiet``: stdout is left to ``--json``."""
+    from fedhet.engines.session import Console
+
+    return Console(tell, partial(RunProgress, quiet=quiet))
+
+
+def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
+    """Print the result; the run folder is the last line, or a key of the JSON."""
+    from fedhet.records.summary import UNSUMMED, duration, headline, percent
+
+    summary = folder.read_summary()
+    if as_json:
+        print(json.dumps(summary | {"folder": str(folder.path)}, indent=2))
+        return
+    if summary:
+        metric = summary.get("metric", "accuracy")
+        own = f"test {headline(metric, summary)}, " if metric != "accuracy" else ""
+        print(
+            f"{one_line(summary['method'])}: {own}test accuracy "
+            f"{percent(summary['test_accuracy_mean'])} "
+            f"(10th percentile of clients {percent(summary['test_accuracy_p10'])}), "
+            f"{summary['rounds']} rounds in {duration(summary['wall_seconds'])}, "
+            f"{len(summary['failures'])} failures"
+        )
+        for first in summary["failures"][:1]:
+            where = f"round {first['round']}, client {first['client']}: {first['reason']}"
+            print(f"the first failure: {one_line(where)}")
+        summed = summary.get("secure_sum", {})
+        if few := summed.get(UNSUMMED):
+            print(
+                f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners: their "
+                "rows are in no sum (docs/how-to/private-sums.md)"
+            )
+        for lost in summary["clients_lost"]:
+            about = f"is lost since round {lost['round']}: {lost['reason']}"
+            print(one_line(f"client {lost['client']} {about}", None))
+    print(folder.path)
+
+
+def resume(  # noqa: PLR0913, PLR0917
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE...", help="engine, rounds and other keys that may change"
+        ),
+    ] = None,
+    superlink: Connection = None,
+    accept_lost: Annotated[
+        bool, typer.Option(help="go on without the clients whose states are gone or damaged")
+    ] = False,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a run after its last finished round; rounds=N extends a finished one."""
+    loading(as_json=as_json)
+    from fedhet.engines import session
+    from fedhet.engines.fork_server import start_early
+
+    if superlink is None:
+        start_early()
+    folder = session.resume(
+        run_folder, overrides or [], _console(quiet=as_json), superlink,
+        accept_lost=accept_lost, trust=trust,
+    )  # fmt: skip
+    _print_result(folder, as_json=as_json)
+
+
+def verify(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder")],
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Check a run folder: lines, checkpoint, summary and states against each other."""
+    loading(as_json=as_json)
+    from fedhet.engines import session
+    from fedhet.records.verification import SHOWN
+
+    folder, found = session.verify(run_folder, trust=trust)
+    if as_json:
+        damage = [{"what": one.text, "client": one.client} for one in found.findings]
+        document = {"folder": str(folder.path), "rounds": found.rounds, "states": found.states}
+        print(json.dumps(document | {"damage": damage}, indent=2))
+    elif len(found.findings) > SHOWN:  # an error names no more
+        for one in found.findings:
+            print(one_line(one.text, None))
+        found.raise_counted()
+    found.raise_for()
+    if not as_json:
+        print(f"{found.rounds} rounds and {found.states} states fit together")
+        print(folder.path)
+
+
+def demo(
+    out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
+    as_json: Json = False,
+) -> None:
+    """FedSSA, LG-FedAvg and Standalone on the embedded digits, in about a minute."""
+    loading(as_json=as_json)
+    from fedhet.cli import execute
+    from fedhet.cli.sweeps import SweepProgress
+    from fedhet.config.load import load_config
+    from fedhet.records.run_folder import RunFolder
+    from fedhet.sweeps.grid import Cell
+    from fedhet.sweeps.sweep import FINISHED, Job, Sweep
+
+    base = plain_path(out) / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    cells = [
+        Cell({"method": method}, load_config(None, [*DEMO, f"method={method}", f"name={method}"]))
+        for method in DEMO_METHODS
+    ]
+    found = Sweep("demo", base, [Job(cell, base / cell.config.name) for cell in cells], execute)
+    tell(f"starting {len(cells)} runs side by side, one process each; logs: {found.folder}")
+    with interruptible(), SweepProgress(found, quiet=as_json) as progress:
+        found.run(len(cells), progress.update)
+    for job in found.jobs:
+        if job.state != FINISHED:
+            raise RunFailed(f"{job.cell.config.method} {job.state}: {job.reason} ({base})")
+    folders = [RunFolder(job.folder) for job in found.jobs]
+    if as_json:
+        rows = [folder.read_summary() | {"folder": str(folder.path)} for folder in folders]
+        print(json.dumps(rows, indent=2))
+        return
+    show_table(
+        "10 clients with 4 of 10 classes each, models CNN-1 to CNN-5",
+        ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
+        [_demo_row(folder) for folder in folders],
+    )
+    print("accuracy: own test images, mean over clients; floats and GFLOPs: per client and round")
+    print(base)
+
+
+def _demo_row(folder: "RunFolder") -> list[str]:
+    from fedhet.records.summary import percent
+
+    summary = folder.read_summary()
+    replies = sum(record["replied"] for record in folder.read_rounds())
+    return [
+        summary["method"],
+        percent(summary["test_accuracy_mean"]),
+        percent(summary["test_accuracy_p10"]),
+        f"{summary['uplink_floats_per_client_round']:,.0f}",
+        f"{summary['downlink_floats_per_client_round']:,.0f}",
+        f"{(summary['train_flops_total'] or 0) / max(1, replies) / 1e9:.1f}",
+        f"{summary['wall_seconds']:.0f}",
+    ]
+
+
+def partition(
+    config: ConfigName,
+    overrides: Overrides = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="draw it there: .png, .svg or .pdf")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how a configuration deals the images to clients."""
+    loading(as_json=as_json)
+    from fedhet.config.load import load_config
+    from fedhet.data.inputs import noun
+    from fedhet.engines import session
+    from fedhet.site.local_data import load_partition
+
+    picture = plain_path(plot) if plot else None
+    if picture and picture.suffix not in PICTURES:
+        raise UserError(
+            f"--plot: '{plot}' is not allowed: its name ends in {' or '.join(PICTURES)}"
+        )
+    loaded = session.absolute_paths(load_config(session.find_preset(config), overrides or []))
+    session.announce(loaded, _console(quiet=as_json))
+    loaded = session.resolve_clients(loaded)
+    dataset, made = load_partition(loaded, loaded.clients)
+    warnings = [*dataset.warnings, *made.warnings]
+    for line in (*(f"note: {one}" for one in dataset.notes), *(f"warning: {w}" for w in warnings)):
+        tell(line)
+    counts = made.counts(dataset.labels, len(dataset.classes))
+    what = noun(loaded.dataset)
+    if picture:
+        from fedhet.data.plot import bubble_plot
+
+        try:
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            bubble_plot(counts, dataset.classes, picture, what)
+        except OSError as error:
+            raise UserError(f"--plot: '{picture}' cannot be written: {error.strerror}") from error
+    if as_json:
+        rows = dict(zip(made.ids, counts.tolist(), strict=True))
+        document = {"classes": dataset.classes, "clients": rows, "warnings": warnings}
+        print(json.dumps(document | {"picture": str(picture) if picture else None}))
+        return
+    _partition_table(counts, dataset.classes, made.ids, what)
+    if picture:
+        print(picture)
+
+
+def _partition_table(counts: Any, classes: Sequence[str], ids: Sequence[str], what: str) -> None:
+    """Print counts (N, C) by client and class; with many classes only those that a client has."""
+    columns: Sequence[str] = classes
+    if len(classes) <= WIDEST:
+        cells: list[list[Any]] = [[int(n) or "" for n in row] for row in counts]
+    else:
+        columns = (f"{what} of each class",)
+        named = [zip(classes, row, strict=True) for row in counts]
+        cells = [[", ".join(f"{name}: {n}" for name, n in row if n)] for row in named]
+    rows = [
+        (client, *own, int(row.sum())) for client, own, row in zip(ids, cells, counts, strict=True)
+    ]
+    show_table(f"{what} per client and class", ("client", *columns, "all"), rows)
+
+
+def watch(
+    place: Annotated[
+        Path | None, typer.Argument(metavar="RUN_OR_SWEEP", help="run folder, or a folder of them")
+    ] = None,
+    superlink: Annotated[
+        str, typer.Option(metavar="TLS", help="its server's folder: its sites, and its last run")
+    ] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+    plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
+) -> None:
+    """Show a run or a sweep while it goes on: a page on 127.0.0.1, or text; ended ones too."""
+    if plain and port:
+        raise UserError("--port does not go with --plain: say one")
+    from fedhet.watch.plain import follow
+    from fedhet.watch.server import listen, page_server
+    from fedhet.watch.view import open_view
+
+    view = open_view(place, superlink)
+    try:
+        with interruptible():
+            if plain:
+                for line in follow(view):
+                    print(line, flush=True)
+                return
+            with listen(port) as found:
+                server, address = page_server(view, found)
+                print("fedhet: Ctrl-C ends it; the run goes on", file=sys.stderr, flush=True)
+                print(address, flush=True)
+                server.run([found])
+    except Interrupted:
+        return
+
+
+def _page_of(tls: str) -> Callable[["RunFolder"], contextlib.AbstractContextManager[None]]:
+    """Return what serves a run's page meanwhile, for its console."""
+    from fedhet.watch.server import watcher
+
+    @contextlib.contextmanager
+    def beside(folder: "RunFolder") -> Iterator[None]:
+        with watcher(folder.path, tls) as where:
+            tell(f"watch it at {where}")
+            yield
+        tell(f"see it again with: fedhet watch {folder.path}")
+
+    return beside
+
+
+def export(  # noqa: PLR0913, PLR0917  (options of a command)
+    state: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STATE|RUN",
+            help="a client's folder of states: in a run folder state/<experiment>/<client> "
+            "(runs/NAME/state/...), at a node <its --state>/<experiment>/<client>",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="new folder for the model")],
+    generation: Annotated[
+        int | None, typer.Option(help="round whose state is taken; the newest if left out")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="STATE is a run folder: every client's, in OUT/<client>")
+    ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="the state of the best validation round (keep-best)")
+    ] = False,
+    predictions: Annotated[
+        bool,
+        typer.Option(
+            "--predictions",
+            help="STATE is a run folder: its clients' answers (keep-predictions) "
+            "as the CSV file OUT",
+        ),
+    ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="file or folder to compare ONNX with torch on; repeat for more"),
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Write a client's personalised model, or all of a run's; the last line is the folder."""
+    loading()
+    from fedhet.export.save import export as write
+    from fedhet.export.save import export_all, export_predictions
+
+    if images and not onnx:
+        raise UserError("--images: only used with --onnx")
+    if best and generation is not None:
+        raise UserError("--generation does not go with --best")
+    if predictions:
+        print(f"{export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
+        return
+    if every and generation is not None:
+        raise UserError("--generation does not go with --all, which takes each client's newest")
+    wanted = (images or []) if onnx else None
+    if every:
+        made, left_out = export_all(state, out, best=best, images=wanted, trust=trust)
+        for client, reason in left_out.items():
+            print(one_line(f"fedhet: left out: client {client}: {reason}", None), file=sys.stderr)
+        print(f"{len(made)} of {len(made) + len(left_out)} clients")
+        print(plain_path(out))
+        return
+    print(write(state, out, generation="best" if best else generation, images=wanted, trust=trust))
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="folder made by `fedhet export`")],
+    examples: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help="images or folders; a CSV, an NPZ, a text file"),
+    ],
+    out: Annotated[Path, typer.Option(help="CSV to write, replaced if it exists")] = Path(
+        "predictions.csv"
+    ),
+    trust: Trust = False,
+) -> None:
+    """Classify examples with an exported model: a CSV with a probability per class."""
+    loading()
+    from fedhet.export.predict import predict as classify
+
+    found = classify(model, examples, out, trust=trust)
+    if found.warning:
+        print(one_line(f"fedhet: warning: {found.warning}", None), file=sys.stderr)
+    print(f"{found.examples} {found.what}: {out}")

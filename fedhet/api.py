@@ -28,10 +28,10 @@ from fedhet.records.summary import headline
 
 
 class Run:
-    """A run folder, read when it is asked. ``str(run)`` says how it went."""
+    """A run folder, read when a property is read. ``str(run)`` says how it went."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """UserError if ``path`` is not a run folder."""
+        """Raise UserError if ``path`` is not a run folder."""
         self.path = plain_path(path)
         self._folder = RunFolder(self.path)
         self.config: dict[str, Any] = self._folder.started_config()
@@ -61,14 +61,14 @@ class Run:
         *,
         trust: bool = False,
     ) -> Personalised:
-        """A client's personalised model, on the CPU and in evaluation mode.
+        """Return a client's personalised model, on the CPU and in evaluation mode.
 
         Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
         ``generation`` is the round after which it is taken, ``best`` that of the best validation
         (``keep-best``), the newest if None. ``model.predict(examples)`` gives a DataFrame.
-        UserError if the client has no state here: never sampled, another machine's, or
-        ``keep-state=false``; or if
-        the run names code of others, unless this user made it or ``trust``.
+        Raises UserError if the client has no state here: never sampled, another machine's, or
+        ``keep-state=false``; or if the run names code of others, unless this user made it or
+        ``trust`` is set.
         """
         states = self._folder.states(build_config(self._folder.opened(trust=trust)))
         state = states / check_id(str(client), "client")
@@ -123,12 +123,12 @@ def resume(
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """A run folder that is already there; UserError if ``path`` is none."""
+    """Return the run in a folder; UserError if ``path`` is none."""
     return Run(path)
 
 
 def _done(work: Callable[[], RunFolder]) -> RunFolder:
-    """Python's own exceptions for an interruption, as everywhere in Python."""
+    """Return what ``work`` returns; raise Python's own exceptions for an interruption."""
     try:
         return work()
     except Interrupted as interrupt:
@@ -146,7 +146,7 @@ def _console(*, progress: bool) -> session.Console:
 
 
 def _plain(value: Any) -> Any:
-    """Python's collections and paths as YAML would give them."""
+    """Return Python's collections and paths as YAML gives them."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return list(value) if isinstance(value, tuple | set | range) else value

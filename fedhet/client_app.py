@@ -215,7 +215,7 @@ def query(asked: Request) -> Message:
 
 
 def _check_own_choices(asked: Request, data: LocalData) -> None:
-    """Refuse in the handshake what would fail in every round; raises with the reason."""
+    """Raise in the handshake, with the reason, for what would fail in every round."""
     config, node = asked.config, asked.node
     if config.summed and node.get("data-dir") and not config.classes:
         raise Refused(
@@ -313,7 +313,7 @@ def evaluate(asked: Request) -> Message:
 
 
 def _failure(message: Message, error: Exception) -> Message:
-    """The reply to what could not be done: a word and where to look, or, simulated, the text."""
+    """Return the reply to what failed: a code and where to look, or, simulated, the text."""
     known = isinstance(error, tuple(KNOWN))
     if not known:
         _show(error)
@@ -348,13 +348,13 @@ def _show(error: Exception) -> None:
 
 
 def _say(text: Callable[[], str]) -> None:
-    """A line for the owner of a node, which `fedhet node` finds in what Flower prints."""
+    """Print a line for the owner of a node, which `fedhet node` finds in what Flower prints."""
     if os.environ.get("FEDHET_NODE"):
         print(f"fedhet: {text()}", file=sys.stderr, flush=True)
 
 
 def _where(error: Exception) -> str:
-    """The last line of ours or the user's that an error came through, as ``(x.py:7)``."""
+    """Return the last line of ours or the user's in a traceback, as ``(x.py:7)``."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     last = (own or frames)[-1]
@@ -362,7 +362,7 @@ def _where(error: Exception) -> str:
 
 
 def _out_of_memory() -> str:
-    """How many actors would fit on this GPU, by what this one had at its peak."""
+    """Return a line with the number of actors that fit on this GPU, by the peak of this one."""
     free, total = torch.cuda.mem_get_info()
     peak = torch.cuda.max_memory_reserved()
     fit = max(1, int(total * 0.95 // max(1, peak)))

@@ -83,7 +83,7 @@ def open_launch(run_config: Mapping[str, Any]) -> Launch:
 
 
 def run(grid: Grid, launch: Launch, roster: Roster) -> None:
-    """Handshake, rounds, summary."""
+    """Make the handshake, run the rounds, write the summary."""
     config, folder = launch.config, launch.folder
     experiment = folder.experiment
     kept = load_checkpoint(folder.checkpoint) if launch.resume else None
@@ -118,7 +118,7 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
 
 
 def _check_replies(folder: RunFolder) -> None:
-    """RunFailed if nothing was ever learned, however few rounds there were."""
+    """Raise RunFailed if no client ever replied validly."""
     rounds = folder.read_rounds()
     if not any(record["replied"] for record in rounds):
         first = next(iter(rounds[0]["failures"]), {"client": "?", "reason": "no reply"})
@@ -129,7 +129,7 @@ def _check_replies(folder: RunFolder) -> None:
 
 
 def declared_inputs(config: RunConfig) -> Inputs | None:
-    """What examples must be, where the configuration says it; else the first client does."""
+    """Return what examples must be, where the configuration says it; else the first client does."""
     kind = kind_of(config.dataset)
     if kind == IMAGE:
         return Inputs.image(config.image_size, grey=config.grey)
@@ -139,7 +139,7 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
 
 
 def terms(config: RunConfig) -> Terms:
-    """What clients may declare in this run."""
+    """Return what clients may declare in this run."""
     method = find_method(config.method)
     masked = config.secure_sum == "masked"
     shared = method.strategy.public_set == "everybody"
@@ -150,7 +150,7 @@ def terms(config: RunConfig) -> Terms:
 def _log_to_stderr() -> None:
     """Show this package's messages; Flower mirrors stderr to ``flwr run --stream``.
 
-    Whoever runs the ServerApp in a process of its own making has said where they go.
+    A process of ours that runs the ServerApp has its own handler.
     """
     if log.handlers:
         return

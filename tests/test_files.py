@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedhet import files
 from fedhet.files import appearing, plain_path, replacing
 
 
@@ -118,3 +119,26 @@ def test_a_pipe_is_not_replaced(tmp_path):
     with pytest.raises(OSError, match="no regular file"), replacing(tmp_path / "pipe"):
         pass
     assert names(tmp_path) == ["pipe"] and (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "limits", "count"),
+    [
+        ("0::/a/b\n", {"a/cpu.max": "250000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
+        ("4:cpu,cpuacct:/c\n3:memory:/\n",
+         {"cpu,cpuacct/c/cpu.cfs_quota_us": "200000", "cpu,cpuacct/c/cpu.cfs_period_us": "100000"},
+         2),
+        ("0::/gone\n", {}, 8),
+    ],
+)  # fmt: skip
+def test_cpus_are_those_that_the_process_may_use(monkeypatch, tmp_path, cgroup, limits, count):
+    own = tmp_path / "cgroup"
+    own.write_text(cgroup)
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(files, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(files, "_OWN_CGROUPS", own)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert files.cpus() == count

@@ -1,4 +1,4 @@
-"""A simulation: Flower's Grid without Flower's processes, and who answers its messages.
+"""A simulation: Flower's Grid without Flower's processes, and the executors behind it.
 
 The ServerApp runs in this process and sends through the grid; the same ClientApp as everywhere
 answers: in this process (``engine: inline``, for debuggers), in worker processes
@@ -66,7 +66,7 @@ class InlineGrid(Grid):
         self.waiting: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """All of them, always."""
+        """Return all of them."""
         return sorted(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -91,7 +91,7 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Both in one; ``timeout`` has no meaning here."""
+        """Push and pull; ``timeout`` has no meaning here."""
         del timeout
         return self.pull_messages(self.push_messages(messages))
 
@@ -103,15 +103,15 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """As ``Message(...)``, which replaces this."""
+        """Return ``Message(...)``, which replaces this."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def set_run(self, run: Any) -> None:
-        """Nothing: Flower knows of no run here."""
+        """Do nothing: Flower knows of no run here."""
 
     @property
     def run(self) -> Any:
-        """There is none."""
+        """Raise NotImplementedError: there is none."""
         raise NotImplementedError("a simulation of fedhet's runs without a Flower run")
 
 
@@ -192,7 +192,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
 def _grid(
     launch: Launch, text: str, between: Callable[[], None], stack: contextlib.ExitStack
 ) -> Grid:
-    """The grid that the configuration asks for; leaving ``stack`` ends its processes."""
+    """Return the grid that the configuration asks for; ``stack`` ends its processes."""
     config, early = launch.config, take_early()
     if config.engine != "processes" and early is not None:
         early.close()
@@ -208,7 +208,7 @@ def _grid(
 
 
 def contexts_of(text: str, nodes: int) -> dict[int, Context]:
-    """Flower's context of each node, by its id."""
+    """Return Flower's context of each node, by its id."""
     be_one_process()
     return {
         FIRST_NODE + k: _context(
@@ -241,7 +241,7 @@ def gpu_memory(config: RunConfig) -> list[int]:
 
 
 def processes(config: RunConfig, memory: Sequence[int]) -> int:
-    """Number of training processes; ``memory`` as of :func:`gpu_memory`."""
+    """Return the number of training processes; ``memory`` as of :func:`gpu_memory`."""
     wanted = config.processes(config.clients)
     if not memory or config.actors:
         return wanted
@@ -249,7 +249,7 @@ def processes(config: RunConfig, memory: Sequence[int]) -> int:
 
 
 def device_of(worker: int, gpus: int) -> dict[str, str]:
-    """Environment in which worker number ``worker`` sees its own GPU alone."""
+    """Return the environment in which worker number ``worker`` sees its own GPU alone."""
     if not gpus:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -315,7 +315,7 @@ class WorkerPool:
                     worker.connection.send(message)
 
     def _read(self, worker: Worker) -> Message | None:
-        """What a worker has to say: that it is ready, or a reply."""
+        """Read from a worker that it is ready, or a reply."""
         try:
             received = worker.connection.recv()
         except (EOFError, OSError):
@@ -383,12 +383,12 @@ def _token() -> str:
 
 
 def _own_ray() -> dict[str, str]:
-    """Environment of a Ray that nobody else can use: on 127.0.0.1, with a token of its own.
+    """Return the environment of a private Ray: on 127.0.0.1, with a token of its own.
 
     Ray binds every port of a node to the node's address, and takes 127.0.0.1 for that only where
     it expects no cluster. Every call carries the token; a process without it is turned away. A
-    cluster of the user's (``RAY_ADDRESS``) is the
-    user's to protect: docs/how-to/several-machines.md.
+    cluster of the user's (``RAY_ADDRESS``) is the user's to protect:
+    docs/how-to/several-machines.md.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system
@@ -511,7 +511,7 @@ def _prepared(
 
 
 def _check_shared_folder(ray: Any, folder: Path) -> None:
-    """UserError if a machine of the cluster does not write to the same run folder."""
+    """Raise UserError if a machine of the cluster does not write to the same run folder."""
     affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     write = ray.remote(num_cpus=0, max_retries=0)(_write_proof)
     for node in ray.nodes():
@@ -598,7 +598,7 @@ def _console_to_log(launch: Launch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_as_it_was() -> Iterator[None]:
-    """Put back what a training process sets for itself: this one has other things to do."""
+    """Restore at the end what a training process sets for itself."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     before = _strictness()

@@ -25,7 +25,7 @@ class Launch:
     resume: bool = False
 
     def envelope(self) -> str:
-        """What the ServerApp gets."""
+        """Return what the ServerApp gets."""
         identity = {
             "folder": str(self.folder.path),
             "experiment": self.folder.experiment,
@@ -39,17 +39,17 @@ class Launch:
             self.folder.change_config(self.config)
 
     def status(self) -> tuple[str, str]:
-        """Status and reason in ``summary.json``; empty while there is none."""
+        """Return status and reason of ``summary.json``; empty while there is none."""
         summary = self.folder.read_summary()
         return str(summary.get("status", "")), str(summary.get("reason", ""))
 
     def clients(self) -> int:
-        """N, as far as it is known here."""
+        """Return N, as far as it is known here."""
         return self.config.clients or len(partition_clients(self.folder.partition))
 
 
 def take_over(folder: RunFolder) -> FileLock:
-    """Become the one command that runs this folder; UserError if another one is at it."""
+    """Lock this folder for this command; UserError if another one runs it."""
     lock = FileLock(folder.path / OWNER, blocking=False)
     try:
         lock.acquire()
@@ -62,7 +62,7 @@ def take_over(folder: RunFolder) -> FileLock:
 
 
 class Reader:
-    """Hands on ``rounds.jsonl`` whenever it has grown, and what the server waits for."""
+    """Pass on ``rounds.jsonl`` whenever it has grown, and what the server waits for."""
 
     def __init__(
         self, folder: RunFolder, on_rounds: OnRounds, tell: Callable[[str], None] = lambda _: None
@@ -100,7 +100,7 @@ def conclude(launch: Launch, ending: tuple[str, str]) -> None:
 
 
 def raise_unless_completed(launch: Launch, where: str, cause: BaseException | None = None) -> None:
-    """RunFailed with the reason in ``summary.json``, because of ``cause``."""
+    """Raise RunFailed from ``cause``, with the reason in ``summary.json``."""
     status, reason = launch.status()
     if status != "completed":
         why = f"{status}: {reason}" if status else "failed, and summary.json could not be written"

@@ -83,7 +83,7 @@ class Console:
 
 
 def find_preset(name: str) -> Path:
-    """A YAML file, or the name of one that is shipped in ``configs``."""
+    """Return a YAML file by its path, or by its name in ``configs``; UserError if there is none."""
     path = Path(name).expanduser()
     if path.suffix in {".yaml", ".yml"} or (path.exists() and not path.is_dir()):
         return path
@@ -165,18 +165,7 @@ def resume(
     config = resumed_config(folder.opened(trust=trust), overrides)
     if not trust:
         folder.check_reach(config)
-    return _resume(folder, config, read_overrides(overrides), console, connection, accept_lost)
-
-
-def _resume(  # noqa: PLR0913, PLR0917
-    folder: RunFolder,
-    config: RunConfig,
-    changes: Mapping[str, str],
-    console: Console,
-    connection: str | None,
-    accept_lost: bool,  # noqa: FBT001
-) -> RunFolder:
-    """:func:`resume`, once the folder may be used."""
+    changes = read_overrides(overrides)
     if "state-dir" in changes:
         config = absolute_paths(config)
         folder.adopt_states(config)
@@ -196,9 +185,10 @@ def _resume(  # noqa: PLR0913, PLR0917
 
 
 def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]:
-    """Hold what a run left behind against itself; UserError if it goes on, or if it is no run.
+    """Check a run folder for consistency.
 
-    UserError, too, for a run that names code of others, unless this user made it or ``trust``.
+    Raises UserError if the run goes on, if the folder is no run, or if it names code of others and
+    neither this user made it nor ``trust`` is set.
     """
     folder = _existing(path)
     with contextlib.ExitStack() as stack:
@@ -210,14 +200,14 @@ def verify(path: Path, *, trust: bool = False) -> tuple[RunFolder, Verification]
 
 
 def _check_arrays(config: RunConfig, roster: Roster, arrays: Mapping[str, Array]) -> None:
-    """Rejected for arrays that are not what the method has after any round."""
+    """Raise Rejected for arrays that the method cannot have after any round."""
     strategy = find_method(config.method).strategy(config, roster)
     strategy.initialise()
     strategy.check_arrays(arrays)
 
 
 def _existing(path: Path) -> RunFolder:
-    """A run folder in which nothing leads elsewhere."""
+    """Return a run folder in which no link leads elsewhere."""
     folder = RunFolder(plain_path(path))
     if folder.path.is_dir():
         verification.check_entries(folder.path)
@@ -249,7 +239,7 @@ def announce(config: RunConfig, console: Console) -> None:
 
 
 def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
-    """UserError if there is nothing left to do, or nothing to go on from."""
+    """Raise UserError if nothing is left to do, or nothing is there to go on from."""
     status = folder.read_summary().get("status")
     completed = status == "completed"
     records = folder.read_rounds()  # whether they are what was written is seen to later
@@ -314,7 +304,7 @@ def _run(
 
 
 def _how_to_go_on(launch: Launch) -> str:
-    """What to do about a run that ended early: a diverged one would diverge again."""
+    """Return what to do about a run that ended early: a diverged one would diverge again."""
     status, reason = launch.status()
     if status == "failed" and DIVERGENCE.search(reason):
         lr = f"{launch.config.lr:g}"
@@ -323,7 +313,7 @@ def _how_to_go_on(launch: Launch) -> str:
 
 
 def _beginning(launch: Launch, connection: str | None) -> str:
-    """What is being started, in words."""
+    """Return what is being started, in words."""
     config = launch.config
     if connection is not None:
         return f"sending the run to '{connection}' ..."
@@ -338,7 +328,7 @@ def _beginning(launch: Launch, connection: str | None) -> str:
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
-    """The configuration with paths that mean the same in every process and after a ``cd``."""
+    """Return the configuration with paths that mean the same in every process."""
     paths = {
         key: str(plain_path(value))
         for key in (path.replace("-", "_") for path in PATHS)
@@ -348,7 +338,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def resolve_clients(config: RunConfig) -> RunConfig:
-    """``clients: 0`` as our own simulation's number: the file's or the data's, or 10."""
+    """Return the configuration with a number for ``clients: 0``: of the file, the data, or 10."""
     if config.clients:
         return config
     if config.partition in ("file", "natural") or says_clients(config.partition):
@@ -357,7 +347,7 @@ def resolve_clients(config: RunConfig) -> RunConfig:
 
 
 def check_state_dir(config: RunConfig) -> None:
-    """The folder of the clients' states can be written; nothing is left behind."""
+    """Check that the folder of the clients' states can be written; leave nothing behind."""
     if not config.state_dir:
         return
     path = Path(config.state_dir).resolve()
@@ -369,7 +359,7 @@ def check_state_dir(config: RunConfig) -> None:
 
 
 def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
-    """Every model can be built for these classes and these examples, the shared one too."""
+    """Check that every model, the shared one too, can be built for these examples."""
     names = list(config.models)
     strategy = find_method(config.method).strategy
     if strategy.shares_small_model:
@@ -380,7 +370,7 @@ def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
 
 
 def check_declared(config: RunConfig) -> None:
-    """UserError for what every node of a network would refuse to learn from its own files."""
+    """Raise UserError for what a node of a network must not learn from its own files."""
     if config.dataset in ("table", "texts") and not config.target:
         raise UserError("target: '' is not allowed on a network: name the column of the class")
     for name, values in config.categories:
@@ -392,7 +382,7 @@ def check_declared(config: RunConfig) -> None:
 
 
 def check_kind(config: RunConfig, inputs: Inputs) -> None:
-    """What the method and `augment` can work with; of other people's data only known by now."""
+    """Check that method and `augment` work with this kind of examples."""
     refuses = find_method(config.method).strategy.refuses
     if inputs.kind in refuses:
         raise UserError(
@@ -408,7 +398,7 @@ def check_kind(config: RunConfig, inputs: Inputs) -> None:
 
 
 def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> list[str]:
-    """A line if no class has owners enough for its rows to be summed: nothing would be shared."""
+    """Return a line if no class has owners enough to be summed: nothing would be shared."""
     strategy = find_method(config.method).strategy
     if not config.summed or not strategy.sums_classes(config, config.params):
         return []

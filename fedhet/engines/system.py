@@ -1,4 +1,4 @@
-"""What the operating system is asked for: signals, programs, their environment, ports."""
+"""Signals, programs, their environment and ports."""
 
 import contextlib
 import multiprocessing
@@ -90,8 +90,8 @@ def guarded(command: list[str]) -> list[str]:
 def look_away() -> None:
     """Keep every Python that this process starts from importing out of the working folder.
 
-    It may be a stranger's. :mod:`multiprocessing` starts its helpers as ``python -c``, which looks
-    there first, for every module.
+    The folder may be somebody else's. :mod:`multiprocessing` starts its helpers as ``python -c``,
+    which looks there first, for every module.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
 

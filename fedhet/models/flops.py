@@ -22,7 +22,6 @@ from fedhet.models.base import untouched
 from fedhet.models.zoo import build_model
 
 log = logging.getLogger("fedhet")
-_named: set[str] = set()  # operators without a formula that this process has named
 # Names of operators that multiply and add; what else has no formula costs nothing worth counting.
 _WORK = re.compile(r"rnn|lstm|gru|attention|transformer|conv|mm|matmul|linear|einsum|bilinear|fft")
 _MATRIX = 2  # dimensions
@@ -140,17 +139,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
         else:
-            _name_once(func)
+            _name_once(func.overloadpacket)
         return out
 
 
-def _name_once(func: Any) -> None:
-    name = str(func.overloadpacket)
-    namespace, _, operator = name.partition(".")
-    works = namespace not in {"aten", "prim", "prims"} or _WORK.search(operator)
-    if works and name not in _named:
-        _named.add(name)
-        log.warning("FLOPs: operator %s has no formula and is counted as 0", name)
+@cache
+def _name_once(packet: Any) -> None:
+    """Warn of an operator without a formula that looks like work, once in a process."""
+    namespace, _, operator = str(packet).partition(".")
+    if namespace not in {"aten", "prim", "prims"} or _WORK.search(operator):
+        log.warning("FLOPs: operator %s has no formula and is counted as 0", packet)
 
 
 def forward_flops(model: nn.Module, inputs: Inputs) -> int:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 from engines.commands import WORK, Command, run, summary
 
-from fedhet import files
 from fedhet.config.load import build_config, load_config
 from fedhet.engines import grid
 from fedhet.engines.launch import Launch
@@ -168,26 +167,3 @@ def test_workers_take_turns_with_the_gpus_that_are_visible(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,3")
     given = [grid.device_of(i, 2)["CUDA_VISIBLE_DEVICES"] for i in range(3)]
     assert given == ["GPU-a", "3", "GPU-a"]
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "limits", "count"),
-    [
-        ("0::/a/b\n", {"a/cpu.max": "250000 100000", "a/b/cpu.max": "max 100000"}, 3),
-        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
-        ("4:cpu,cpuacct:/c\n3:memory:/\n",
-         {"cpu,cpuacct/c/cpu.cfs_quota_us": "200000", "cpu,cpuacct/c/cpu.cfs_period_us": "100000"},
-         2),
-        ("0::/gone\n", {}, 8),
-    ],
-)  # fmt: skip
-def test_cpus_are_those_that_the_process_may_use(monkeypatch, tmp_path, cgroup, limits, count):
-    own = tmp_path / "cgroup"
-    own.write_text(cgroup)
-    for name, text in limits.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(files, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(files, "_OWN_CGROUPS", own)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert files.cpus() == count

@@ -45,7 +45,7 @@ _NOISE = re.compile(
     re.S,
 )
 _WIDTH, _LEFT, _ROW = 330, 92, 15.0  # pixels of a small panel, its names, a row
-_WIDE = 420  # of a figure that stands alone
+_WIDE = 440  # of a figure that stands alone
 _FAR = 2.5  # a row is off the scale beyond that many times the reach of most others
 _POINTS = 60  # of a line
 
@@ -135,7 +135,7 @@ def _name_ends(ax: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
     for (y_end, x_end, name, colour), slot in zip(places, slots, strict=True):
         ax.plot([x_end, 1.05], [y_end, slot], transform=ax.transAxes, color=colour, lw=0.5,
                 alpha=0.45, clip_on=False)  # fmt: skip
-        ax.text(1.06, slot, label(name, 26), transform=ax.transAxes, fontsize=8.5, va="center",
+        ax.text(1.06, slot, label(name, 24), transform=ax.transAxes, fontsize=8.5, va="center",
                 color=colour)  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
     for y, (_, pair) in enumerate(pairs.iterrows()):
         mean = pair["mean"]
         colour = {1: BLUE, -1: ORANGE}.get(pair["sign"], INK)
-        style = {"color": colour, "alpha": 1.0 if pair["sign"] else 0.55}
+        style: dict[str, Any] = {"color": colour, "alpha": 1.0 if pair["sign"] else 0.55}
         if mean < low:
             ax.text(low, y, f"◂ {mean:+.1f}", va="center", color=colour, fontsize=8.5)
         elif mean > high:
@@ -304,7 +304,7 @@ def rounds(one: Comparison) -> Picture:
         _name_ends(ax, ends)
 
     size = (_WIDE, max(250.0, 11.5 * len(known) + 60))
-    panel = _panel(name, draw, size, title, (44, 128, 12, 38))
+    panel = _panel(name, draw, size, title, (44, 150, 12, 38))
     return Picture(name, title, "Mean over all clients, mean over blocks.", [("", panel)])
 
 

@@ -351,4 +351,5 @@ def to_csv(frame: pd.DataFrame) -> str:
     texts = frame.rename(columns=quoted).map(
         lambda cell: quoted(cell) if isinstance(cell, str) else cell
     )
-    return texts.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    text: str = texts.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    return text

@@ -151,10 +151,10 @@ class RunView:
         ]  # fmt: skip
         tables = [_clients(rounds, scores, examples, failed, metrics)]
         if failed:
-            columns = [("round", "count"), ("client", "text"), ("why", "text")]
+            heads = [("round", "count"), ("client", "text"), ("why", "text")]
             newest = failed[: -FAILURES - 1 : -1]
             more = len(failed) - len(newest)
-            tables.append(_table("failures", "Failures", columns, newest, more))
+            tables.append(_table("failures", "Failures", heads, newest, more))
         if self.sites is not None:
             times = Counter(client for _, client, _ in failed)
             tables.insert(0, self.sites.table(scores, times))

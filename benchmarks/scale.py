@@ -3,8 +3,7 @@ r"""What the server spends per client, per message and per byte, without any cli
 An in-memory grid answers every message at once with a prepared reply; all of the server's own
 work is done as in a run: handshake, sampling, requests, decoding, checks, aggregation, books,
 files and checkpoint. FedSSA sends 5,010 floats, FedMRL 465,658. `FedSSA` gives the cost per
-message; the difference of the two, the cost per MiB that arrives and is sent. The last lines are
-one sweep of Flower's own simulator over its nodes, with no message under way.
+message; the difference of the two, the cost per MiB that arrives and is sent.
 
     python -m benchmarks.scale [--clients 100 1000 10000]
 """
@@ -24,7 +23,7 @@ from benchmarks.common import emit, median
 from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.engines.launch import Launch
-from fedhet.protocol.flower import be_one_process, posted, simulator_sweep
+from fedhet.protocol.flower import be_one_process, posted
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import QUERY, answer, instruction
 from fedhet.records.run_folder import RunFolder
@@ -106,16 +105,6 @@ def measure(method: str, clients: int) -> None:
     )  # fmt: skip
 
 
-def sweep(clients: int) -> None:
-    """One look of Flower's simulator for messages of every node, which it takes each 0.1 s."""
-    look, seconds = simulator_sweep(clients), []
-    for _ in range(7):
-        started = time.perf_counter()
-        look()
-        seconds.append(time.perf_counter() - started)
-    emit("scale_sweep", clients=clients, seconds=median(seconds))
-
-
 def main() -> None:
     """Measure every case in a process of its own, so that peaks do not mix."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -132,8 +121,6 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.scale", "--method", method]
             root = Path(__file__).resolve().parents[1]
             subprocess.run([*command, "--clients", str(clients)], check=True, cwd=root)
-    for clients in chosen.clients:
-        sweep(clients)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks.common import COMMON, emit, median, run_fedhet
 from benchmarks.nodes import federation, run
-from fedhet.sums.masks import Terms, public_bytes
-from fedhet.sums.member import Member
-from fedhet.sums.server import Collector
+from fedhet.sums.attempt import Collector
+from fedhet.sums.client import Member
+from fedhet.sums.masks import SumTerms, public_bytes
 
 MODES = ("off", "unmasked", "masked")
 WARM_UP = 1
@@ -36,13 +36,13 @@ def masks(clients: int, words: int) -> None:
     figures: dict[str, float] = {}
     for gone in (0, 1):
         attempt, alive = gone + 1, names[: clients - gone]
-        collector = Collector(names, words, Terms())
+        collector = Collector(names, words, SumTerms())
         spent = []
         for name in alive:
             started = time.perf_counter()
             upload = members[name].mask(1, attempt, names, b"", vector)
             spent.append(time.perf_counter() - started)
-            collector.take(name, *upload)
+            collector.take(name, upload)
         figures["mask_milliseconds"] = median([1e3 * seconds for seconds in spent])
         collector.close()
         spent.clear()
@@ -51,7 +51,7 @@ def masks(clients: int, words: int) -> None:
             started = time.perf_counter()
             answer = members[name].unmask(1, attempt, alive, boxes)
             spent.append(time.perf_counter() - started)
-            collector.answer(name, *answer)
+            collector.answer(name, answer)
         figures[f"answer_milliseconds_{gone}_gone"] = median([1e3 * seconds for seconds in spent])
         started = time.perf_counter()
         found = collector.total()

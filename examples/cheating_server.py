@@ -17,13 +17,13 @@ from fedhet.errors import Refused, Rejected
 from fedhet.protocol.messages import Reply
 from fedhet.site.limits import Asked, Limits, check_run
 from fedhet.site.state import FileStore
-from fedhet.sums.masks import Terms
-from fedhet.sums.member import Credentials, SumNotes
-from fedhet.sums.messages import Cohort, SumKey, Survivors
-from fedhet.sums.server import Collector
+from fedhet.sums.attempt import Collector
+from fedhet.sums.client import NodeCertificate, SumNotes
+from fedhet.sums.masks import SumKey, SumTerms
+from fedhet.sums.messages import Cohort, Survivors
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
-TERMS = Terms(least=3, threshold=4)  # one of five may drop out
+TERMS = SumTerms(least=3, threshold=4)  # one of five may drop out
 LIMITS = Limits.model_validate({"secure-sum": "required", "min-sum": 3})  # a site's own file
 COUNTS = {name: np.array([k, 10 + k, 0], np.uint32) for k, name in enumerate(NAMES)}
 
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
     certs, own, site = make(folder / "tls", ["127.0.0.1"], NAMES), {}, {}
     for name in NAMES:
         files = {"key": certs.client(name), "certificate": f"{certs.client(name)}.crt"}
-        if (found := Credentials.of({**files, "ca": certs.ca})) is not None:  # it names files
+        if (found := NodeCertificate.of({**files, "ca": certs.ca})) is not None:  # it names files
             own[name] = found
         site[name] = SumNotes(FileStore(folder / name, sync=False), "run-1", name, TERMS)
     keys = {name: site[name].key(own[name]) for name in NAMES}
@@ -49,15 +49,15 @@ def main(folder: Path) -> None:
     def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
         for name in survivors:
             boxes = server.boxes_for(name)[: len(survivors)]
-            opened = site[name].unmask(1, Survivors(survivors, attempt, boxes))
-            server.answer(name, opened.shares, opened.seeds, opened.closed)
+            opened = site[name].unmask(1, Survivors(survivors, attempt, boxes.tobytes()))
+            server.answer(name, opened)
 
     def ask_all(attempt: int, elms: bytes) -> Collector:
         server, cohort = Collector(NAMES, 3, TERMS), Cohort(NAMES, attempt, len(NAMES))
         for name in NAMES:  # each masks for what it was sent, of which this is the digest
             sent = elms if name == "elm" else bytes(32)
             masked = site[name].mask(1, cohort, sent, COUNTS[name], Reply({}, {}, []))
-            server.take(name, *masked.arrays)
+            server.take(name, masked.arrays)
         server.close()
         ask(server, attempt, NAMES)
         return server

@@ -18,7 +18,7 @@ from fedhet.engines.launch import Launch
 from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.handshake import Handshake, Names, Roster, Terms
+from fedhet.protocol.handshake import Admission, Handshake, Names, Roster
 from fedhet.records.checkpoint import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tracker import Tracker
@@ -98,7 +98,7 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
         grid,
         experiment,
         roster,
-        terms(config),
+        admission(config),
         Names(config.client_keys),
         str(folder.state_dir(config)),
     )
@@ -138,13 +138,13 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
     return None
 
 
-def terms(config: RunConfig) -> Terms:
+def admission(config: RunConfig) -> Admission:
     """Return what clients may declare in this run."""
     method = find_method(config.method)
     masked = config.secure_sum == "masked"
     shared = method.strategy.public_set == "everybody"
     public = public_digest(config) if shared else ""
-    return Terms(config.max_images, config.max_classes, config.summed, masked, public)
+    return Admission(config.max_images, config.max_classes, config.summed, masked, public)
 
 
 def _log_to_stderr() -> None:

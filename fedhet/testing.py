@@ -42,7 +42,7 @@ class LocalGrid(InlineGrid):
     def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
         super().__init__(text, nodes)
         self.tamper = tamper
-        self.badges: dict[int, tuple[str, bytes]] = {}
+        self.identities: dict[int, tuple[str, bytes]] = {}
         self.online = set(self.contexts)
         self.sent: list[Message] = []
         self.reverse = False
@@ -52,12 +52,12 @@ class LocalGrid(InlineGrid):
         return sorted(self.online)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """As a SuperLink knows them; ``badges`` are names and keys (PEM), by node."""
+        """As a SuperLink knows them; ``identities`` are names and keys (PEM), by node."""
         nothing = ("", b"")
-        badges = {node: self.badges.get(node, nothing) for node in self.get_node_ids()}
+        identities = {node: self.identities.get(node, nothing) for node in self.get_node_ids()}
         return [
             NodeInfo(node_id=node, name=name, public_key=key)
-            for node, (name, key) in badges.items()
+            for node, (name, key) in identities.items()
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -31,7 +31,6 @@ from fedhet.data.inputs import Inputs
 from fedhet.errors import Rejected, RunFailed, UserError
 from fedhet.files import client_order
 from fedhet.protocol.checks import check_evaluation, form, size
-from fedhet.protocol.delivery import exchange, longest_first
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.messages import (
@@ -39,6 +38,8 @@ from fedhet.protocol.messages import (
     TRAIN,
     Instruction,
     Reply,
+    exchange,
+    longest_first,
     message_bytes,
     read_reply,
     request,
@@ -319,7 +320,7 @@ class MethodStrategy(Strategy, Generic[P]):
                     f"{self.config.min_replies} valid replies: {reasons}"
                 )
         self.deadline = time.monotonic() + self.config.round_timeout
-        matrices = self.aggregation.confusions(grid)
+        matrices = self.aggregation.confusions()
         self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
         return Result()
 
@@ -466,15 +467,6 @@ class MethodStrategy(Strategy, Generic[P]):
 
     def _evaluates(self, round_: int) -> bool:
         return round_ % self.config.evaluate_every == 0 or round_ == self.config.rounds
-
-    def ask(self, grid: Grid, kind: str, clients: Iterable[str]) -> list[tuple[str, Reply]]:
-        """Send ``clients`` a message of that ``kind`` through ``grid``, after the last round.
-
-        Return the replies in client order.
-        """
-        self._requests = [(c, self.message(kind, c, self.finished)) for c in clients]
-        messages = [message for _, message in self._requests]
-        return self._named(self._collect(exchange(grid, messages, self.config.round_timeout)))
 
     def message(
         self, kind: str, client: str, round_: int, arrays: ArrayRecord | None = None

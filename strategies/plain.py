@@ -11,23 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ConfigRecord
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedhet.errors import Rejected, one_line
 from fedhet.protocol.checks import (
-    Steps,
+    StepLimits,
     check_arrays,
-    check_epsilon,
-    check_metrics,
     check_origin,
-    check_reply,
+    check_trained,
     read_confusion,
     reply_limit,
     size,
 )
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.messages import CONFUSION, Reply
+from fedhet.protocol.messages import CONFUSION, Reply, replies
 from fedhet.protocol.payload import Payload
 from fedhet.site.privacy import sigma
 from fedhet.strategies.robust import capped
@@ -72,7 +69,7 @@ class PlainRounds:
         """Take up what :meth:`marks` gave, out of a checkpoint's ``marks``."""
         self.strategy = strategy
         self.config, self.roster, self.ledger = strategy.config, strategy.roster, strategy.ledger
-        self.steps = Steps(self.config.max_update_ratio, sigma(self.config))
+        self.steps = StepLimits(self.config.max_update_ratio, sigma(self.config))
         self.steps.load(marks.get("steps", {}))
         self._pace: dict[str, float] = {}  # seconds per training image, by model
 
@@ -119,7 +116,7 @@ class PlainRounds:
         self._accept(accepted, round_)
         return numbers
 
-    def confusions(self, grid: Grid) -> dict[str, NDArray[np.int64]]:
+    def confusions(self) -> dict[str, NDArray[np.int64]]:
         """Ask clients for their confusion matrices (C, C) after the last round; by client."""
         found: dict[str, NDArray[np.int64]] = {}
         roster, finished = self.roster, self.strategy.finished
@@ -128,7 +125,10 @@ class PlainRounds:
             for client in roster.ids
             if client in roster.nodes and (self.config.evaluate_all or roster.generations[client])
         ]
-        for client, reply in self.strategy.ask(grid, CONFUSION, asked):
+        messages = {c: self.strategy.message(CONFUSION, c, finished) for c in asked}
+        for client, reply in replies(
+            self.strategy.handshake.grid, messages, self.config.round_timeout
+        ):
             try:
                 check_origin(roster.infos[client], reply, finished)
                 found[client] = read_confusion(reply, len(roster.classes))
@@ -186,9 +186,10 @@ class PlainRounds:
 
     def _checked(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
         strategy = self.strategy
-        check_reply(info, reply, round_)
-        check_metrics(reply, strategy.metric_ranges)
-        check_epsilon(reply, self.config)
+        check_trained(info, reply, round_, self.config, strategy.metric_ranges)
+        images = reply.metrics.get("num-examples")
+        if images != info.train_images:
+            raise Rejected(f"num-examples {images}, but it declared {info.train_images}")
         try:
             payload = strategy.upload_type.from_ndarrays(reply.arrays)
         except ValueError as error:

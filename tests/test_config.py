@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.flower_internals import read_run_config, with_overrides
 
 from fedhet.config.load import (
     build_config,
@@ -18,7 +19,6 @@ from fedhet.config.load import (
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import QUIET, RunConfig, kebab
 from fedhet.errors import UserError
-from fedhet.protocol.flower import read_run_config, with_overrides
 
 
 def write(tmp_path: Path, **values) -> Path:

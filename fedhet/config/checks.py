@@ -11,7 +11,7 @@ from typing import Any
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.data.inputs import IMAGE, kind_of
 from fedhet.errors import UserError
-from fedhet.sums.masks import Terms, fraction_bits
+from fedhet.sums.masks import SumTerms, fraction_bits
 
 SKEWED = ("dirichlet", "dirichlet-balanced", "quantity")  # partitions that alpha shapes
 REFUSED = ("alpha", "classes-per-client", "legacy-pfedhn")
@@ -166,7 +166,7 @@ def check_cohort(config: RunConfig) -> None:
             f"sum-min: {config.sum_min} is more than the {size} clients of a round "
             "(fraction x clients)"
         )
-    needed = Terms(config.sum_min, config.sum_threshold).needed(size)
+    needed = SumTerms(config.sum_min, config.sum_threshold).needed(size)
     if not size // 2 < needed <= size:
         raise UserError(
             f"sum-threshold: {config.sum_threshold} is not allowed with {size} clients a round: 0, "

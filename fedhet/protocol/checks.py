@@ -37,6 +37,8 @@ from fedhet.protocol.reasons import Word
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100
+BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache
+DIGEST = r"[0-9a-f]{64}"
 FLOAT32 = float(np.finfo(np.float32).max)
 # Ranges of metrics by the beginning of their names; the last holds for all others. Nothing in them
 # can make a sum over any number of rounds and clients infinite.
@@ -58,21 +60,30 @@ OURS = re.compile(
 )
 
 
-def check_reply(info: ClientInfo, reply: Reply, round_: int) -> None:
-    """The reply is this client's, for this round, with the images it declared.
+def check_trained(
+    info: ClientInfo,
+    reply: Reply,
+    round_: int,
+    config: RunConfig,
+    own: Mapping[str, tuple[float, float]],
+) -> None:
+    """Raise Rejected unless this is the client's answer to a train message of this round.
 
-    Raises Rejected with the reason.
+    ``own`` are the ranges of its method's metrics, by name. Numbers of images are not looked at.
     """
     check_origin(info, reply, round_)
-    images = reply.metrics.get("num-examples")
-    if images != info.train_images:
-        raise Rejected(f"num-examples {images}, but it declared {info.train_images}")
-    if not re.fullmatch(r"[0-9a-f]{64}", reply.state):
+    if not re.fullmatch(DIGEST, reply.state):
         raise Rejected("reply without a digest of the client's state")
+    check_metrics(reply, own)
+    spent = reply.metrics.get("epsilon_spent")
+    if config.dp_clip and spent is None:
+        raise Rejected("says nothing of epsilon_spent, and this run has noise (dp-clip)")
+    if spent is not None and not 0 <= spent <= config.dp_epsilon * (1 + 1e-9):
+        raise Rejected(f"epsilon_spent {spent:g} is above dp-epsilon={config.dp_epsilon:g}")
 
 
 def check_origin(info: ClientInfo, reply: Reply, round_: int) -> None:
-    """The reply is this client's and for this round; Rejected otherwise."""
+    """Raise Rejected unless the reply is this client's and for this round."""
     if reply.error:
         raise Rejected(reply.error)
     if reply.info.get("client") != info.client or reply.info.get("round") != round_:
@@ -83,15 +94,15 @@ def check_origin(info: ClientInfo, reply: Reply, round_: int) -> None:
 
 
 def reply_limit(expected: Payload | None) -> int:
-    """Bytes above which a reply is refused unread; ``expected`` None: of unknown shapes."""
+    """Return the bytes above which a reply is refused unread; ``expected`` None: shapes vary."""
     return MANY_BYTES if expected is None else 4 * expected.bytes + QUERY_BYTES
 
 
 def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = None) -> None:
-    """Metrics have declared names, are finite and in range; accuracies are percentages.
+    """Raise Rejected unless metrics have declared names, are finite and in range.
 
-    ``own`` are a method's ranges, by the whole name: no other names are its own. Raises Rejected
-    with the reason.
+    ``own`` are a method's ranges, by the whole name: no other names are its own. Accuracies are
+    percentages.
     """
     if len(reply.metrics) > MAX_METRICS:
         raise Rejected(f"{len(reply.metrics)} metrics, at most {MAX_METRICS} are allowed")
@@ -103,17 +114,17 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
         percent = name in BESIDE and not name.endswith("log_loss")
         if ("accuracy" in name or percent) and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
-        low, high = (own or {}).get(name) or _range(name)
+        low, high = (own or {}).get(name) or next(
+            bounds for start, bounds in RANGES.items() if name.startswith(start)
+        )
         if not low <= value <= high:
             raise Rejected(f"metric '{name}' is {value:g}, not within {low:g} and {high:g}")
 
 
 def check_evaluation(info: ClientInfo, reply: Reply, round_: int) -> None:
-    """An evaluation of this client says how good it is, unless it has no test images.
+    """Raise Rejected for an evaluation without an accuracy, unless the client has no test images.
 
     Of a client that tells no numbers of images nobody knows whether it has some.
-
-    Raises Rejected with the reason.
     """
     check_origin(info, reply, round_)
     check_metrics(reply)
@@ -122,14 +133,10 @@ def check_evaluation(info: ClientInfo, reply: Reply, round_: int) -> None:
         raise Rejected("an evaluation without test_accuracy")
 
 
-def _range(name: str) -> tuple[float, float]:
-    return next(bounds for start, bounds in RANGES.items() if name.startswith(start))
-
-
 def read_confusion(reply: Reply, classes: int) -> NDArray[np.int64]:
-    """The matrix (C, C) in a reply, sent as true class, answer, number and so on.
+    """Return the matrix (C, C) in a reply, sent as true class, answer, number and so on.
 
-    Rejected if it is something else.
+    Raises Rejected if it is something else.
     """
     sent = reply.info.get("confusion", [])
     try:
@@ -145,50 +152,62 @@ def read_confusion(reply: Reply, classes: int) -> NDArray[np.int64]:
     return found
 
 
-def check_epsilon(reply: Reply, config: RunConfig) -> None:
-    """With noise a client says what it has spent, within its budget; Rejected otherwise."""
-    spent = reply.metrics.get("epsilon_spent")
-    if config.dp_clip and spent is None:
-        raise Rejected("says nothing of epsilon_spent, and this run has noise (dp-clip)")
-    if spent is not None and not 0 <= spent <= config.dp_epsilon * (1 + 1e-9):
-        raise Rejected(f"epsilon_spent {spent:g} is above dp-epsilon={config.dp_epsilon:g}")
-
-
 def check_arrays(payload: Payload, expected: Payload | None, max_norm: float) -> float:
-    """Shapes and dtypes as expected (unless None), finite, and an L2 norm within bounds.
+    """Raise Rejected unless shapes and dtypes are as expected, values finite, the norm in bounds.
 
-    Returns the length of the step from ``expected``, or of the payload where that is None or not
-    finite: see :mod:`fedhet.protocol.checks`. Raises Rejected with the reason.
+    Returns the length of the step from ``expected``, a root mean square, or of the payload where
+    that is None or not finite.
     """
     arrays = payload.flat
     began: Sequence[Array] = ()
     if expected is not None:
         check_shapes(arrays, expected.flat)
         began = expected.flat
-    square = moved = 0.0
-    for i, array in enumerate(arrays):
-        if np.issubdtype(array.dtype, np.floating):
-            norm = float(np.linalg.norm(array.ravel().astype(np.float64)))
-            if not math.isfinite(norm):
-                raise Rejected(f"array {i} holds NaN or infinity")
-            square += norm * norm
-            if began:
-                moved += _square(array, began[i])
-    if math.sqrt(square) > max_norm:
-        raise Rejected(f"norm {math.sqrt(square):.4g} is above max-update-norm={max_norm:g}")
-    total = moved if began and math.isfinite(moved) else square
+    try:
+        norm = finite_norm(arrays)
+    except ValueError as error:
+        raise Rejected(str(error)) from error
+    if norm > max_norm:
+        raise Rejected(f"norm {norm:.4g} is above max-update-norm={max_norm:g}")
+    moved = 0.0
+    for array, start in zip(arrays, began, strict=False):
+        if array.dtype.kind == "f":
+            with np.errstate(over="ignore", invalid="ignore"):
+                away = (array - start).ravel()  # in the arrays' own precision: magnitude counts
+                moved += float(away @ away)
+    total = moved if began and math.isfinite(moved) else norm * norm
     return math.sqrt(total / max(1, payload.floats))
 
 
-def _square(array: Array, start: Array) -> float:
-    """Squared distance in the arrays' own precision: of steps no more than the magnitude counts."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        away = (array - start).ravel()
-        return float(away @ away)
+def finite_norm(arrays: Sequence[Array]) -> float:
+    """Return the L2 norm of all floats; raise ValueError if one is NaN or infinite."""
+    total = 0.0
+    for i, array in enumerate(arrays):
+        total += squares(array)
+        if not math.isfinite(total):
+            raise ValueError(f"array {i} holds NaN, infinity or numbers near it")
+    return math.sqrt(total)
+
+
+def squares(array: Array) -> float:
+    """Return the sum of squares of floats, in float64 and block by block; 0 for integers."""
+    if array.dtype.kind != "f":
+        return 0.0
+    flat, total = array.reshape(-1), 0.0
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        total += float(block @ block)
+    return total
+
+
+def size(arrays: Sequence[Array]) -> float:
+    """Return the root mean square of all floats; 0 if there are none."""
+    count = sum(array.size for array in arrays if array.dtype.kind == "f")
+    return math.sqrt(sum(map(squares, arrays)) / count) if count else 0.0
 
 
 def check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:
-    """As many arrays as expected, each of its shape and dtype; Rejected otherwise."""
+    """Raise Rejected unless there are as many arrays, each of its shape and dtype."""
     if len(arrays) != len(expected):
         raise Rejected(f"{len(arrays)} arrays, expected {len(expected)}")
     for i, (array, model) in enumerate(zip(arrays, expected, strict=True)):
@@ -197,20 +216,18 @@ def check_shapes(arrays: Sequence[Array], expected: Sequence[Array]) -> None:
 
 
 def form(array: Array) -> str:
-    """Dtype and shape, for people."""
+    """Return dtype and shape, for people."""
     return f"{array.dtype}{list(array.shape)}"
 
 
 # --- what comes down to a client --------------------------------------------------------------
 
 
-BLOCK = 1 << 16  # floats that are float64 at a time: they stay in the cache
-DIGEST = r"[0-9a-f]{64}"
 NUMBERS = {np.dtype(code) for code in "?bhilBHILefd"}
 
 
 def read_instruction(message: Message, config: RunConfig) -> Instruction:
-    """The instruction of a request; Refused, in one line, if any part of it is not plausible."""
+    """Return the instruction of a request; raise Refused if any part of it is not plausible."""
     kind = message.metadata.message_type
     try:
         what = instruction(message)
@@ -230,7 +247,7 @@ def read_instruction(message: Message, config: RunConfig) -> Instruction:
 
 
 def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
-    """A round of this run, and a generation that it may start from, named by its digest."""
+    """Raise ValueError unless a round of this run starts from a generation that it may."""
     if what.refused and kind != "query":
         raise ValueError(f"a refusal came with a message of kind '{kind}'")
     if kind in {"query", INTRODUCE, AGREE, UNMASK} and (what.generation or what.state):
@@ -245,7 +262,9 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
         return
     if not what.classes:
         raise ValueError("no classes are named")
-    most = what.round - (kind == TRAIN)  # the others come after a round as well
+    # The others come after a round as well: an evaluation, the confusion matrix, and the count of
+    # owners before that matrix. A count restores no state: its generation decides nothing there.
+    most = what.round - (kind == TRAIN)
     if not 0 <= what.generation <= most:
         raise ValueError(f"generation {what.generation} in round {what.round}: 0 to {most} may be")
     if not re.fullmatch(DIGEST if what.generation else "", what.state):
@@ -256,7 +275,7 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
 
 
 def _check_names(what: Instruction, config: RunConfig) -> None:
-    """An experiment's id, and distinct classes: those of the configuration, if it has any."""
+    """Raise ValueError for classes that are not distinct, or not the configuration's."""
     if not is_id(what.experiment):
         raise ValueError("the experiment's id is not allowed")
     if len(what.classes) > max(config.max_classes, len(config.classes)):
@@ -270,7 +289,7 @@ def _check_names(what: Instruction, config: RunConfig) -> None:
 
 
 def read_arrays(message: Message) -> list[Array]:
-    """The payload's arrays, all plain numbers; Refused for anything else.
+    """Return the payload's arrays, all plain numbers; raise Refused for anything else.
 
     NumPy's reader fails in many ways on what a stranger wrote.
     """
@@ -285,14 +304,14 @@ def read_arrays(message: Message) -> list[Array]:
 
 
 def check_dtypes(payload: Payload) -> None:
-    """Every array has the dtype that the payload's class names, if it does; Refused otherwise."""
+    """Raise Refused for an array of another dtype than the payload's class names, if it does."""
     for i, (array, dtype) in enumerate(zip(payload.flat, payload.dtypes(), strict=True)):
         if dtype is not None and array.dtype != dtype:
             raise Refused(f"array {i} is {array.dtype}, expected {dtype}")
 
 
 def check_forms(payload: Payload, expected: Payload | None) -> None:
-    """Shapes and dtypes are those that are expected, if any are; Refused otherwise.
+    """Raise Refused for other shapes and dtypes than expected.
 
     An expectation of another class is none: what it says is not about this payload.
     """
@@ -303,26 +322,8 @@ def check_forms(payload: Payload, expected: Payload | None) -> None:
             raise Refused(str(error)) from error
 
 
-def finite_norm(arrays: Sequence[Array]) -> float:
-    """L2 norm of all floats; Refused if one is NaN or infinite.
-
-    One pass in float64, block by block: no array is copied whole.
-    """
-    total = 0.0
-    for i, array in enumerate(arrays):
-        if array.dtype.kind != "f":
-            continue
-        flat = array.reshape(-1)
-        for start in range(0, flat.size, BLOCK):
-            block = flat[start : start + BLOCK].astype(np.float64)
-            total += float(block @ block)
-        if not math.isfinite(total):
-            raise Refused(f"array {i} holds NaN, infinity or numbers near it")
-    return math.sqrt(total)
-
-
 def check_ids(ids: Array, allowed: Array) -> None:
-    """Class ids, ascending, each once and each of those that may come; Refused otherwise."""
+    """Raise Refused unless class ids ascend, each once and each of those that may come."""
     if (np.diff(ids) <= 0).any() or not np.isin(ids, allowed).all():
         raise Refused(f"classes {ids[:20].tolist()}: not ascending ones of {allowed[:20].tolist()}")
 
@@ -334,16 +335,8 @@ SPREAD = 10.0  # honest representations were seen at 12 times the median: FedGH,
 REMEMBERED = 1000  # rounds; the first ones, so that no slow drift carries the median along
 
 
-def size(arrays: Sequence[Array]) -> float:
-    """Root mean square of all floating point values; 0 if there are none."""
-    floats = [a.ravel() for a in arrays if np.issubdtype(a.dtype, np.floating)]
-    count = sum(a.size for a in floats)
-    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in floats)
-    return math.sqrt(total / count) if count else 0.0
-
-
-class Steps:
-    """What the steps of a run usually are."""
+class StepLimits:
+    """What the steps of a run usually are, and how long one may be."""
 
     def __init__(self, ratio: float, noise: float = 0.0) -> None:
         self.ratio = ratio  # 0: no step is too long
@@ -352,17 +345,17 @@ class Steps:
         self.medians: list[float] = []  # of the accepted steps of earlier rounds
 
     def usual(self, lengths: Sequence[float] = ()) -> float:
-        """Lower median of these lengths, of earlier rounds' medians and of the start; or 0."""
+        """Return the lower median of these lengths, earlier rounds' medians and the start; or 0."""
         known = sorted(x for x in (*lengths, *self.medians, self.start or 0.0) if x > 0)
         return known[(len(known) - 1) // 2] if known else 0.0
 
     def limit(self, lengths: Sequence[float]) -> float:
-        """The longest step that counts in a round of these; 0 where nothing is known."""
+        """Return the longest step that counts in a round of these; 0 where nothing is known."""
         times = self.ratio if self.start else self.ratio * SPREAD
         return max(times * self.usual(lengths), self.start or 0.0, self.ratio * self.noise)
 
     def odd(self, lengths: Mapping[str, float]) -> dict[str, str]:
-        """Reasons by client, for steps that are too long."""
+        """Return reasons by client, for steps that are too long."""
         usual, limit = self.usual(list(lengths.values())), self.limit(list(lengths.values()))
         if not limit or not self.ratio:
             return {}
@@ -381,11 +374,11 @@ class Steps:
             self.medians.append(moved[(len(moved) - 1) // 2])
 
     def dump(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {"start": self.start, "medians": self.medians}
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Inverse of :meth:`dump`; a checkpoint from before there was any of this has nothing."""
+        """Take up what :meth:`dump` gave; older checkpoints have nothing."""
         start = kept.get("start")
         self.start = None if start is None else float(start)
         self.medians = [float(length) for length in kept.get("medians", ())]

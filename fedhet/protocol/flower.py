@@ -1,8 +1,8 @@
 """The only module that imports or names what Flower calls private or keeps for compatibility.
 
-Everything else takes ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and its strategy alone,
-tests and benchmarks included; tests/test_floors.py holds that, and that each import below has its
-reason beside it. A new version of Flower is tried against this file first.
+Everything else takes ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and its strategy alone
+(tests have ``helpers/flower_internals.py`` as well); tests/test_floors.py holds that, and that each
+import below has its reason beside it. A new version of Flower is tried against this file first.
 
 Whether clients are simulated is said here, too: nothing public of Flower's tells. What costs a
 client's process seconds at import, and is the server's business, is imported when it is called.
@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -47,23 +47,6 @@ def packed_app(folder: Path) -> bytes:
     from flwr.cli.build import build_fab_from_disk  # why: the command writes it beside the app
 
     return bytes(build_fab_from_disk(folder))
-
-
-def check_app(folder: Path, project: Mapping[str, Any]) -> tuple[list[str], int]:
-    """What Flower finds wrong with an app and its ``pyproject.toml``, and the bytes that it allows.
-
-    Raises what Flower Hub's own command raises for files that it does not take.
-    """
-    from flwr.cli.app_cmd.publish import (  # why: the Hub's rules, which nothing else says
-        _collect_file_paths,
-        _validate_files,
-    )
-    from flwr.common.config import validate_config  # why: what `flwr run` checks first
-    from flwr.common.constant import FAB_MAX_SIZE  # why: the limit of a bundle
-
-    _validate_files(_collect_file_paths(folder))
-    fits, wrong, odd = validate_config(dict(project), check_module=True, project_dir=folder)
-    return [] if fits else [*wrong, *odd], int(FAB_MAX_SIZE)
 
 
 def is_simulated(grid: Grid | None = None) -> bool:
@@ -199,7 +182,7 @@ class ControlCalls:
         return list(self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values())
 
 
-class NamedControl:
+class NamedControl(ControlCalls):
     """Calls of the Control API at a connection of Flower's own configuration (``config.toml``).
 
     They raise UserError, with Flower's words, for a call that had no effect: nobody was reached, or
@@ -217,10 +200,6 @@ class NamedControl:
             read = read_superlink_connection(connection)
             self._client = init_http_client_from_connection(read)
             self._federation = read.federation or ""
-
-    def close(self) -> None:
-        """Hang up."""
-        self._client.close()
 
     def start(self, app: Path, envelope: str) -> int:
         """Submit the app in a folder with this run configuration; returns the run's id."""
@@ -245,16 +224,13 @@ class NamedControl:
 
     def find(self, envelope: str) -> int | None:
         """The id of a run with this configuration that has not ended; None if there is none."""
-        from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
-
         with _calling():
-            runs = self._client.ListRuns(ListRunsRequest(limit=20)).run_dict.values()
-        found = [
-            int(run.run_id)
-            for run in runs
-            if run.override_config["config"].string == envelope and run.status.status != "finished"
-        ]
-        return found[0] if found else None
+            runs = self.runs(20)
+        for run in runs:
+            sent = run.override_config["config"].string
+            if sent == envelope and run.status.status != "finished":
+                return int(run.run_id)
+        return None
 
     def status(self, run_id: int) -> tuple[str, str]:
         """Flower's status of a run, such as ``finished:failed``, and its details."""
@@ -303,12 +279,9 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest  # why: the call's message
 
-    client = _fleet(address, ca, key)
     asked = key_as_sent(key.public_key())
-    try:
+    with contextlib.closing(_fleet(address, ca, key)) as client:
         client.ActivateNode(ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat))
-    finally:
-        client.close()
 
 
 def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: int) -> None:
@@ -318,11 +291,8 @@ def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: in
     """
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest  # why: the call's message
 
-    client = _fleet(address, ca, key)
-    try:
+    with contextlib.closing(_fleet(address, ca, key)) as client:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node))
-    finally:
-        client.close()
 
 
 def _fleet(address: str, ca: bytes, key: "EllipticCurvePrivateKey") -> Any:
@@ -454,57 +424,8 @@ def key_as_sent(public: "EllipticCurvePublicKey") -> bytes:
     return public_key_to_bytes(public)
 
 
-# --- what only tests and benchmarks ask ------------------------------------------------------
-
-
-def objects_in(message: Message) -> int:
-    """How many objects a message is sent as; each is a request to the SuperLink."""
-    # why: the number decides what a message costs on a network, and nothing public tells it
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-
-    return len(get_all_nested_objects(message))
-
-
-def read_run_config(words: list[str]) -> dict[str, Any]:
-    """What ``flwr run --run-config`` makes of its words, or of a TOML file."""
-    from flwr.common.config import parse_config_args  # why: to hold our file against its reader
-
-    return parse_config_args(words)
-
-
-def with_overrides(app: Path, overrides: Mapping[str, bool | float | int | str]) -> dict[str, Any]:
-    """The run config of the app in a folder, as Flower gives it to ServerApp and ClientApp.
-
-    Raises ValueError for an override that the app's pyproject.toml does not have.
-    """
-    # why: the same function runs in the CLI, the SuperLink and every SuperNode
-    from flwr.common.config import get_fused_config_from_dir
-
-    return get_fused_config_from_dir(app, dict(overrides))
-
-
-def simulator_sweep(clients: int) -> Callable[[], None]:
-    """One look of Flower's simulator for messages of every node, which it takes each 0.1 s."""
-    # why: the benchmark measures the simulator's own state, without Ray and without its loop
-    from flwr.server.superlink.fleet.vce.vce_api import _register_nodes
-    from flwr.server.superlink.linkstate import LinkStateFactory  # why: as above
-    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME  # why: as above
-    from flwr.supercore.object_store import ObjectStoreFactory  # why: as above
-    from flwr.superlink.federation import NoOpFederationManager  # why: as above
-
-    objects = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
-    states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
-    nodes, state = _register_nodes(clients, states), states.state()
-
-    def look() -> None:
-        for node in nodes:
-            state.get_message_ins(node_id=node, limit=1)
-
-    return look
-
-
 def lose_what_is_pushed() -> None:
-    """From now on this ServerApp's messages are announced, and never arrive."""
+    """Announce this ServerApp's messages from now on without sending them: for a test."""
     import flwr.superlink.grid.http_grid as http  # why: a network that loses half of a message
 
     vars(http)["push_objects"] = lambda *words, **more: None

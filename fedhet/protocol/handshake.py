@@ -13,15 +13,14 @@ the content carries a nonce (:mod:`fedhet.protocol.messages`) that only the addr
 
 import hmac
 import logging
-import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import (
@@ -32,29 +31,42 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.app import Message
 from flwr.serverapp import Grid
+from pydantic import Field, StrictInt, StrictStr
+from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import client_order, is_id
-from fedhet.protocol.delivery import Mail
-from fedhet.protocol.messages import QUERY, Instruction, Reply, read_reply, request
+from fedhet.protocol.messages import (
+    LONGEST_TEXT,
+    QUERY,
+    WIRE,
+    Instruction,
+    Mail,
+    Reply,
+    read_fields,
+    read_reply,
+    request,
+    shown,
+)
 from fedhet.protocol.reasons import distinct
 from fedhet.rng import generator
-from fedhet.sums.messages import SumKey, key_of
+from fedhet.sums.masks import SumKey
+from fedhet.sums.messages import key_of
 
 # --- what a client declares -------------------------------------------------------------------
 
 
-EXACT = 2**53  # counts below are exact as floats, too
 MAX_TEXT = 255  # characters of a class's name, as of a file's on most systems
-MAX_CLIENTS = 1_000_000
-_MODEL = r"[A-Za-z0-9_.:/-]{1,200}"  # a name of ours, or module:factory
-_DEVICE = r"[a-z]{1,16}(:\d{1,4})?"
+PRINTABLE = r"^(?: |[^\p{C}\p{Z}])+$"
+Name = Annotated[StrictStr, Field(max_length=MAX_TEXT, pattern=PRINTABLE)]
+EXACT = 2**53  # counts below are exact as floats, too
+Count = Annotated[StrictInt, Field(ge=1, lt=EXACT)]
 
 
 @dataclass(frozen=True)
-class Terms:
+class Admission:
     """What a run allows its clients to declare."""
 
     max_images: int = 1_000_000
@@ -62,6 +74,26 @@ class Terms:
     hidden: bool = False  # its clients tell neither their classes nor how many images they have
     masked: bool = False  # they tell a key for sums (secure-sum) instead
     public: str = ""  # what everybody must have as the public data set; empty: clients use none
+
+
+@wired(frozen=True, config=WIRE)
+class Declaration:
+    """One answer of the handshake, each value of its type and within bounds.
+
+    ``clients`` is how many the client says there are (0: unsaid). Where the run hides classes,
+    ``seen``, ``images`` and ``train_images`` are absent.
+    """
+
+    client: StrictStr
+    classes: tuple[Name, ...]
+    model: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,200}$")]  # or module:factory
+    device: Annotated[StrictStr, Field(pattern=r"^[a-z]{1,16}(:\d{1,4})?$")]
+    inputs: StrictStr
+    clients: Annotated[StrictInt, Field(ge=0, le=1_000_000)] = 0
+    public: StrictStr = ""
+    seen: tuple[Name, ...] | None = None
+    images: tuple[Count, ...] | None = None
+    train_images: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -82,121 +114,53 @@ class ClientInfo:
     inputs: Inputs | None = None  # what its examples are; None in records older than the question
 
 
-@dataclass(frozen=True)
-class Declaration:
-    """One answer of the handshake: the client, and how many it says there are (0: unsaid).
-
-    ``key`` is the client's for sums, where the run has masks.
-    """
-
-    info: ClientInfo
-    clients: int
-    key: SumKey | None = None
-
-
-def read_declaration(reply: Reply, terms: Terms) -> Declaration:
-    """A query reply; ValueError with the reason, in one line, if any part makes no sense.
+def read_declaration(reply: Reply, rules: Admission) -> tuple[ClientInfo, Declaration]:
+    """Return what a client declares; raise ValueError, in one line, if any part makes no sense.
 
     Classes are distinct names; what the client has seen of them is told with a positive number of
     images each, adding up to its training images, or, where the run hides classes, nothing of it.
     """
-    info = reply.info
-    client = info.get("client")
+    client = reply.info.get("client")
     if not isinstance(client, str) or not is_id(client):
-        raise ValueError(f"client id {_shown(client)} is not allowed")
-    classes = _names(info, "classes", terms)
-    if terms.hidden and info.keys() & {"seen", "images", "train-images"}:
-        raise ValueError(f"client '{client}' tells its classes or counts, which this run hides")
-    seen = () if terms.hidden else _names(info, "seen", terms)
-    images = () if terms.hidden else _counts(info, "images", terms)
-    given = [] if terms.hidden else [info.get("train-images")]
-    total = sum(_counts({"train-images": given}, "train-images", terms))
-    who = f"client '{client}'"
-    if not classes:
+        raise ValueError(f"client id {shown(client)} is not allowed")
+    keys = {one.name.replace("_", "-"): one.name for one in fields(Declaration)}
+    said = {name: reply.info[key] for key, name in keys.items() if key in reply.info}
+    told, who = read_fields(Declaration, said), f"client '{client}'"
+    if rules.hidden and {told.seen, told.images, told.train_images} != {None}:
+        raise ValueError(f"{who} tells its classes or counts, which this run hides")
+    seen, images, total = told.seen or (), told.images or (), told.train_images or 0
+    if not told.classes:
         raise ValueError(f"{who} declares no classes")
-    if unknown := sorted(set(seen) - set(classes)):
+    for key, names in {"classes": told.classes, "seen": seen}.items():
+        if len(names) > rules.max_classes:
+            raise ValueError(f"{key}: {len(names)} names, max-classes is {rules.max_classes}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"{key}: {len(names)} names, {len(set(names))} different ones")
+    if max((*images, total)) > rules.max_images:
+        raise ValueError(f"{who} declares more images than max-images={rules.max_images}")
+    if unknown := sorted(set(seen) - set(told.classes)):
         raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
-    if terms.public and info.get("public") != terms.public:
+    if rules.public and told.public != rules.public:
         raise ValueError(
-            f"{who} has another public data set: {_shown(info.get('public'))}, the server has "
-            f"'{terms.public}'; give both the same images"
+            f"{who} has another public data set: {shown(told.public)}, the server has "
+            f"'{rules.public}'; give both the same images"
         )
-    if not terms.hidden and (len(images) != len(seen) or sum(images) != total):
+    fits = len(images) == len(seen) and sum(images) == total > 0
+    if not rules.hidden and not fits:
         raise ValueError(
             f"{who} declares {total} training images, but {sum(images)} in {len(images)} counts "
             f"of {len(seen)} classes"
         )
-    return Declaration(
-        ClientInfo(
-            client=client,
-            classes=classes,
-            seen_names=seen,
-            images=images,
-            train_images=total,
-            model=_matching(info, "model", _MODEL),
-            device=_matching(info, "device", _DEVICE),
-            inputs=load_inputs(info.get("inputs")),
-        ),
-        _clients(info.get("clients", 0)),
-        key_of(info) if terms.masked else None,
-    )
-
-
-def _matching(info: Any, key: str, pattern: str) -> str:
-    value = info.get(key)
-    if not isinstance(value, str) or not re.fullmatch(pattern, value):
-        raise ValueError(f"{key}: {_shown(value)} is not allowed")
-    return value
-
-
-def _names(info: Any, key: str, terms: Terms) -> tuple[str, ...]:
-    """Distinct printable texts, not too many and none too long."""
-    names = _sequence(info, key)
-    if len(names) > terms.max_classes:
-        raise ValueError(f"{key}: {len(names)} names, but max-classes is {terms.max_classes}")
-    for name in names:
-        if not isinstance(name, str) or not 1 <= len(name) <= MAX_TEXT or not name.isprintable():
-            raise ValueError(f"{key}: {_shown(name)} is not the name of a class")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{key}: {len(names)} names, {len(set(names))} different ones")
-    return tuple(names)
-
-
-def _counts(info: Any, key: str, terms: Terms) -> tuple[int, ...]:
-    """Positive integers up to max-images."""
-    most = min(terms.max_images, EXACT - 1)
-    counts = _sequence(info, key)
-    for count in counts:
-        if type(count) is not int or not 1 <= count <= most:
-            raise ValueError(
-                f"{key}: {_shown(count)} is not a number of examples from 1 to {most} (max-images)"
-            )
-    return tuple(counts)
-
-
-def _clients(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_CLIENTS:
-        raise ValueError(f"clients: {_shown(value)} is not a number from 0 to {MAX_CLIENTS}")
-    return value
-
-
-def _sequence(info: Any, key: str) -> Sequence[Any]:
-    value = info.get(key)
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{key}: {_shown(value)} is not a list")
-    return value
-
-
-def _shown(value: object) -> str:
-    """A stranger's value for a message; never a whole number of a million digits."""
-    return f"'{one_line(str(value)[:80] if isinstance(value, str) else repr(value)[:80])}'"
+    inputs = load_inputs(told.inputs)
+    about = told.classes, seen, images, total, told.model, told.device, (), inputs
+    return ClientInfo(client, *about), told
 
 
 # --- keys of nodes ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Badge:
+class NodeIdentity:
     """What the SuperLink knows of a node: the name that its key was registered under, and the key.
 
     ``name`` is empty where it was registered without one; ``key`` is the public key as PEM.
@@ -206,10 +170,10 @@ class Badge:
     key: bytes = b""
 
 
-def badges(grid: Grid) -> dict[int, Badge]:
-    """The nodes that are online on a network: what Flower's own grid there asks the SuperLink."""
+def identities(grid: Grid) -> dict[int, NodeIdentity]:
+    """Return the nodes that are online on a network: Flower's grid there asks the SuperLink."""
     nodes = grid.get_nodes()  # of HttpGrid, not of its base class
-    return {node.node_id: Badge(str(node.name or ""), bytes(node.public_key)) for node in nodes}
+    return {n.node_id: NodeIdentity(str(n.name or ""), bytes(n.public_key)) for n in nodes}
 
 
 class Names:
@@ -220,9 +184,9 @@ class Names:
         self.policy = policy
         self._keys = {} if policy in KEY_POLICIES else _read_keys(Path(policy))
 
-    def check(self, client: str, node: int, online: Mapping[int, Badge]) -> None:
+    def check(self, client: str, node: int, online: Mapping[int, NodeIdentity]) -> None:
         """Nothing if ``node`` may be ``client``; ValueError with the reason otherwise."""
-        own = online.get(node, Badge())
+        own = online.get(node, NodeIdentity())
         if self.policy == OFF:
             return
         if self._keys:
@@ -241,7 +205,7 @@ class Names:
                 f"client id '{client}': this node's key is registered under no name "
                 "(client-keys=registered)"
             )
-        elif client in {badge.name for badge in online.values()}:
+        elif client in {one.name for one in online.values()}:
             raise ValueError(f"client id '{client}' is the name of another node's key")
 
 
@@ -444,7 +408,10 @@ class Roster:
         """What a checkpoint keeps."""
         return {
             "classes": list(self.classes),
-            "infos": {client: _plain(info) for client, info in self.infos.items()},
+            "infos": {
+                client: {key: value for key, value in vars(info).items() if key != "inputs"}
+                for client, info in self.infos.items()
+            },
             "inputs": self.inputs.dump() if self.inputs is not None else None,
             "generations": self.generations,
             "states": self.states,
@@ -455,24 +422,14 @@ class Roster:
     def load(self, kept: Mapping[str, Any]) -> None:
         """Inverse of :meth:`dump`; nodes are found again by the handshake."""
         self.classes = tuple(kept["classes"])
-        self.infos = {client: ClientInfo(**_tuples(info)) for client, info in kept["infos"].items()}
         inputs = kept.get("inputs")
         self.inputs = load_inputs(inputs) if inputs is not None else None
-        for client, info in self.infos.items():
-            self.infos[client] = replace(info, inputs=self.inputs)
+        for client, info in kept["infos"].items():
+            plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in info.items()}
+            self.infos[client] = ClientInfo(**plain | {"inputs": self.inputs})
         self.generations = dict(kept["generations"])
         self.states, self.lost = dict(kept["states"]), dict(kept["lost"])
         self.keys = {client: SumKey.load(key) for client, key in kept.get("keys", {}).items()}
-
-
-def _plain(info: ClientInfo) -> dict[str, Any]:
-    """As plain values; what examples are is the same for everybody and kept once."""
-    return {key: value for key, value in vars(info).items() if key != "inputs"}
-
-
-def _tuples(info: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's lists back to the tuples of a ClientInfo."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in info.items()}
 
 
 # --- the query phase --------------------------------------------------------------------------
@@ -521,7 +478,7 @@ class Handshake:
         grid: Grid,
         experiment: str,
         roster: Roster,
-        terms: Terms = Terms(),  # noqa: B008  (frozen)
+        rules: Admission = Admission(),  # noqa: B008  (frozen)
         names: Names | None = None,
         state_dir: str = "",
     ) -> None:
@@ -529,12 +486,12 @@ class Handshake:
         self.grid = grid
         self.experiment = experiment
         self.roster = roster
-        self.terms = terms
+        self.rules = rules
         self.state_dir = state_dir
         self._mail = Mail(grid)
         self._names = names or Names()
         self._expected = 0
-        self._online: dict[int, Badge] = {}
+        self._online: dict[int, NodeIdentity] = {}
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
         self._reminded: Counter[int] = Counter()
@@ -605,7 +562,7 @@ class Handshake:
         mail, roster = self._mail, self.roster
         # Nodes of a simulation are the user's own processes and have no keys.
         ids = self.grid.get_node_ids() if mail.simulated else []
-        now = dict.fromkeys(ids, Badge()) if mail.simulated else badges(self.grid)
+        now = dict.fromkeys(ids, NodeIdentity()) if mail.simulated else identities(self.grid)
         online = set(now)
         if self._online.keys() - online:
             roster.refused.clear()  # what a vanished node held may be free now: ask again
@@ -636,9 +593,9 @@ class Handshake:
         new = [node for node in refused if node in self._online and node not in self._told]
         self._told.update(new)
         if new and not self._mail.simulated:
-            whys = [Instruction(self.experiment, refused=refused[node]) for node in new]
-            pairs = zip(new, whys, strict=True)
-            self._notices.add(request(QUERY, *pair, QUERY_TTL) for pair in pairs)
+            for node in new:
+                why = Instruction(self.experiment, refused=refused[node][:LONGEST_TEXT])
+                self._notices.add([request(QUERY, node, why, QUERY_TTL)])
             self._notices.poll()
 
     def _until_heard(self) -> None:
@@ -670,13 +627,13 @@ class Handshake:
             if reply.error:
                 self._told.add(node)  # it says so itself
                 raise ValueError(reply.error)
-            declared = read_declaration(reply, self.terms)
-            client = declared.info.client
+            info, declared = read_declaration(reply, self.rules)
+            client, key = info.client, key_of(reply.info) if self.rules.masked else None
             if not self._mail.simulated:
                 self._names.check(client, node, self._online)
             if client in self.roster.nodes:
                 raise ValueError(f"client id '{client}' is already taken by another node")
-            self.roster.admit(declared.info, declared.key)
+            self.roster.admit(info, key)
         except ValueError as error:
             self.roster.refuse(node, one_line(error))
             return []

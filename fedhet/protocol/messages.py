@@ -1,24 +1,34 @@
-"""Messages and back: the one place that knows the names of records and keys on the wire.
+"""Messages between server and clients: what they hold, how they are read, and how they travel.
 
 A request holds ``arrays`` (the payload) and ``config`` (an :class:`Instruction`); a reply holds
 ``arrays``, ``metrics`` (numbers only: Flower's MetricRecord takes no text) and ``info`` (texts).
 """
 
 import io
+import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import brief, one_line
-from fedhet.protocol.flower import ENDED, OTHER_CODE
+from fedhet.protocol.flower import ENDED, OTHER_CODE, is_simulated, posted, take_damaged_replies
 from fedhet.protocol.payload import Array
 from fedhet.protocol.reasons import told
+
+log = logging.getLogger("fedhet")
 
 PACKED = "packed"  # the one array of a payload's record
 QUERY, TRAIN, EVALUATE = "query", "train", "evaluate"
@@ -27,36 +37,52 @@ CONFUSION = "evaluate.confusion"  # after the last round
 INTRODUCE, UNIT, OWNERS = "query.introduce", "train.unit", "train.owners"
 AGREE, UNMASK = "train.agree", "train.unmask"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
-MAX_TEXT = 4096  # characters of a text in an instruction; a path is the longest
+LONGEST_TEXT = 4096  # characters of a text in an instruction; a path is the longest
 MAX_ARRAYS = 10_000  # of one payload: each costs its reader some 20 microseconds
-_TYPES: dict[str, type] = {
-    "experiment": str, "round": int, "generation": int, "state": str, "evaluate": bool,
-    "state-dir": str, "classes": list,
-}  # fmt: skip
-_SHOWN = {str: "text of a sane length", int: "whole number", bool: "true or false", list: "list"}
+WIRE = ConfigDict(extra="forbid")  # of a class that is read from the other side
+Wired = TypeVar("Wired")
+_Text = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
 
 
-@dataclass(frozen=True)
+def read_fields(kind: type[Wired], values: Mapping[str, Any]) -> Wired:
+    """Return a ``kind`` of these values; raise ValueError, one line, if they are not its fields."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place, why = ".".join(map(str, first["loc"])), one_line(first["msg"])
+        value = f"{shown(first['input'])} is not allowed: " if place else ""
+        raise ValueError(f"{place or kind.__name__}: {value}{why}") from error
+
+
+def shown(value: object) -> str:
+    """Return a stranger's value for a message."""
+    return f"'{one_line(str(value)[:80] if isinstance(value, str) else repr(value)[:80])}'"
+
+
+def to_fields(values: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as Flower's records take them, without None."""
+    pairs = ((one.name, getattr(values, one.name)) for one in fields(values))
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in pairs if v is not None}
+
+
+@wired(frozen=True, config=WIRE)
 class Instruction:
     """What the server tells a client beside the payload."""
 
-    experiment: str
-    round: int = 0
-    generation: int = 0
-    state: str = ""  # digest of that generation; empty for generation 0
-    evaluate: bool = True
-    state_dir: str = ""  # used by simulated clients only
-    classes: tuple[str, ...] = ()
-    refused: str = ""  # why the run does without this node; nothing is asked then
+    experiment: _Text
+    round: StrictInt = 0
+    generation: StrictInt = 0
+    state: _Text = ""  # digest of that generation; empty for generation 0
+    evaluate: StrictBool = True
+    state_dir: _Text = ""  # used by simulated clients only
+    classes: tuple[StrictStr, ...] = ()
+    refused: _Text = ""  # why the run does without this node; nothing is asked then
 
     def fit_config(self) -> dict[str, bool | bytes | float | int | str]:
         """Return what a client's ``fit`` is told of a round."""
-        return {
-            "round": self.round,
-            "generation": self.generation,
-            "state": self.state,
-            "evaluate": self.evaluate,
-        }
+        names = ("round", "generation", "state", "evaluate")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -74,6 +100,11 @@ class Reply:
         return str(self.info.get("error", ""))
 
     @property
+    def undelivered(self) -> bool:
+        """Whether no reply came: ``error`` is Flower's."""
+        return self.info.get("undelivered") is True
+
+    @property
     def lost(self) -> bool:
         """Whether the client says that the state which the server means is gone."""
         return self.info.get("state-lost") is True
@@ -87,26 +118,14 @@ class Reply:
 def request(
     kind: str, node: int, what: Instruction, ttl: float, arrays: ArrayRecord | None = None
 ) -> Message:
-    """A message to ``node``: query, train or evaluate.
+    """Return a message to ``node``: query, train or evaluate.
 
     After ``ttl`` seconds nobody waits for the reply any more, and a node that was away is not
     bothered with the message. Flower makes replies expire together with their message.
     """
-    config = ConfigRecord(
-        {
-            "experiment": what.experiment,
-            "round": what.round,
-            "generation": what.generation,
-            "state": what.state,
-            "evaluate": what.evaluate,
-            "state-dir": what.state_dir,
-            "classes": list(what.classes),
-            # Makes the message's id a secret of its addressee: see fedhet.protocol.handshake.
-            "nonce": secrets.token_hex(16),
-        }
-    )
-    if what.refused:
-        config["refused"] = what.refused
+    # The nonce makes the message's id a secret of its addressee: see fedhet.protocol.handshake.
+    sent = {name.replace("_", "-"): value for name, value in to_fields(what).items()}
+    config = ConfigRecord(sent | {"nonce": secrets.token_hex(16)})
     content = RecordDict({"config": config})
     if arrays is not None:
         content["arrays"] = arrays
@@ -114,9 +133,10 @@ def request(
 
 
 def instruction(message: Message) -> Instruction:
-    """The instruction of a request: all of its keys and no others, each of its type.
+    """Return the instruction of a request, which has all of its keys and no others.
 
-    Raises ValueError, in one line; whether the values are plausible is for ``downloads`` to say.
+    Raises ValueError, in one line. Whether the values are plausible is for
+    :func:`fedhet.protocol.checks.read_instruction` to say.
     """
     content = message.content
     if not {"config"} <= set(content) <= {"config", "arrays", "sum"}:
@@ -124,20 +144,10 @@ def instruction(message: Message) -> Instruction:
             "an instruction has the record 'config', and 'arrays' and 'sum' at most beside it"
         )
     config = content.config_records.get("config")
-    if config is None or set(config) - {"refused"} != {*_TYPES, "nonce"}:
-        raise ValueError(f"an instruction has the keys {', '.join(_TYPES)}, nonce and no others")
-    for key, kind in _TYPES.items():
-        value = config[key]
-        if type(value) is not kind or (kind is str and len(value) > MAX_TEXT):  # type: ignore[arg-type]
-            raise ValueError(f"{key}: no {_SHOWN[kind]} came")
-    classes: Any = config["classes"]
-    if not all(type(name) is str for name in classes):
-        raise ValueError("classes: no list of texts came")
-    refused = config.get("refused", "")
-    if type(refused) is not str or len(refused) > MAX_TEXT:
-        raise ValueError(f"refused: no {_SHOWN[str]} came")
-    values: dict[str, Any] = {key.replace("-", "_"): config[key] for key in _TYPES}
-    return Instruction(**values | {"classes": tuple(classes), "refused": refused})
+    keys = {one.name.replace("_", "-"): one.name for one in fields(Instruction)}
+    if config is None or set(config) != {*keys, "nonce"}:
+        raise ValueError(f"an instruction has the keys {', '.join(keys)}, nonce and no others")
+    return read_fields(Instruction, {name: config[key] for key, name in keys.items()})
 
 
 def arrays_of(message: Message) -> list[Array]:
@@ -154,8 +164,13 @@ def arrays_of(message: Message) -> list[Array]:
     content = _read(outer)
     if content.dtype != np.uint8 or content.ndim != 1 or outer.read(1):
         raise ValueError("payload is not one array of bytes")
-    stream, arrays = io.BytesIO(content.data), []
-    while stream.tell() < content.size:
+    return unpack(content.data)
+
+
+def unpack(data: bytes | memoryview) -> list[Array]:
+    """Return the arrays that :func:`pack` wrote; raise ValueError for anything else."""
+    stream, arrays = io.BytesIO(data), []
+    while stream.tell() < len(data):
         arrays.append(_read(stream))
         if len(arrays) > MAX_ARRAYS:
             raise ValueError(f"payload has more than {MAX_ARRAYS} arrays")
@@ -206,7 +221,8 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     if message.has_error():
         reason = one_line(message.error.reason)
         own = message.error.code in {OTHER_CODE, ENDED}  # a node's own words
-        return Reply({"error": reason if own else f"Flower error {message.error.code}: {reason}"})
+        text = reason if own else f"Flower error {message.error.code}: {reason}"
+        return Reply({"error": text, "undelivered": True})
     try:
         size = message_bytes(message)
         if size > limit:
@@ -242,15 +258,277 @@ def message_bytes(message: Message) -> int:
     )
 
 
-def to_record(arrays: Sequence[Array]) -> ArrayRecord:
-    """Arrays as a Flower record of one array, which holds them in NumPy's format, one by one.
-
-    Flower sends each array of a record as two objects, each in requests of its own, which cost the
-    SuperLink more than the arrays do.
-    """
+def pack(arrays: Sequence[Array]) -> memoryview:
+    """Return arrays in NumPy's format, one by one."""
     stream = io.BytesIO()
     for array in arrays:
         plain = np.asarray(array, order="C")
         np.lib.format.write_array(stream, plain, version=(1, 0), allow_pickle=False)
-    packed = np.frombuffer(stream.getbuffer(), np.uint8)
-    return ArrayRecord({PACKED: FlowerArray(packed)} if arrays else {})
+    return stream.getbuffer()
+
+
+def to_record(arrays: Sequence[Array]) -> ArrayRecord:
+    """Return arrays as a Flower record of one array, which holds them in NumPy's format.
+
+    Flower sends each array of a record as two objects, each in requests of its own, which cost the
+    SuperLink more than the arrays do.
+    """
+    return ArrayRecord(
+        {PACKED: FlowerArray(np.frombuffer(pack(arrays), np.uint8))} if arrays else {}
+    )
+
+
+# --- sending ----------------------------------------------------------------------------------
+
+
+SIMULATION_POLL = 0.01
+NETWORK_POLL = 0.25
+WINDOW = 64  # messages under way in a simulation
+BATCH = 64  # messages in one request to the SuperLink
+PULLS = 64  # requests for replies at a time on a network
+LONG_JOB = 0.3  # seconds; three sweeps of Flower's simulator
+PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
+# A SuperLink that is short of CPU drops replies ("database is locked"), and a node that died and
+# came back has forgotten what it was asked. A node that is silent for this long, and for three
+# times what the slowest of the others took, is asked again: longer than Flower needs to notice a
+# dead node.
+REMIND_AFTER = 75.0  # seconds
+REMINDERS = 2  # for one message
+NO_REPLY = 1000  # error codes of our own, above Flower's
+NOT_SENT = 1001
+
+
+class _Pull(threading.Thread):
+    """Asks for a few replies; a daemon, so that one that hangs keeps no process alive."""
+
+    def __init__(self, grid: Grid, identities: Sequence[str]) -> None:
+        super().__init__(daemon=True)
+        self.grid, self.identities = grid, identities
+        self.replies: list[Message] = []
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Work of the thread."""
+        try:
+            self.replies = list(self.grid.pull_messages(self.identities))
+        except Exception as error:  # raised again where the result is wanted
+            self.error = error
+
+    def result(self) -> list[Message]:
+        """What came; raises what the pull raised."""
+        if self.error is not None:
+            raise self.error
+        return self.replies
+
+
+class Mail:
+    """Messages on their way: not yet sent, and sent but not yet answered.
+
+    Flower's own ``send_and_receive`` sleeps 3 s between polls on a network; here the poll is short.
+    Its simulator scans all outstanding messages at every sweep (quadratic), so there only a window
+    of them is under way; on a network every node gets its message at once.
+    """
+
+    def __init__(self, grid: Grid, window: int = WINDOW) -> None:
+        self.grid = grid
+        self.simulated = is_simulated(grid)
+        if not self.simulated:
+            take_damaged_replies()
+        polls = getattr(grid, "poll_interval", SIMULATION_POLL)  # 0: its pulls wait themselves
+        self.interval = polls if self.simulated else NETWORK_POLL  # seconds
+        self.window = window if self.simulated else sys.maxsize
+        self.waiting: deque[Message] = deque()
+        self.pending: dict[str, Message] = {}  # a message that was repeated has several ids
+        self._since: dict[int, float] = {}  # when a message was sent first, by id() of it
+        self._took: list[float] = []  # seconds of those that are answered
+        self._reminded: Counter[int] = Counter()
+        self._pulls: list[_Pull] = []
+        self._news = time.monotonic()
+        self._asking = 0.0  # seconds that the last poll took
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.pending)
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Queue messages; :meth:`poll` sends them."""
+        self.waiting.extend(messages)
+
+    def poll(self) -> list[tuple[Message, Message]]:
+        """Send what the window allows; returns each message that is done, with its reply.
+
+        Replies to anything else (another round's, a stranger's) are never pulled. An error reply
+        may carry the server's own node id: match replies by ``reply_to_message_id``.
+        """
+        done = self._send()
+        started = time.monotonic()
+        replies = list(self._pull())
+        self._asking = time.monotonic() - started
+        for reply in replies:
+            message = self.pending.get(reply.metadata.reply_to_message_id)
+            if message is not None:
+                self._forget(message)
+                done.append((message, reply))
+        if done:
+            self._news = time.monotonic()
+        return done
+
+    def remind(self, timeout: float) -> list[Message]:
+        """Repeat what has gone unanswered for too long, within ``timeout`` seconds; returns it.
+
+        A client that answers twice gives the same answer twice: the first one counts. Until half
+        of the others have answered nobody can say what is long, but half of the time.
+        """
+        if self.simulated or not self.pending:  # nothing is lost in a simulation
+            return []
+        waiting = {id(message): message for message in self.pending.values()}
+        known = len(self._took) >= len(waiting)
+        bound = max(REMIND_AFTER, 3 * max(self._took) if known and self._took else timeout / 2)
+        now = time.monotonic()
+        late = [
+            message
+            for key, message in waiting.items()
+            if self._reminded[key] < REMINDERS
+            and now - self._since[key] > bound * 2 ** self._reminded[key]
+        ]
+        if not late:
+            return []
+        copies = [
+            Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=m.metadata.ttl)
+            for m in late
+        ]
+        for identity, message in zip(self.grid.push_messages(copies), late, strict=False):
+            self._reminded[id(message)] += 1
+            if identity:
+                self.pending[identity] = message
+        return late
+
+    def _forget(self, message: Message) -> None:
+        """It is answered: whatever else comes for it is not pulled."""
+        self.pending = {key: other for key, other in self.pending.items() if other is not message}
+        self._took.append(time.monotonic() - self._since.pop(id(message)))
+
+    def pause(self) -> None:
+        """Wait until the next poll is due: the longer nothing came, the less often we look.
+
+        Polls take time from the training of a simulation, and on a network from the SuperLink:
+        they get a fifth of it at most.
+        """
+        if self.simulated:
+            time.sleep(min(10, 1 + 2 * (time.monotonic() - self._news)) * self.interval)
+        else:
+            time.sleep(max(self.interval, 4 * self._asking))
+
+    def _pull(self) -> Iterable[Message]:
+        """The replies that are there.
+
+        On a network up to 64 threads pull, each its own messages. If a client died while it
+        uploaded a reply, Flower waits three minutes or more for the missing parts, and the thread
+        that asked for it returns none of its other replies until then.
+        """
+        if not self.pending:
+            return []
+        if self.simulated:
+            return self.grid.pull_messages(list(self.pending))
+        asked = {identity for pull in self._pulls for identity in pull.identities}
+        unasked = [identity for identity in self.pending if identity not in asked]
+        shares = [unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))]
+        self._pulls += [_Pull(self.grid, share) for share in shares]
+        until = time.monotonic() + PULL_PATIENCE
+        for pull in self._pulls:
+            pull.join(max(0.0, until - time.monotonic()))
+        ended = [pull for pull in self._pulls if not pull.is_alive()]
+        self._pulls = [pull for pull in self._pulls if pull.is_alive()]
+        return [reply for pull in ended for reply in pull.result()]
+
+    def close(self, timeout: float) -> list[tuple[Message, Message]]:
+        """Give up: every message that is left, with an error reply.
+
+        A grid that can (``cancel``) ends what still works at them.
+        """
+        if cancel := getattr(self.grid, "cancel", None):
+            cancel(list(self.pending))
+        late = [
+            (message, _error(message, NO_REPLY, f"no reply within {timeout:g} s"))
+            for message in {id(message): message for message in self.pending.values()}.values()
+        ]
+        unsent = [
+            (message, _error(message, NOT_SENT, f"not sent within {timeout:g} s"))
+            for message in self.waiting
+        ]
+        self.pending.clear()
+        self.waiting.clear()
+        return late + unsent
+
+    def _send(self) -> list[tuple[Message, Message]]:
+        """Fill the window; returns the messages that could not be sent, with an error reply."""
+        failed: list[tuple[Message, Message]] = []
+        while self.waiting and len(self.pending) < self.window:
+            count = min(len(self.waiting), self.window - len(self.pending), BATCH)
+            failed += self._push([self.waiting.popleft() for _ in range(count)])
+        return failed
+
+    def _push(self, batch: list[Message]) -> list[tuple[Message, Message]]:
+        pushed: list[Any] = list(self.grid.push_messages(batch))
+        if len(pushed) != len(batch):  # Flower answers [] if the request was too large
+            pushed = [None] * len(batch)
+        failed = []
+        for identity, message in zip(pushed, batch, strict=True):
+            if identity:
+                self.pending[identity] = message
+                self._since[id(message)] = time.monotonic()
+            else:
+                failed.append((message, _error(message, NOT_SENT, "the message could not be sent")))
+        return failed
+
+
+def exchange(
+    grid: Grid, messages: Iterable[Message], timeout: float, window: int = WINDOW
+) -> Iterator[tuple[Message, Message]]:
+    """Yield every message with its reply, as they arrive; missing ones become error replies.
+
+    In a simulation ``window`` messages are under way at a time, the first ones first.
+    """
+    deadline = time.monotonic() + timeout
+    mail = Mail(grid, window)
+    mail.add(messages)
+    while mail:
+        yield from mail.poll()
+        if time.monotonic() > deadline:
+            break
+        for message in mail.remind(timeout):
+            log.warning("node %d is asked again: no reply yet", message.metadata.dst_node_id)
+        if mail.pending:
+            mail.pause()
+    yield from mail.close(timeout)
+
+
+def replies(
+    grid: Grid, messages: Mapping[str, Message], timeout: float, limit: int = QUERY_BYTES
+) -> Iterator[tuple[str, Reply]]:
+    """Send clients a message each; yield the replies as they come, each read within ``limit``."""
+    whose = {id(message): client for client, message in messages.items()}
+    for sent, message in exchange(grid, messages.values(), timeout):
+        yield whose[id(sent)], read_reply(message, limit)
+
+
+def longest_first(
+    messages: Iterable[Message], seconds: Sequence[float], processes: int
+) -> tuple[list[Message], int]:
+    """The order of sending and the window, from what each message's work may take (0: unknown).
+
+    Long jobs start longest first, so that the processes of a simulation end a round together.
+    Flower's simulator takes what is under way in the order of its nodes: only twice as many as
+    can run are. Short jobs must not wait for its sweeps, and go as they are.
+    """
+    given = list(messages)
+    if min(seconds, default=0.0) < LONG_JOB:
+        return given, WINDOW
+    order = sorted(range(len(given)), key=lambda i: -seconds[i])
+    return [given[i] for i in order], 2 * processes
+
+
+def _error(message: Message, code: int, reason: str) -> Message:
+    if not message.metadata.message_id:  # never pushed: give it an id, so that it can be answered
+        posted(message, f"unsent-{id(message):x}")
+    return Message(Error(code=code, reason=reason), reply_to=message)

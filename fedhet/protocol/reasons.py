@@ -68,7 +68,7 @@ class Word(StrEnum):
     SECURE_SUM = "limit-secure-sum", "its site wants secure-sum=masked"
     RANGE = "sum-range", "its vector has an entry that is not finite, or beyond sum-range"
     PROOF = "sum-proof", "its certificate does not prove that its key for the sums is its own"
-    # The rules of a member of a sum: see fedhet.sums.member.
+    # The rules of a member of a sum: see fedhet.sums.client.
     SMALL = "cohort-too-small", "the cohort is smaller than sum-min, or than its site's min-sum"
     ABSENT = "not-in-cohort", "it is not in the cohort of its own round"
     STRANGER = ("stranger-in-cohort", "somebody in the cohort was not introduced to it, or not "

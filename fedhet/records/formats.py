@@ -26,7 +26,7 @@ from fedhet.config.schema import BESIDE
 from fedhet.data.inputs import load_inputs
 from fedhet.errors import Damaged
 from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
-from fedhet.sums.messages import SumKey
+from fedhet.sums.masks import SumKey
 
 
 def _id(name: str) -> str:

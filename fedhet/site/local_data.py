@@ -1,4 +1,4 @@
-"""What one client is and has: identity, device, examples, and its copy of the public data set.
+"""A client's identity, device and examples, and its copy of the public data set.
 
 The public data set of a run is examples that everybody may have, beside the clients' own (FedMD,
 Cronus, FedDF). It is a data set like any other, through the same sources and the same cache; none
@@ -8,7 +8,7 @@ of it is a client's: it is in no partition and in no count. It is opened when a 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,57 +66,22 @@ class LocalData:
 
 
 def without_examples(client: str, classes: Sequence[str], inputs: Inputs) -> LocalData:
-    """A client whose examples are elsewhere: enough to build its modules and to predict."""
+    """Return a client without examples: enough to build its modules and to predict."""
     none = np.zeros(0, dtype=np.int64)
     dataset = Dataset(inputs.zeros(0), none, tuple(classes), (), (), inputs)
     return LocalData(client, 0, 0, dataset, ClientSplit(none, none, none))
 
 
 def reading_of(config: RunConfig, *, declared: bool = False) -> Reading:
-    """Which column of the data's file is what; ``declared`` as on a node."""
-    return Reading(
-        target=config.target,
-        labels=config.labels,
-        site=config.site,
-        categories=config.categories,
-        ignore=config.ignore,
-        text=config.text,
-        length=config.length,
-        vocabulary=config.vocabulary,
-        scale=config.scale,
-        axes=config.axes,
-        channels=config.channels,
-        time=config.time,
-        form=Form(
-            separator=config.separator,
-            decimal=config.decimal,
-            thousands=config.thousands,
-            quote=config.quote,
-            encoding=config.encoding,
-            columns=config.columns,
-            gaps=config.gaps,
-        ),
-        declared=declared,
-    )
-
-
-def partition_spec(config: RunConfig, clients: int) -> PartitionSpec:
-    """What :func:`fedhet.data.partition.make_partition` needs, for N = ``clients``."""
-    return PartitionSpec(
-        kind=config.partition,
-        clients=clients,
-        classes_per_client=config.classes_per_client,
-        alpha=config.alpha,
-        legacy_pfedhn=config.legacy_pfedhn,
-        split=config.split,
-        file=config.partition_file,
-        seed=config.data_seed,
-        noun=noun(config.dataset),
-    )
+    """Return which column of the data's file is what; ``declared`` as on a node."""
+    keys = {field.name for field in fields(Reading)} - {"form", "declared"}
+    own = {key: getattr(config, key) for key in keys}
+    form = Form(**{field.name: getattr(config, field.name) for field in fields(Form)})
+    return Reading(**own, form=form, declared=declared)
 
 
 def load_dataset(config: RunConfig) -> Dataset:
-    """The pooled dataset of a simulation."""
+    """Return the pooled dataset of a simulation."""
     return open_dataset(
         config.dataset,
         data_path=config.data_path,
@@ -130,12 +95,12 @@ def load_dataset(config: RunConfig) -> Dataset:
 
 
 def load_partition(config: RunConfig, clients: int) -> tuple[Dataset, Partition]:
-    """The pooled dataset and its partition; once per process, until a file of them changes."""
+    """Return the pooled dataset and its partition, kept until one of their files changes."""
     return _partition(config, clients, _age(config.data_path), _age(config.partition_file))
 
 
 def _age(path: str) -> tuple[int, int]:
-    """What changes with a file; zeros where there is none."""
+    """Return what changes with a file; zeros where there is none."""
     try:
         found = Path(path).expanduser().stat() if path else None
     except (OSError, RuntimeError):
@@ -149,22 +114,28 @@ def _age(path: str) -> tuple[int, int]:
 def _partition(config: RunConfig, clients: int, *_: tuple[int, int]) -> tuple[Dataset, Partition]:
     dataset = load_dataset(config)
     refuse_one_class(dataset.labels, dataset.classes, noun(config.dataset))
-    partition = make_partition(
-        dataset.labels,
-        len(dataset.classes),
-        partition_spec(config, clients),
-        dataset.paths,
-        dataset.classes,
-        Sites(dataset.sites, dataset.site_names),
+    spec = PartitionSpec(
+        kind=config.partition,
+        clients=clients,
+        classes_per_client=config.classes_per_client,
+        alpha=config.alpha,
+        legacy_pfedhn=config.legacy_pfedhn,
+        split=config.split,
+        file=config.partition_file,
+        seed=config.data_seed,
+        noun=noun(config.dataset),
     )
+    sites = Sites(dataset.sites, dataset.site_names)
+    labels, classes = dataset.labels, dataset.classes
+    partition = make_partition(labels, len(classes), spec, dataset.paths, classes, sites)
     return dataset, partition
 
 
 def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> LocalData:
-    """Resolve a node configuration to a client and its examples.
+    """Return the client that a node configuration names, with its examples.
 
-    A deployed node owns its paths: those of the run's configuration are ignored there.
-    Raises UserError, in one line, for a node configuration that does not name a client.
+    A deployed node owns its paths: those of the run's configuration are ignored there. Raises
+    UserError for a node configuration that names no client.
     """
     unknown = sorted(set(node) - NODE_KEYS)
     if unknown:
@@ -196,7 +167,7 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
 
 
 def client_name(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> str:
-    """The client's id alone: its examples are opened only where nothing else tells it."""
+    """Return the client's id; open its examples only where nothing else tells it."""
     if not simulated and node.get("data-dir"):
         return check_id(str(node.get("name", "")), "node-config name")
     if config.partition in {"file", "natural"} or "partition-id" not in node:
@@ -205,7 +176,7 @@ def client_name(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) 
 
 
 def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
-    """A node's own folder of images, or its file where the run is of files."""
+    """Return the client of a node's own folder of images, or of its own file."""
     name = check_id(str(node.get("name", "")), "node-config name")
     dataset = open_private(config, str(node["data-dir"]))
     if not node.get("split-file"):
@@ -218,11 +189,10 @@ def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
 
 
 def open_private(config: RunConfig, path: str) -> Dataset:
-    """The data that a node keeps at ``path``, read as the run says.
+    """Return the data that a node keeps at ``path``, read as the run says.
 
-    Of a file every row is this client's: a column that names sites is no feature, and no more.
-    Refused where the run does not say which values are classes: whoever chooses the column would
-    be told all that stands in it.
+    Every row of a file is this client's. Raises Refused where the run does not name the classes:
+    the values of the column that it chose would be told as their names.
     """
     if config.dataset not in DATASETS:
         return open_private_folder(
@@ -249,10 +219,9 @@ def open_private(config: RunConfig, path: str) -> Dataset:
 def assigned_model(
     config: RunConfig, node: Mapping[str, Any], data: LocalData, *, simulated: bool = True
 ) -> str:
-    """The node's own model, or the one that the configuration assigns to the client.
+    """Return the node's own model, or the one that the configuration assigns to the client.
 
-    Either may name a file of weights; UserError for one that a run names to a deployed node, which
-    reads its own files alone.
+    Raises UserError for a file of weights that a run names to a deployed node.
     """
     if node.get("model"):
         return str(node["model"])
@@ -266,7 +235,7 @@ def assigned_model(
 
 
 def check_no_weights(config: RunConfig) -> None:
-    """UserError if a run that goes to a network names files of weights."""
+    """Raise UserError if a run that goes to a network names files of weights."""
     for name in config.models:
         plain, file = with_weights(name)
         if file:
@@ -284,7 +253,7 @@ _ON_DEVICE: dict[tuple[object, ...], tuple[bytes, Examples]] = {}
 
 
 def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
-    """The node's device, else the configured one; ``auto`` is CUDA where there is one.
+    """Return the node's device, else the configured one; ``auto`` is CUDA where there is one.
 
     Raises UserError if a named CUDA device is not there.
     """
@@ -308,7 +277,7 @@ def examples_of(
     device: torch.device,
     prepare: Callable[[Tensor], Tensor] = normalise,
 ) -> Examples:
-    """The examples of ``part`` (train, val, test) on the device, labels in the global class list.
+    """Return the examples of ``part`` (train, val, test) on the device, with global class ids.
 
     Raises UserError naming a class of this client that the global list lacks.
     """
@@ -355,7 +324,7 @@ class PublicSet:
         return len(self.dataset.labels)
 
     def take(self, positions: Array) -> Examples:
-        """Those at ``positions`` (m,), on the device, in that order."""
+        """Return those at ``positions`` (m,), on the device, in that order."""
         examples = torch.from_numpy(np.ascontiguousarray(self.dataset.examples[positions]))
         labels = torch.from_numpy(self.dataset.labels[positions])
         return Examples(
@@ -363,7 +332,7 @@ class PublicSet:
         )
 
     def sample(self, count: int, seed: int, round_: int) -> Examples:
-        """At most ``count`` for a round: the same draw at the server and at every client.
+        """Return at most ``count`` for a round, the same at the server and at every client.
 
         Each one's label is its place among them, such as the row of a consensus that it has.
         """
@@ -373,21 +342,21 @@ class PublicSet:
 
 
 def own_copy(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> RunConfig:
-    """The configuration with the path of this node's own copy; a run names no path on it."""
+    """Return the configuration with the path of this node's own copy of the public set."""
     if simulated:
         return config
     return config.model_copy(update={"public_path": str(node.get("public-path", ""))})
 
 
 def open_public(config: RunConfig) -> Dataset:
-    """The data set of ``public-dataset`` and ``public-path``; UserError if it cannot be opened."""
-    name = config.public_dataset or FOLDER
-    # Other than the clients', should both be synthetic.
-    return _opened(name, config.public_path, _image(config), config.data_seed + 1)
+    """Return the data set of ``public-dataset`` and ``public-path``; UserError if it is none."""
+    return _opened(*_public_key(config))
 
 
-def _image(config: RunConfig) -> Inputs:
-    return Inputs.image(config.image_size, grey=config.grey)
+def _public_key(config: RunConfig) -> tuple[str, str, Inputs, int]:
+    image = Inputs.image(config.image_size, grey=config.grey)
+    # Its seed is other than the clients', should both be synthetic.
+    return config.public_dataset or FOLDER, config.public_path, image, config.data_seed + 1
 
 
 @lru_cache(maxsize=2)
@@ -412,20 +381,18 @@ def _opened(name: str, path: str, image: Inputs, seed: int) -> Dataset:
     return dataset
 
 
+def public_digest(config: RunConfig) -> str:
+    """Return the number of examples and SHA-256 of them as models see them, labels and classes."""
+    return _digest(*_public_key(config))
+
+
 @lru_cache(maxsize=2)
-def _digest(name: str, path: str, image: Inputs, seed: int) -> str:
-    dataset = _opened(name, path, image, seed)
+def _digest(*key: Any) -> str:
+    dataset = _opened(*key)
     examples = dataset.examples
-    whole = hashlib.sha256(
-        json.dumps([examples.shape, examples.dtype.str, dataset.classes]).encode()
-    )
+    shape = [examples.shape, examples.dtype.str, dataset.classes]
+    whole = hashlib.sha256(json.dumps(shape).encode())
     for start in range(0, len(examples), _BLOCK):
         whole.update(np.ascontiguousarray(examples[start : start + _BLOCK]).tobytes())
     whole.update(dataset.labels.tobytes())
     return f"{len(examples)} examples, sha256 {whole.hexdigest()}"
-
-
-def public_digest(config: RunConfig) -> str:
-    """How many examples there are and SHA-256 of them as models see them, labels and classes."""
-    name = config.public_dataset or FOLDER
-    return _digest(name, config.public_path, _image(config), config.data_seed + 1)

@@ -52,7 +52,7 @@ from fedhet.protocol.reasons import Word
 from fedhet.rng import generator
 from fedhet.site.state import FileStore
 from fedhet.sums.contribution import Vector
-from fedhet.sums.noise import Source, discrete_gaussian
+from fedhet.sums.noise import RandomBits, discrete_gaussian
 
 TAIL = 8.0  # standard deviations of noise that an entry has room for
 
@@ -267,7 +267,7 @@ class Budget:
             if simulated
             else bytes.fromhex(digest)
         )
-        return discrete_gaussian(steps, update.size, Source(seed))
+        return discrete_gaussian(steps, update.size, RandomBits(seed))
 
     def _booked(self, round_: int, arrays: Sequence[Array]) -> str:
         """Book an upload that depends on these arrays, unless it is the last one again.

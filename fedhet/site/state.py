@@ -2,7 +2,7 @@
 
 Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
 what the tensors belong to, ``privacy`` what uploads have cost, ``sum-...`` what
-sums need (:mod:`fedhet.sums.member`).
+sums need (:mod:`fedhet.sums.client`).
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
@@ -48,7 +48,7 @@ DESCRIPTION = "client.json"  # the note that says what the generations belong to
 # Notes of keep-best: the newest score and the best one, each with its generation.
 VALIDATION, BEST = "validation", "best"
 PREDICTIONS = "predictions"  # tensors of keep-predictions: <part>/row, y and p
-SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.member
+SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fedhet.sums.client
 
 
 def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str:

@@ -1,31 +1,65 @@
-"""How a client answers the messages of a sum; the ClientApp calls it in runs that have one.
+"""A client's side of a sum: its rules, what it keeps, and how it answers.
 
-:class:`Part` is the one object that says how an upload leaves: as a vector, noised where the run
-has ``dp-clip``, in words, masked. The method says what it adds (``contribution``), the notes hold
-the rules and the masks (:mod:`fedhet.sums.member`); neither knows of the other.
+A client believes nobody: every refusal stands in :class:`Member`. What must outlive a message is a
+:class:`Commitment`. :class:`SumNotes` keeps it beside the private states, where no generation takes
+it back: ``sum-key`` is the key pair of this run with its proof, ``sum-keys`` whom the client was
+introduced to, ``sum-last`` its last commitment and reply. Masks never meet two vectors, so that a
+message that comes again gets the same bytes or none. Notes are changed under a lock and written
+before anything leaves.
 
-``asked`` is a :class:`fedhet.client_app.Request`, ``client`` a
-:class:`fedhet.clients.base.MethodClient`: both of floors above.
+:class:`Part` says how an upload leaves: as a vector, noised where the run has ``dp-clip``, in
+words, masked. ``asked`` is a :class:`fedhet.client_app.Request`, ``client`` a
+:class:`fedhet.clients.base.MethodClient`: both of rooms above.
 """
 
+import base64
+import contextlib
+import hashlib
+import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from numpy.typing import NDArray
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
 from fedhet.protocol.checks import read_arrays
-from fedhet.protocol.messages import AGREE, CONFUSION, OWNERS, UNIT, Instruction, Reply
+from fedhet.protocol.messages import (
+    AGREE,
+    CONFUSION,
+    OWNERS,
+    UNIT,
+    Instruction,
+    Reply,
+    pack,
+    to_fields,
+    unpack,
+)
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.reasons import Word, telling
+from fedhet.protocol.reasons import Word, refusal, telling
+from fedhet.site.limits import Limits
 from fedhet.site.privacy import Budget, clipped, share_steps
+from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums.contribution import (
     SPENT,
-    Method,
     Own,
     Summand,
     SumMetrics,
@@ -35,17 +69,415 @@ from fedhet.sums.contribution import (
     exceeded,
     ownership,
 )
-from fedhet.sums.masks import Terms, Words, fraction_bits, grid, to_words
-from fedhet.sums.member import Credentials, SumNotes
+from fedhet.sums.masks import (
+    BOX_BYTES,
+    SECRET_BYTES,
+    SHARE_BYTES,
+    Bytes,
+    Secrets,
+    SumKey,
+    SumTerms,
+    Words,
+    certified_key,
+    check_proof,
+    cohort_digest,
+    encode,
+    fraction_bits,
+    grid,
+    prove,
+    public_bytes,
+    split,
+    stream,
+    to_words,
+)
 from fedhet.sums.messages import (
     Cohort,
+    Introduction,
+    Opened,
+    Survivors,
     digest_of_sent,
     key_info,
-    opened_info,
-    read_cohort,
-    read_introduction,
-    read_survivors,
+    read_sum,
 )
+
+KEY, KEYS, LAST = SUM_KEY, "sum-keys", "sum-last"  # notes
+ALIVE = "alive"  # purpose of a signature of survivors
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """What a client has uploaded last, and what it has answered since."""
+
+    round: int
+    attempt: int
+    digest: str  # hexadecimal, of cohort and payload
+    cohort: tuple[str, ...]
+    answered: tuple[str, ...] = ()  # the survivors for whom it opened shares
+    signed: tuple[str, ...] = ()  # the survivors that it signed
+    fewest_alive: int = 0  # survivors that it masked under, m; 0: nobody of the cohort may be gone
+    reply: Mapping[str, Any] = field(default_factory=dict)  # as :func:`_note` gave it
+
+    @classmethod
+    def of(cls, note: Mapping[str, Any]) -> "Commitment":
+        """Return what was kept as JSON."""
+        values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in note.items()}
+        return cls(**values)
+
+
+@dataclass
+class Member:
+    """One client in one run: its key pair, the keys it was introduced to, its last commitment.
+
+    ``certified`` are the keys that sign for members, where certificates vouch for them.
+    """
+
+    client: str
+    run: str
+    private: X25519PrivateKey
+    keys: Mapping[str, bytes]  # everybody's, its own among them
+    terms: SumTerms = field(default_factory=SumTerms)
+    kept: Commitment | None = None
+    certified: Mapping[str, EllipticCurvePublicKey] = field(default_factory=dict)
+
+    def terms_for(self, cohort: Sequence[str]) -> SumTerms:
+        """Return the terms of a cohort, whose members agree if all of their keys are certified."""
+        return replace(self.terms, agreed=all(client in self.certified for client in cohort))
+
+    def join(self, attempt: int, cohort: Sequence[str]) -> None:
+        """Raise Refused for a cohort that the rules forbid, before anything is trained.
+
+        Attempts grow over the whole run, so that a round may come again.
+        """
+        if len(set(cohort)) != len(cohort):
+            raise refusal(Word.TWICE)
+        if self.client not in cohort:
+            raise refusal(Word.ABSENT)
+        if any(client not in self.keys for client in cohort):
+            raise refusal(Word.STRANGER)
+        if len({self.keys[client] for client in cohort}) != len(cohort):
+            raise refusal(Word.TWICE)
+        if len(cohort) < self.terms.least:
+            raise refusal(Word.SMALL)
+        needed = self.terms.needed(len(cohort))
+        if not len(cohort) // 2 < needed <= len(cohort):
+            raise refusal(Word.THRESHOLD)
+        if self.kept is not None and attempt <= self.kept.attempt:
+            raise refusal(Word.OLD)
+
+    def commits(self, round_: int, cohort: Cohort, payload: bytes) -> bool:
+        """Return whether the last upload was the answer to this very request."""
+        kept, members = self.kept, sorted(cohort.members)
+        if kept is None or (kept.round, kept.attempt) != (round_, cohort.attempt):
+            return False
+        return list(kept.cohort) == members and self._digest(members, payload).hex() == kept.digest
+
+    def _digest(self, members: Sequence[str], payload: bytes) -> bytes:
+        return cohort_digest({client: self.keys[client] for client in members}, payload)
+
+    def mask(
+        self, round_: int, attempt: int, cohort: Sequence[str], payload: bytes, words: Words
+    ) -> tuple[Words, Bytes]:
+        """Return masked words (L,) uint32, and a box for each of the cohort (n, 82) uint8.
+
+        ``payload`` is the digest of what was sent down. The commitment stands in ``kept`` and is to
+        be written down before the result is sent. Raises Refused as :meth:`join`.
+        """
+        self.join(attempt, cohort)
+        members = sorted(cohort)
+        digest = self._digest(members, payload)
+        found = self._secrets(round_, attempt, digest, members)
+        own = os.urandom(SECRET_BYTES)
+        masked = words + stream(own, len(words))
+        here = members.index(self.client)
+        for place, other in enumerate(members):
+            if place != here:
+                pair = stream(found.pair_seed(other), len(words))
+                masked = masked + pair if place > here else masked - pair
+        shares = split(own, len(members), self.terms.needed(len(members)))
+        boxes = [found.seal(other, share) for other, share in zip(members, shares, strict=True)]
+        alive = self.terms_for(members).survivors(len(members))
+        self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
+        return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, BOX_BYTES)
+
+    def unmask(
+        self,
+        round_: int,
+        attempt: int,
+        survivors: Sequence[str],
+        boxes: Bytes,
+        signatures: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> Opened:
+        """Return what makes the sum readable.
+
+        ``survivors`` are V in order, ``boxes`` (|V|, 82) what each of them sealed for this client.
+        A box that does not open leaves zeros, and its sender's name. The commitment in ``kept`` is
+        to be written down before the answer is sent: a client answers for one V only. Raises
+        Refused.
+        """
+        kept, alive = self._may_speak(round_, attempt, survivors)
+        gone = [client for client in kept.cohort if client not in alive]
+        if gone and self.terms_for(kept.cohort).agreed:
+            self._check_agreed(kept, alive, signatures)
+        if boxes.size != len(alive) * BOX_BYTES:
+            raise refusal(Word.BOXES)
+        found = self._secrets(round_, attempt, bytes.fromhex(kept.digest), kept.cohort)
+        shares, closed = [], []
+        for other, box in zip(alive, boxes.reshape(-1, BOX_BYTES), strict=True):
+            try:
+                share = found.open(other, box.tobytes())
+            except InvalidTag:  # damaged, or for another attempt
+                share = b""
+            if len(share) != SHARE_BYTES:
+                share = bytes(SHARE_BYTES)
+                closed.append(other)
+            shares.append(share)
+        self.kept = replace(kept, answered=alive)
+        seeds = b"".join(found.pair_seed(client) for client in gone)
+        return Opened(b"".join(shares), seeds, tuple(closed))
+
+    def sign(
+        self, round_: int, attempt: int, survivors: Sequence[str], key: EllipticCurvePrivateKey
+    ) -> bytes:
+        """Return this client's signature of V, the survivors that it was told.
+
+        The commitment in ``kept`` is to be written down before the signature is sent: a client
+        signs one V only, and opens no share for another. Raises Refused.
+        """
+        kept, alive = self._may_speak(round_, attempt, survivors)
+        self.kept = replace(kept, signed=alive)
+        return key.sign(self._list(kept, alive), ECDSA(SHA384()))
+
+    def _may_speak(
+        self, round_: int, attempt: int, survivors: Sequence[str]
+    ) -> tuple[Commitment, tuple[str, ...]]:
+        """Return the commitment and V in order, if this client may answer for V at all."""
+        kept, alive = self.kept, tuple(sorted(survivors))
+        if kept is None or (kept.round, kept.attempt) != (round_, attempt):
+            raise refusal(Word.UNASKED)
+        if len(set(alive)) != len(alive):
+            raise refusal(Word.TWICE)
+        if not set(alive) <= set(kept.cohort):
+            raise refusal(Word.OUTSIDE)
+        if self.client not in alive:
+            raise refusal(Word.LEFT_OUT)
+        # Both: a run may come with other terms between the upload and this, and m fits its own t.
+        masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
+        if len(alive) < max(masked_under, self.terms_for(kept.cohort).survivors(count)):
+            raise refusal(Word.FEW)
+        if kept.answered not in ((), alive) or kept.signed not in ((), alive):
+            raise refusal(Word.OTHER)
+        return kept, alive
+
+    def _check_agreed(
+        self, kept: Commitment, alive: tuple[str, ...], signatures: Mapping[str, bytes]
+    ) -> None:
+        """Raise Refused unless this client signed V, and enough others signed the same."""
+        if not kept.signed:
+            raise refusal(Word.UNSIGNED)
+        text, valid = self._list(kept, alive), 0
+        for client in alive:
+            try:
+                self.certified[client].verify(signatures.get(client, b""), text, ECDSA(SHA384()))
+            except (InvalidSignature, ValueError):
+                continue
+            valid += 1
+        if valid < self.terms.needed(len(kept.cohort)):
+            raise refusal(Word.UNSIGNED)
+
+    def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
+        """Return what is signed: V, in this round and attempt of this cohort's run."""
+        survivors = hashlib.sha256(encode(alive)).digest()
+        digest = bytes.fromhex(kept.digest)
+        return encode([ALIVE, self.run, kept.round, kept.attempt, digest, survivors])
+
+    def _secrets(self, round_: int, attempt: int, digest: bytes, members: Sequence[str]) -> Secrets:
+        keys = {client: self.keys[client] for client in members}
+        return Secrets(self.client, self.private, keys, [self.run, round_, attempt, digest])
+
+
+# --- notes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeCertificate:
+    """A node's own key with its certificate, and the certificate of the CA."""
+
+    key: EllipticCurvePrivateKey
+    certificate: x509.Certificate
+    ca: x509.Certificate
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> "NodeCertificate | None":
+        """Return what a node's configuration names (key, certificate, ca); None: nothing.
+
+        Raises UserError for files that are none of these.
+        """
+        if not node.get("certificate"):
+            return None
+        try:
+            key = load_ssh_private_key(Path(str(node["key"])).read_bytes(), password=None)
+            own, ca = (
+                x509.load_pem_x509_certificate(Path(str(node[name])).read_bytes())
+                for name in ("certificate", "ca")
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"node-config certificate: cannot be used: {error}") from error
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise UserError("node-config key: no elliptic curve key")
+        return cls(key, own, ca)
+
+
+def own_terms(config: RunConfig, limits: Limits) -> SumTerms:
+    """Return what this client asks of every sum: the run's, or its site's if that is more."""
+    return SumTerms(max(config.sum_min, limits.min_sum or 0), config.sum_threshold)
+
+
+class SumNotes:
+    """What one client of one run keeps for sums; every method but :meth:`key` needs its key."""
+
+    def __init__(self, store: FileStore, run: str, client: str, terms: SumTerms) -> None:
+        self.store, self.run, self.client, self.terms = store, run, client, terms
+
+    def key(self, node: NodeCertificate | None) -> SumKey:
+        """Return its public key with the proof, made when first asked for.
+
+        Raises UserError if the certificate does not prove what others will ask of it.
+        """
+        with self.store.alone():
+            note = self.store.read_note(KEY)
+            if note is None:
+                private = X25519PrivateKey.generate()
+                own = SumKey(public_bytes(private))
+                if node is not None:
+                    own = prove(node.key, node.certificate, self.run, self.client, own.public)
+                note = {"private": private.private_bytes_raw().hex(), "key": own.dump()}
+                self.store.write_note(KEY, note)
+        with self._sound():
+            found = SumKey.load(note["key"])
+        if found.certificate and node is not None:
+            try:
+                check_proof(found, node.ca, self.run, self.client)
+            except Refused as error:
+                raise UserError(f"node-config certificate: {error}") from error
+        return found
+
+    def introduce(self, keys: Mapping[str, SumKey], ca: x509.Certificate | None) -> list[str]:
+        """Keep keys of others; return whose it does not accept.
+
+        With a CA every key must be proved. A key that was kept once is not exchanged for another.
+        """
+        with self.store.alone():
+            private, known, strange = self._private(), self._known(), []
+            known.setdefault(self.client, SumKey(public_bytes(private)))
+            for client, key in keys.items():
+                try:
+                    before = known.get(client, key)
+                    if before.public != key.public:
+                        raise Refused(f"'{client}' has another key than before", Word.PROOF)
+                    if ca is not None:
+                        check_proof(key, ca, self.run, client)
+                    private.exchange(X25519PublicKey.from_public_bytes(key.public))
+                except (Refused, ValueError):  # also for a key that gives no secret
+                    strange.append(client)
+                else:  # what nobody has checked is no proof
+                    proved = key if ca is not None else SumKey(key.public)
+                    known[client] = before if client in known and before.certificate else proved
+            self.store.write_note(KEYS, {client: key.dump() for client, key in known.items()})
+        return strange
+
+    def repeated(self, round_: int, cohort: Cohort, sent: bytes) -> Reply | None:
+        """Return the reply that was given to this very request before, if it was.
+
+        Raises Refused for a request that the client's rules forbid.
+        """
+        member = self._member()
+        if member.kept is not None and member.commits(round_, cohort, sent):
+            return _reply(member.kept.reply)
+        member.join(cohort.attempt, cohort.members)
+        return None
+
+    def mask(self, round_: int, cohort: Cohort, sent: bytes, words: Words, reply: Reply) -> Reply:
+        """Return ``reply`` with the masked words and the boxes, once it is written down."""
+        with self.store.alone():
+            if (before := self.repeated(round_, cohort, sent)) is not None:
+                return before
+            member = self._member()
+            arrays = member.mask(round_, cohort.attempt, cohort.members, sent, words)
+            full = Reply(reply.info, reply.metrics, arrays)
+            self._commit(member, reply=_note(full))
+        return full
+
+    def unmask(self, round_: int, survivors: Survivors) -> Opened:
+        """Return what makes the sum readable; raise Refused for what the rules forbid."""
+        with self.store.alone():
+            member, boxes = self._member(), np.frombuffer(survivors.boxes or b"", np.uint8)
+            signed = dict(zip(survivors.members, survivors.signatures, strict=False))
+            found = member.unmask(round_, survivors.attempt, survivors.members, boxes, signed)
+            self._commit(member)
+        return found
+
+    def sign(self, round_: int, survivors: Survivors, node: NodeCertificate | None) -> bytes:
+        """Return the signature of who is left; raise Refused for what the rules forbid."""
+        if node is None:
+            raise refusal(Word.PROOF)
+        with self.store.alone():
+            member = self._member()
+            found = member.sign(round_, survivors.attempt, survivors.members, node.key)
+            self._commit(member)
+        return found
+
+    def fewest(self, cohort: Sequence[str]) -> int:
+        """Return of how few members of a cohort the sum can be had, also by a lying server."""
+        return self._member().terms_for(cohort).fewest(len(cohort))
+
+    def _commit(self, member: Member, **changes: Any) -> None:
+        assert member.kept is not None
+        self.store.write_note(LAST, asdict(replace(member.kept, **changes)))
+
+    def _member(self) -> Member:
+        private, keys, last = self._private(), self._known(), self.store.read_note(LAST)
+        with self._sound():
+            kept = Commitment.of(last) if last is not None else None
+            certified = {c: certified_key(k.certificate) for c, k in keys.items() if k.certificate}
+        public = {client: key.public for client, key in keys.items()}
+        return Member(self.client, self.run, private, public, self.terms, kept, certified)
+
+    def _known(self) -> dict[str, SumKey]:
+        note = self.store.read_note(KEYS) or {}
+        with self._sound():
+            return {client: SumKey.load(key) for client, key in note.items()}
+
+    def _private(self) -> X25519PrivateKey:
+        note = self.store.read_note(KEY)
+        if note is None:
+            text = f"client '{self.client}' has lost its key for the sums of this run"
+            raise Refused(text, Word.STATE)
+        with self._sound():
+            return X25519PrivateKey.from_private_bytes(bytes.fromhex(note["private"]))
+
+    @contextlib.contextmanager
+    def _sound(self) -> Iterator[None]:
+        """Raise Refused for a note that cannot be read within this block."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"the notes of client '{self.client}' for sums are damaged"
+            raise Refused(text, Word.STATE) from error
+
+
+def _note(reply: Reply) -> dict[str, Any]:
+    """Return a reply as JSON takes it."""
+    arrays = base64.b64encode(pack(reply.arrays)).decode()
+    return {"info": dict(reply.info), "metrics": dict(reply.metrics), "arrays": arrays}
+
+
+def _reply(note: Mapping[str, Any]) -> Reply:
+    """Return the reply of a :func:`_note`."""
+    return Reply(note["info"], note["metrics"], unpack(base64.b64decode(note["arrays"])))
+
+
+# --- answers ----------------------------------------------------------------------------------
+
 
 Answer = tuple[Reply, dict[str, float]]  # and this client's own numbers, for its own eyes
 
@@ -55,7 +487,7 @@ class Part:
     """One client's part in one attempt; ``notes`` is None where nothing is masked."""
 
     client: Any
-    method: Method
+    method: Any  # the class of its strategy, of a room above: its `contribution`
     metrics: SumMetrics | None  # None: they are told beside the sum
     cohort: Cohort
     sent: bytes  # digest of what came down
@@ -118,8 +550,7 @@ class Part:
         """
         if self.notes is None:
             return make()
-        before = self.notes.repeated(what.round, self.cohort, self.sent)
-        if before is not None:
+        if (before := self.notes.repeated(what.round, self.cohort, self.sent)) is not None:
             return before, {}
         reply, numbers = make()
         words = reply.arrays[0]
@@ -138,7 +569,7 @@ class Part:
         config, own = self.client.config, self._own()
         self._steps.clear()
         if not config.dp_clip:
-            vector = self.method.contribution(upload, own).flat
+            vector: Vector = self.method.contribution(upload, own).flat
             self._put(vector)
             return vector
         if self.notes is None and not self.client.setup.simulated:
@@ -163,7 +594,7 @@ class Part:
         elif budget is not None:
             members = self.cohort.members
             fewest = (
-                Terms(config.sum_min, config.sum_threshold).fewest(len(members))
+                SumTerms(config.sum_min, config.sum_threshold).fewest(len(members))
                 if self.notes is None
                 else self.notes.fewest(members)
             )
@@ -190,28 +621,33 @@ def own_key(asked: Any, client: str) -> dict[str, Any]:
         asked.store(client)  # refused where the run began with masked sums
         return {}
     with telling(Word.PROOF):
-        return key_info(asked.sum_notes(client).key(Credentials.of(asked.node)))
+        return key_info(asked.sum_notes(client).key(NodeCertificate.of(asked.node)))
 
 
 def introduce(asked: Any) -> dict[str, Any]:
     """Keep the others' keys; say whose are not accepted."""
+    with _readable():
+        keys = read_sum(Introduction, asked.message).by_client()
+    notes, node = asked.sum_notes(), NodeCertificate.of(asked.node)
+    strangers = notes.introduce(keys, node.ca if node is not None else None)
+    return {"client": notes.client, "strangers": strangers}
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Raise Refused for what makes no sense within this block."""
     try:
-        keys = read_introduction(asked.message)
+        yield
     except ValueError as error:
         raise Refused(str(error), Word.INSTRUCTION) from error
-    notes, own = asked.sum_notes(), Credentials.of(asked.node)
-    strangers = notes.introduce(keys, own.ca if own is not None else None)
-    return {"client": notes.client, "strangers": strangers}
 
 
 def answer(asked: Any) -> Answer:
     """Answer a message that asks for words: train, or count owners or images."""
     kind, config, strategy = asked.kind, asked.config, asked.method.strategy
-    try:
-        cohort = read_cohort(asked.message)
-        fraction_bits(cohort.size, config.sum_range)  # of a size that fits no word
-    except ValueError as error:
-        raise Refused(str(error), Word.INSTRUCTION) from error
+    with _readable():
+        cohort = read_sum(Cohort, asked.message)
+        fraction_bits(cohort.size, config.sum_range)  # raises for a size that fits no word
     client = asked.client()
     summed = SumMetrics(config.sum_range, strategy.metric_ranges) if config.sum_metrics else None
     part = Part(
@@ -249,12 +685,10 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
 
 def open_masks(asked: Any) -> dict[str, Any]:
     """Sign who is left, or open what others sealed for this client; needs no examples."""
-    try:
-        survivors = read_survivors(asked.message)
-    except ValueError as error:
-        raise Refused(str(error), Word.INSTRUCTION) from error
+    with _readable():
+        survivors = read_sum(Survivors, asked.message)
     notes, round_ = asked.sum_notes(), asked.what.round
     about = {"client": notes.client, "round": round_}
     if asked.kind == AGREE:
-        return about | {"signature": notes.sign(round_, survivors, Credentials.of(asked.node))}
-    return about | opened_info(notes.unmask(round_, survivors))
+        return about | {"signature": notes.sign(round_, survivors, NodeCertificate.of(asked.node))}
+    return about | to_fields(notes.unmask(round_, survivors))

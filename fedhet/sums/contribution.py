@@ -13,13 +13,12 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.config.schema import BESIDE, RunConfig
-from fedhet.protocol.payload import Array, Payload
+from fedhet.protocol.payload import Array
 
 POWERS = 32  # of two, among which the unit of weights is found
 Vector = NDArray[np.float64]  # (L,), the same L for every client of a run
@@ -39,15 +38,6 @@ class Summand:
     def flat(self) -> Vector:
         """Both, (L,)."""
         return np.concatenate([self.values, self.counts])
-
-
-class Method(Protocol):
-    """What of a method's strategy a client needs for a sum: see ``MethodStrategy``."""
-
-    sums_updates: bool
-
-    def contribution(self, upload: Payload, own: "Own") -> Summand:
-        """What one client adds."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +93,6 @@ def ownership(own: Own) -> Vector:
     found = np.zeros(own.classes)
     found[list(own.seen)] = 1.0
     return found
-
-
-def enough(total: Vector, least: int) -> frozenset[int]:
-    """Classes with at least ``least`` owners by the sum (C,) of :func:`ownership`."""
-    return frozenset(np.flatnonzero(np.rint(total) >= least).tolist())
 
 
 def too_few(owners: Vector, least: int) -> int:

@@ -8,10 +8,12 @@ A proof is a client's certificate, signed by a CA that is not on the server, and
 """
 
 import hashlib
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from typing import Annotated
 
 import numpy as np
 from cryptography import x509
@@ -30,8 +32,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, StrictBytes
+from pydantic.dataclasses import dataclass as wired
 
-from fedhet.errors import Refused, Rejected
+from fedhet.errors import Refused
 from fedhet.protocol.reasons import Word
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -41,7 +45,7 @@ Part = str | int | bytes
 
 
 def encode(parts: Iterable[Part]) -> bytes:
-    """Each part as its length in 4 bytes, big endian, then its bytes.
+    """Return each part as its length in 4 bytes, big endian, then its bytes.
 
     A text is UTF-8, a number (0 <= n < 2^32) 4 bytes, big endian. Raises OverflowError for another
     number.
@@ -67,7 +71,7 @@ SUM_BITS = 30  # a sum of all clients stays below this power of two: a sign and 
 
 
 def fraction_bits(clients: int, largest: float) -> int:
-    """Bits after the point: the most for which ``clients`` entries of size ``largest`` fit.
+    """Return the bits after the point: the most with which ``clients`` such entries fit.
 
     The largest f with clients x largest x 2^f < 2^30. Raises ValueError if not even whole numbers
     fit.
@@ -82,7 +86,7 @@ def fraction_bits(clients: int, largest: float) -> int:
 
 
 def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
-    """Entries (L,) float64 in steps of 2^-bits, rounded half to even, as integers.
+    """Return entries (L,) float64 in steps of 2^-bits, rounded half to even, as integers.
 
     Raises Refused, which names no value, for an entry beyond ``largest`` or not finite.
     """
@@ -93,22 +97,13 @@ def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
 
 
 def to_words(steps: NDArray[np.int64]) -> Words:
-    """Whole steps as words: modulo 2^32."""
+    """Return whole steps as words: modulo 2^32."""
     return steps.astype(np.uint32)  # NumPy's conversion keeps the low bits
 
 
 def from_words(words: Words, bits: int) -> Vector:
-    """Words (L,) uint32 of a sum as float64: two's complement, divided by 2^bits."""
+    """Return words (L,) uint32 of a sum as float64: two's complement, divided by 2^bits."""
     return np.ldexp(words.view(np.int32).astype(np.float64), -bits)
-
-
-def check_total(total: Vector, clients: int, largest: float) -> None:
-    """Raise Rejected for a sum that ``clients`` vectors cannot give: masks were left in it.
-
-    So it looks when clients were sent different payloads, or one of them lied about a seed.
-    """
-    if (np.abs(total) > clients * largest).any():
-        raise Rejected(f"the sum has entries beyond {clients} x sum-range={largest:g}")
 
 
 # --- masks ------------------------------------------------------------------------------------
@@ -120,12 +115,12 @@ TAG_BYTES = 16  # of a sealed box
 
 
 def public_bytes(private: X25519PrivateKey) -> bytes:
-    """The 32 bytes of its public key."""
+    """Return the 32 bytes of its public key."""
     return private.public_key().public_bytes_raw()
 
 
 def cohort_digest(keys: Mapping[str, bytes], payload: bytes | None = None) -> bytes:
-    """H = SHA-256(enc(id, key, id, key, ...)) in order of the ids' code points.
+    """Return H = SHA-256(enc(id, key, id, key, ...)), ids in order of their code points.
 
     With the digest of what was sent down to them: SHA-256(enc(H, payload)), so that clients which
     were sent different bytes share no mask.
@@ -136,30 +131,23 @@ def cohort_digest(keys: Mapping[str, bytes], payload: bytes | None = None) -> by
 
 
 def stream(seed: bytes, length: int) -> Words:
-    """``length`` words of the key stream, counter and nonce zero, little endian."""
+    """Return ``length`` words of the key stream, counter and nonce zero, little endian."""
     encryptor = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(4 * length)), "<u4").astype(np.uint32, copy=False)
 
 
-@dataclass(frozen=True)
-class AttemptId:
-    """One attempt at one round of one run, by a cohort with a digest."""
-
-    run: str
-    round: int
-    number: int
-    digest: bytes
-
-    def parts(self, purpose: str, first: str, second: str) -> list[Part]:
-        """What a key of this attempt is for."""
-        return [purpose, self.run, self.round, self.number, self.digest, first, second]
-
-
 class Secrets:
-    """What one client shares with the others of a cohort, in one attempt."""
+    """What one client shares with the others of a cohort, in one attempt.
+
+    ``attempt`` is what tells the attempt from all others: run, round, number, digest of the cohort.
+    """
 
     def __init__(
-        self, client: str, private: X25519PrivateKey, keys: Mapping[str, bytes], attempt: AttemptId
+        self,
+        client: str,
+        private: X25519PrivateKey,
+        keys: Mapping[str, bytes],
+        attempt: Sequence[Part],
     ) -> None:
         """Raises ValueError for a key that gives no secret (a point of small order)."""
         self.client, self.attempt = client, attempt
@@ -168,22 +156,23 @@ class Secrets:
             for other, key in keys.items()
         }
 
-    def _derive(self, other: str, parts: Sequence[Part]) -> bytes:
-        return HKDF(SHA256(), KEY_BYTES, SALT, encode(parts)).derive(self._shared[other])
+    def key(self, other: str, purpose: str, first: str, second: str) -> bytes:
+        """Return the key for one purpose that this client and ``other`` share."""
+        info = encode([purpose, *self.attempt, first, second])
+        return HKDF(SHA256(), KEY_BYTES, SALT, info).derive(self._shared[other])
 
     def pair_seed(self, other: str) -> bytes:
-        """The seed of the mask that this client and ``other`` share."""
-        first, second = sorted((self.client, other))
-        return self._derive(other, self.attempt.parts("mask", first, second))
+        """Return the seed of the mask that this client and ``other`` share."""
+        return self.key(other, "mask", *sorted((self.client, other)))
 
     def seal(self, other: str, text: bytes) -> bytes:
-        """A box that only ``other`` opens. A key seals once, so the nonce is zero."""
-        key = self._derive(other, self.attempt.parts("share", self.client, other))
+        """Return a box that only ``other`` opens. A key seals once, so the nonce is zero."""
+        key = self.key(other, "share", self.client, other)
         return ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
 
     def open(self, other: str, box: bytes) -> bytes:
-        """What ``other`` put into a box for this client; cryptography's InvalidTag if not so."""
-        key = self._derive(other, self.attempt.parts("share", other, self.client))
+        """Return what ``other`` sealed for this client; raise InvalidTag if it did not."""
+        key = self.key(other, "share", other, self.client)
         return ChaCha20Poly1305(key).decrypt(bytes(12), box, None)
 
 
@@ -197,7 +186,7 @@ BOX_BYTES = SHARE_BYTES + TAG_BYTES  # of a sealed share
 
 
 def split(secret: bytes, members: int, threshold: int) -> list[bytes]:
-    """A share for each of ``members``, any ``threshold`` of which give the secret back.
+    """Return a share for each of ``members``; any ``threshold`` of them give the secret.
 
     The member at position i has x = i + 1; coefficients are the operating system's.
     """
@@ -206,7 +195,7 @@ def split(secret: bytes, members: int, threshold: int) -> list[bytes]:
 
 
 def evaluate(secret: int, coefficients: Sequence[int], members: int) -> list[bytes]:
-    """Shares of secret + c_1 x + c_2 x^2 + ... at x = 1 ... members, each 66 bytes, big endian."""
+    """Return secret + c_1 x + c_2 x^2 + ... at x = 1 ... members, each 66 bytes, big endian."""
     shares = []
     for x in range(1, members + 1):
         value = 0
@@ -217,33 +206,24 @@ def evaluate(secret: int, coefficients: Sequence[int], members: int) -> list[byt
 
 
 def lagrange_weights(points: Sequence[int]) -> list[int]:
-    """Lagrange's lagrange_weights at zero for distinct points x."""
+    """Return Lagrange's weights at zero for distinct points x."""
     found = []
-    for i, x in enumerate(points):
-        above = below = 1
-        for j, other in enumerate(points):
-            if i != j:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
+    for x in points:
+        others = [other for other in points if other != x]
+        below = math.prod(other - x for other in others) % PRIME
+        found.append(math.prod(others) * pow(below, -1, PRIME) % PRIME)
     return found
 
 
-def recombine(shares: Mapping[int, bytes], known: Mapping[int, int] | None = None) -> bytes:
-    """The secret, from shares by position (from 0); ``known`` are the lagrange_weights by position.
+def recombine(shares: Sequence[bytes], weights: Sequence[int]) -> bytes:
+    """Return the secret from shares and the weights of their points.
 
     Raises ValueError if they are not shares of one secret of 32 bytes.
     """
-    positions = sorted(shares)
-    if known is None:
-        known = dict(zip(positions, lagrange_weights([p + 1 for p in positions]), strict=True))
-    total = 0
-    for position in positions:
-        value = int.from_bytes(shares[position], "big")
-        if len(shares[position]) != SHARE_BYTES or value >= PRIME:
-            raise ValueError("a share is none")
-        total += known[position] * value
-    total %= PRIME
+    values = [int.from_bytes(share, "big") for share in shares]
+    if max(values) >= PRIME:
+        raise ValueError("a share is none")
+    total = sum(w * value for w, value in zip(weights, values, strict=True)) % PRIME
     if total >> (8 * SECRET_BYTES):
         raise ValueError("shares do not fit together")
     return total.to_bytes(SECRET_BYTES, "big")
@@ -256,28 +236,46 @@ PURPOSE = "fedhet-sum-key/1"
 LONGEST = 8192  # bytes of a certificate or signature
 
 
-@dataclass(frozen=True)
-class Proof:
-    """The client's certificate (DER) and its signature over run, name and public sum key."""
+Blob = Annotated[StrictBytes, Field(max_length=LONGEST)]
 
-    certificate: bytes
-    signature: bytes
+
+@wired(frozen=True, config=ConfigDict(extra="forbid"))
+class SumKey:
+    """A client's public key of this run.
+
+    ``certificate`` (DER) and ``signature`` prove that it is its own; both are empty without.
+    """
+
+    public: Annotated[StrictBytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    certificate: Blob = b""
+    signature: Blob = b""
+
+    def dump(self) -> list[str]:
+        """Return its fields as texts, for a checkpoint or a note."""
+        return [part.hex() for part in astuple(self)]
+
+    @classmethod
+    def load(cls, kept: object) -> "SumKey":
+        """Return what :meth:`dump` gave; raise ValueError for anything else."""
+        if not isinstance(kept, list) or len(kept) != len(fields(cls)):
+            raise ValueError("a key is told with its certificate and its signature")
+        return cls(*map(bytes.fromhex, kept))
 
 
 def prove(
     key: EllipticCurvePrivateKey, certificate: x509.Certificate, run: str, name: str, public: bytes
-) -> Proof:
-    """ECDSA-SHA384 over enc("fedhet-sum-key/1", run, name, public)."""
+) -> SumKey:
+    """Return the key with ECDSA-SHA384 over enc("fedhet-sum-key/1", run, name, public)."""
     signed = key.sign(encode([PURPOSE, run, name, public]), ECDSA(SHA384()))
-    return Proof(certificate.public_bytes(Encoding.DER), signed)
+    return SumKey(public, certificate.public_bytes(Encoding.DER), signed)
 
 
-def check_proof(proof: Proof, ca: x509.Certificate, run: str, name: str, public: bytes) -> None:
-    """Raise Refused unless the CA says that the key that signed is that client's."""
-    if max(len(proof.certificate), len(proof.signature)) > LONGEST:
-        raise Refused(f"the proof of '{name}' is too long", Word.PROOF)
+def check_proof(own: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
+    """Raise Refused unless the CA vouches that the key which signed ``own`` is that client's."""
+    if not own.certificate:
+        raise Refused(f"the key of '{name}' comes without a proof", Word.PROOF)
     try:
-        certificate = x509.load_der_x509_certificate(proof.certificate)
+        certificate = x509.load_der_x509_certificate(own.certificate)
         certificate.verify_directly_issued_by(ca)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         key = certificate.public_key()
@@ -291,7 +289,7 @@ def check_proof(proof: Proof, ca: x509.Certificate, run: str, name: str, public:
     if not isinstance(key, EllipticCurvePublicKey):
         raise Refused(f"the certificate of '{name}' holds no elliptic curve key", Word.PROOF)
     try:
-        key.verify(proof.signature, encode([PURPOSE, run, name, public]), ECDSA(SHA384()))
+        key.verify(own.signature, encode([PURPOSE, run, name, own.public]), ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise Refused(f"the sum key of '{name}' is not signed with its key", Word.PROOF) from error
 
@@ -308,7 +306,7 @@ def certified_key(certificate: bytes) -> EllipticCurvePublicKey:
 
 
 @dataclass(frozen=True)
-class Terms:
+class SumTerms:
     """What is asked of every sum: the least members, and the threshold (0: a majority).
 
     ``agreed``: the survivors sign who is left before they open a share (all keys have proofs).
@@ -319,11 +317,11 @@ class Terms:
     agreed: bool = False
 
     def needed(self, members: int) -> int:
-        """How many members must hand over shares: t of n."""
+        """Return how many members must hand over shares: t of n."""
         return self.threshold or members // 2 + 1
 
     def survivors(self, members: int) -> int:
-        """How few of ``members`` may be summed: m.
+        """Return how few of ``members`` may be summed: m.
 
         With an agreement the threshold and ``least`` are enough: as t > n/2, no two lists of
         survivors have the signatures of t honest members. Without it a server can tell every member
@@ -338,7 +336,7 @@ class Terms:
         return max(needed, self.least, min(members, members + self.least - needed))
 
     def fewest(self, members: int) -> int:
-        """Of how few members the sum can be had, also by a server that lies to each of them."""
+        """Return of how few members the sum can be had, also by a server that lies to each."""
         alive = self.survivors(members)
         if self.agreed:
             return alive

@@ -21,7 +21,7 @@ DOUBT = 2.0**-40  # far above the rounding of a few float operations with values
 LARGEST = 2**26  # sigma, in steps: squares of larger ones lose bits in a float
 
 
-class Source:
+class RandomBits:
     """Random bits: the ChaCha20 key stream of 32 bytes, the operating system's or a seed's."""
 
     def __init__(self, seed: bytes) -> None:
@@ -58,7 +58,7 @@ class Source:
             bits, length = bits << 64 | int(self.words(1)[0]), length + 64
 
 
-def discrete_gaussian(sigma: int, count: int, source: Source) -> Steps:
+def discrete_gaussian(sigma: int, count: int, source: RandomBits) -> Steps:
     """``count`` draws (L,) int64 with P(x) proportional to exp(-x^2 / (2 sigma^2)).
 
     ``sigma`` is a whole number of steps, 1 to 2^26; ValueError otherwise.
@@ -71,7 +71,7 @@ def discrete_gaussian(sigma: int, count: int, source: Source) -> Steps:
     return found[:count]
 
 
-def _candidates(sigma: int, count: int, source: Source) -> Steps:
+def _candidates(sigma: int, count: int, source: RandomBits) -> Steps:
     """Those of ``count`` draws of a discrete Laplace distribution that algorithm 3 keeps."""
     scale, square = sigma + 1, sigma * sigma
     drawn = _discrete_laplace(scale, count, source)
@@ -85,7 +85,7 @@ def _candidates(sigma: int, count: int, source: Source) -> Steps:
     return drawn[_exp_coins(distance * distance / (2.0 * square), exponent, source)]
 
 
-def _discrete_laplace(scale: int, count: int, source: Source) -> Steps:
+def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
     """Algorithm 2: those of ``count`` candidates with P(x) proportional to exp(-|x| / scale)."""
     offset = source.below(scale, count)
     kept = _exp_coins(offset / scale, lambda i: Fraction(int(offset[i]), scale), source)
@@ -97,48 +97,43 @@ def _discrete_laplace(scale: int, count: int, source: Source) -> Steps:
     return signed
 
 
-def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: Source) -> Coins:
+def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:
     """Coins with chance exp(-exponent), algorithm 1, for exponents >= 0."""
     whole = np.floor(exponent)
     for index in np.flatnonzero(np.abs(exponent - np.rint(exponent)) < DOUBT * (1 + exponent)):
         whole[index] = exact(int(index)).__floor__()
     fell = _successes(exponent.size, source) >= whole
     active = np.flatnonzero(fell)
-    rest = np.clip(exponent - whole, 0.0, 1.0)
-    number = 1
-    while active.size:
+    rest = np.clip(exponent[active] - whole[active], 0.0, 1.0)
 
-        def chance(i: int, active: Steps = active, number: int = number) -> Fraction:
-            index = int(active[i])
-            return (exact(index) - int(whole[index])) / number
+    def fraction(i: int) -> Fraction:
+        index = int(active[i])
+        return exact(index) - int(whole[index])
 
-        again = source.coins(rest[active] / number, chance)
-        fell[active[~again]] = number % 2 == 1
-        active, number = active[again], number + 1
+    fell[active] = _fraction_coins(rest, fraction, source)
     return fell
 
 
-def _successes(count: int, source: Source) -> Steps:
+def _successes(count: int, source: RandomBits) -> Steps:
     """How often coins with chance exp(-1) fall before one does not: geometric draws."""
     found = np.zeros(count, np.int64)
     active = np.arange(count)
     while active.size:
-        active = active[_one_exp(active.size, source)]
+        active = active[_fraction_coins(np.ones(active.size), lambda _: Fraction(1), source)]
         found[active] += 1
     return found
 
 
-def _one_exp(count: int, source: Source) -> Coins:
-    """Coins with chance exp(-1)."""
-    fell = np.zeros(count, np.bool_)
-    active, number = np.arange(count), 1
+def _fraction_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:
+    """Coins with chance exp(-exponent) for exponents in [0, 1]."""
+    fell = np.zeros(exponent.size, np.bool_)
+    active, number = np.arange(exponent.size), 1
     while active.size:
-        chance = Fraction(1, number)
 
-        def exact(_: int, chance: Fraction = chance) -> Fraction:
-            return chance
+        def chance(i: int, active: Steps = active, number: int = number) -> Fraction:
+            return exact(int(active[i])) / number
 
-        again = source.coins(np.full(active.size, 1.0 / number), exact)
+        again = source.coins(exponent[active] / number, chance)
         fell[active[~again]] = number % 2 == 1
         active, number = active[again], number + 1
     return fell

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
+from helpers.flower_internals import read_run_config
 
 from fedhet.cli import deploy as deploy_commands
 from fedhet.cli.app import execute
@@ -25,7 +26,6 @@ from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import UserError
 from fedhet.files import read_toml
-from fedhet.protocol.flower import read_run_config
 from fedhet.records.formats import Line
 from fedhet.records.run_folder import RunFolder
 

@@ -14,9 +14,11 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
+from helpers.flower_internals import check_app
+
 import fedhet
 from fedhet.deploy import bundle
-from fedhet.protocol.flower import check_app, packed_app
+from fedhet.protocol.flower import packed_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

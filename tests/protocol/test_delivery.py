@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedhet.protocol import delivery
-from fedhet.protocol.delivery import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
+from fedhet.protocol import messages as delivery
 from fedhet.protocol.flower import DAMAGED, be_one_process, posted, take_damaged_replies
+from fedhet.protocol.messages import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
 
 
 class Network:

@@ -47,7 +47,7 @@ def asked(grid, policy):
 
 @pytest.mark.parametrize("policy", ["auto", "registered"])
 def test_a_member_with_another_members_name_is_refused(grid, keys, policy):
-    grid.badges = {100 + k: (str(k), keys[1][str(k)]) for k in range(3)}
+    grid.identities = {100 + k: (str(k), keys[1][str(k)]) for k in range(3)}
     nodes, refused = asked(grid, policy)
     assert nodes == {"0": 100, "1": 101}
     assert "is not the name that this node's key is registered under" in refused[102]
@@ -59,7 +59,7 @@ def test_without_keys_the_first_is_believed(grid):
 
 
 def test_a_key_without_a_name_cannot_take_a_registered_one(grid, keys):
-    grid.badges = {101: ("1", keys[1]["1"])}
+    grid.identities = {101: ("1", keys[1]["1"])}
     roster = Roster()
     Handshake(grid, "x", roster, names=Names("auto")).query(patience=60)
     assert roster.nodes == {"0": 100, "1": 101}
@@ -72,14 +72,14 @@ def test_a_key_without_a_name_cannot_take_a_registered_one(grid, keys):
 def test_a_folder_of_keys_says_who_is_who(grid, keys):
     """Registered names do not matter then: whoever reaches the Control API could set them."""
     folder, pems = keys
-    grid.badges = {100: ("x", pems["0"]), 101: ("", pems["1"]), 102: ("1", pems["2"])}
+    grid.identities = {100: ("x", pems["0"]), 101: ("", pems["1"]), 102: ("1", pems["2"])}
     nodes, refused = asked(grid, folder)
     assert nodes == {"0": 100, "1": 101}
     assert refused == {102: "client id '1' belongs to another key than this node's"}
     (folder / "0.pub").unlink()
     nodes, refused = asked(grid, folder)
     assert nodes == {"1": 101} and "there is no 0.pub" in refused[100]
-    grid.badges[101] = ("1", b"no key")
+    grid.identities[101] = ("1", b"no key")
     assert asked(grid, folder)[0] == {}
 
 

@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from fedhet.protocol.checks import Steps, check_arrays, size
+from fedhet.protocol.checks import StepLimits, check_arrays, size
 from fedhet.protocol.payload import Empty, HeaderRows
 from fedhet.strategies.fedkd import FedKDStrategy, compress, dense
 from fedhet.testing import make_strategy, small
 
 
-def run_with(start: float, ratio: float = 10.0) -> Steps:
-    steps = Steps(ratio)
+def run_with(start: float, ratio: float = 10.0) -> StepLimits:
+    steps = StepLimits(ratio)
     steps.start = start
     return steps
 
 
-def left_out(steps: Steps, *lengths: float) -> list[int]:
+def left_out(steps: StepLimits, *lengths: float) -> list[int]:
     """Who is left out of a round of these steps; the others are remembered."""
     named = {str(k): length for k, length in enumerate(lengths)}
     odd = steps.odd(named)

@@ -15,9 +15,9 @@ from fedhet.deploy.certs import make
 from fedhet.engines.grid import FIRST_NODE
 from fedhet.errors import Refused
 from fedhet.protocol.messages import AGREE, TRAIN, UNMASK
-from fedhet.sums.masks import Terms, public_bytes
-from fedhet.sums.member import Member
-from fedhet.sums.server import Collector
+from fedhet.sums.attempt import Collector
+from fedhet.sums.client import Member
+from fedhet.sums.masks import SumTerms, public_bytes
 from fedhet.testing import simulate
 
 NAMES = list("abcde")
@@ -33,15 +33,15 @@ class Cohort:
         certified = {name: key.public_key() for name, key in self.signing.items()}
         private = {name: X25519PrivateKey.generate() for name in NAMES}
         keys = {name: public_bytes(key) for name, key in private.items()}
-        terms = Terms(3, threshold)
+        terms = SumTerms(3, threshold)
         self.members = {
             n: Member(n, "run", private[n], keys, terms, certified=certified) for n in NAMES
         }
-        self.collector = Collector(NAMES, 4, Terms(3, threshold, agreed=True))
+        self.collector = Collector(NAMES, 4, SumTerms(3, threshold, agreed=True))
         for name in NAMES:
             upload = self.members[name].mask(1, attempt, NAMES, b"sent", WORDS[name])
             if name in left:
-                self.collector.take(name, *upload)
+                self.collector.take(name, upload)
 
     def sign(self, names: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
         sign = {n: self.members[n].sign for n in names}
@@ -65,7 +65,7 @@ def test_two_of_five_may_be_gone() -> None:
     for name in alive:
         boxes = cohort.collector.boxes_for(name)
         found = cohort.members[name].unmask(1, 1, alive, boxes, signatures)
-        cohort.collector.answer(name, *found)
+        cohort.collector.answer(name, found)
     assert cohort.collector.total().tolist() == sum(WORDS[n] for n in alive).tolist()
 
 

@@ -4,7 +4,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedhet.sums.masks import (
-    AttemptId,
     Secrets,
     cohort_digest,
     encode,
@@ -27,13 +26,13 @@ def test_keys_digest_seed_stream_and_box() -> None:
     assert KEYS["b"].hex() == "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
     digest = cohort_digest(KEYS)
     assert digest.hex() == "63dd3af76dffa77dd835647d97e62dfaac4fcd1489973bf47dbc796f17781666"
-    attempt = AttemptId("run-1", 3, 1, digest)
+    attempt = ["run-1", 3, 1, digest]
     first, second = Secrets("a", A, KEYS, attempt), Secrets("b", B, KEYS, attempt)
     seed = "dece3df8390f43b644a754afeb40969d68fd5d9009d455446f2febedb0ec8384"
     assert first.pair_seed("b").hex() == second.pair_seed("a").hex() == seed
     words = stream(bytes.fromhex(seed), 4).tolist()
     assert words == [856035559, 881942420, 4021002767, 3922535167]
-    key = first._derive("b", attempt.parts("share", "a", "b"))
+    key = first.key("b", "share", "a", "b")
     assert key.hex() == "66da8ae16bb0065cc54c214eff30528f26cc91b52fc1a63b43d8c7278cb650d7"
     assert second.open("a", first.seal("b", b"a share")) == b"a share"
 

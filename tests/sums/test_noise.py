@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedhet.sums.noise import Source, discrete_gaussian
+from fedhet.sums.noise import RandomBits, discrete_gaussian
 
 SEED = bytes(range(32))
 
 
 @pytest.mark.parametrize("sigma", [1, 2, 7])
 def test_draws_follow_their_probabilities(sigma: int) -> None:
-    draws = discrete_gaussian(sigma, 100_000, Source(SEED))
+    draws = discrete_gaussian(sigma, 100_000, RandomBits(SEED))
     values = np.arange(-20 * sigma, 20 * sigma + 1)
     weight = np.exp(-(values**2) / (2 * sigma**2))
     expected = 100_000 * weight / weight.sum()
@@ -26,7 +26,7 @@ def test_draws_follow_their_probabilities(sigma: int) -> None:
 
 def test_mean_and_variance_of_a_wide_one_and_of_a_sum_of_several() -> None:
     sigma, count = 10_000_001, 50_000
-    source = Source(SEED)
+    source = RandomBits(SEED)
     draws = discrete_gaussian(sigma, count, source)
     assert abs(draws.mean()) < 4 * sigma / count**0.5
     assert draws.var() == pytest.approx(sigma**2, rel=0.03)
@@ -36,14 +36,14 @@ def test_mean_and_variance_of_a_wide_one_and_of_a_sum_of_several() -> None:
 
 
 def test_a_seed_repeats_and_another_does_not() -> None:
-    first, second = (discrete_gaussian(50, 100, Source(SEED)) for _ in range(2))
+    first, second = (discrete_gaussian(50, 100, RandomBits(SEED)) for _ in range(2))
     assert (first == second).all()
-    assert (first != discrete_gaussian(50, 100, Source(bytes(32)))).any()
+    assert (first != discrete_gaussian(50, 100, RandomBits(bytes(32)))).any()
 
 
 def test_a_coin_that_53_bits_do_not_decide_falls_by_further_ones() -> None:
     """A third begins with the same bits as numbers on both sides of it."""
-    source = Source(SEED)
+    source = RandomBits(SEED)
     third = Fraction(1, 3)
     bits = (2**53) // 3
     fell = [source._settle(bits, third) for _ in range(3000)]
@@ -55,4 +55,4 @@ def test_a_coin_that_53_bits_do_not_decide_falls_by_further_ones() -> None:
 @pytest.mark.parametrize("sigma", [0, 2**26 + 1])
 def test_a_width_that_floats_do_not_carry_is_refused(sigma: int) -> None:
     with pytest.raises(ValueError, match="steps"):
-        discrete_gaussian(sigma, 1, Source(SEED))
+        discrete_gaussian(sigma, 1, RandomBits(SEED))

@@ -26,9 +26,9 @@ from fedhet.site.privacy import (
 )
 from fedhet.site.state import FileStore
 from fedhet.sums.client import Part
-from fedhet.sums.masks import Terms, grid
+from fedhet.sums.masks import SumTerms, grid
 from fedhet.sums.messages import Cohort
-from fedhet.sums.noise import Source, discrete_gaussian
+from fedhet.sums.noise import RandomBits, discrete_gaussian
 from fedhet.testing import make_client, simulate, small
 
 DP = {"dp_clip": 1.0, "dp_epsilon": 8.0, "dp_delta": 1e-5, "rounds": 4}
@@ -53,7 +53,7 @@ def account(client):
 @pytest.mark.parametrize("members", [3, 5, 6])
 def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
     config = summed(tmp_path, clients=members)
-    terms = Terms(config.sum_min, config.sum_threshold)
+    terms = SumTerms(config.sum_min, config.sum_threshold)
     least = terms.fewest(members)
     steps = share_steps(config, LENGTH, BITS, least)
     nothing = np.zeros(LENGTH)
@@ -105,7 +105,7 @@ def test_a_vector_is_clipped_and_its_counts_are_not(tmp_path):
     steps = np.concatenate(part._steps)
     # fraction bits of three clients with entries up to 64: 3 x 64 x 2^22 < 2^30
     noise = discrete_gaussian(
-        share_steps(config, 36, 22, 3), 36, Source(generator(0, "dp", "0", 1).bytes(32))
+        share_steps(config, 36, 22, 3), 36, RandomBits(generator(0, "dp", "0", 1).bytes(32))
     )
     np.testing.assert_array_equal(steps[:36], grid(header.ravel(), 22, 64.0) + noise)
     np.testing.assert_array_equal(steps[36:], owners * 2**22)

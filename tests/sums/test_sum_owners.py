@@ -10,7 +10,7 @@ from fedhet.engines.session import few_owners
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK
 from fedhet.records.checkpoint import load_checkpoint, save_checkpoint
 from fedhet.site.local_data import load_partition
-from fedhet.sums.server import SumAttempt
+from fedhet.sums.attempt import Attempt
 from fedhet.testing import simulate
 
 
@@ -83,7 +83,7 @@ def test_who_goes_offline_after_the_count_is_left_out_and_the_others_are_counted
     tmp_path, monkeypatch
 ):
     """On a network the server looks who is there while it waits for the sum of owners."""
-    total, totals = SumAttempt.total, []
+    total, totals = Attempt.total, []
 
     def leave(self, deadline):
         totals.append(total(self, deadline))
@@ -91,7 +91,7 @@ def test_who_goes_offline_after_the_count_is_left_out_and_the_others_are_counted
             del self.handshake.roster.nodes["4"]
         return totals[-1]
 
-    monkeypatch.setattr(SumAttempt, "total", leave)
+    monkeypatch.setattr(Attempt, "total", leave)
     folder, grid = simulate(config(tmp_path, **OWNED, rounds=2))
     first, second = folder.read_rounds()
     assert [(f["client"], f["reason"]) for f in first["failures"]] == [("4", "offline")]

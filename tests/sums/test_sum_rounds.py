@@ -14,7 +14,7 @@ from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import client_order
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, arrays_of
 from fedhet.records.run_folder import RunFolder
-from fedhet.sums.member import SumNotes
+from fedhet.sums.client import SumNotes
 from fedhet.testing import simulate
 
 
@@ -240,7 +240,7 @@ def test_two_runs_share_no_words_and_no_keys(tmp_path):
         if asked(message)[0] == TRAIN:
             words.append(arrays_of(reply)[0])
         if message.metadata.message_type == "query":
-            keys.append(reply.content["info"]["sum-key"])
+            keys.append(reply.content["info"]["sum-key"][0])
         return reply
 
     for name in ("a", "b"):

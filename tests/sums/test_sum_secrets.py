@@ -17,7 +17,7 @@ from flwr.app import Message, RecordDict
 
 from fedhet.errors import RunFailed
 from fedhet.protocol.flower import posted
-from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, Reply, answer, arrays_of, to_record
+from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, answer, arrays_of, to_record
 from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import Part
 from fedhet.sums.masks import from_words
@@ -169,75 +169,60 @@ def reasons(line: dict) -> dict[str, str]:
     return {f["client"]: f["reason"] for f in line["failures"]}
 
 
-@pytest.mark.parametrize(
-    ("arrays", "reason"),
-    [
-        (lambda w, b: [w[:-1], b], r"uint32 words of shape \(\d+,\), not"),
-        (lambda w, b: [w.astype(np.float32), b], "float32 words of shape"),
-        (lambda w, b: [w, b[:2]], r"boxes of shape \(2, 82\), not \(4, 82\)"),
-        (lambda w, b: [w], "1 arrays, expected words and boxes"),
-        (lambda w, b: [], "0 arrays, expected words and boxes"),
-    ],
-)
-def test_an_upload_of_another_form_is_left_out_and_named(tmp_path, arrays, reason) -> None:
-    def lie(message: Message, reply: Message) -> Message:
-        if kind(message) != TRAIN:
-            return reply
-        return changed(message, reply, arrays(*arrays_of(reply)))
-
-    line = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)[1]
-    assert line["replied"] == 3
-    assert re.match(reason, reasons(line)["1"])
+def arrays(change):
+    """A lie about the arrays of an upload."""
+    return TRAIN, lambda message, reply: changed(message, reply, change(*arrays_of(reply)))
 
 
-def test_metrics_that_are_to_be_summed_are_not_taken(tmp_path) -> None:
-    def lie(message: Message, reply: Message) -> Message:
-        if kind(message) != TRAIN:
-            return reply
-        info = dict(reply.content["info"].items())
-        return answer(message, info, {"test_accuracy": 99.0}, arrays_of(reply))
-
-    line = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)[1]
-    assert line["replied"] == 3 and "which are summed in this run" in reasons(line)["1"]
+def metrics(message: Message, reply: Message) -> Message:
+    info = dict(reply.content["info"].items())
+    return answer(message, info, {"test_accuracy": 99.0}, arrays_of(reply))
 
 
-def test_garbage_words_spoil_the_round_and_no_more(tmp_path) -> None:
-    def lie(message: Message, reply: Message) -> Message:
-        if kind(message) != TRAIN:
-            return reply
-        words, boxes = arrays_of(reply)
-        return changed(message, reply, [words + np.uint32(1 << 31), boxes])
-
-    first, second, third = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)
-    assert (first["replied"], second["replied"], third["replied"]) == (4, 0, 4)
-    assert "the sum has entries beyond 4 x sum-range=64" in reasons(second)["the round"]
-    assert second["test_accuracy_mean"] == first["test_accuracy_mean"]
+def shares(message: Message, reply: Message) -> Message:
+    found = opened_of(reply.content["info"])
+    return changed(message, reply, [], shares=bytes(len(found.shares)))
 
 
-def test_garbage_boxes_are_found_and_their_sender_is_named(tmp_path) -> None:
-    def lie(message: Message, reply: Message) -> Message:
-        if kind(message) != TRAIN:
-            return reply
-        words, boxes = arrays_of(reply)
-        return changed(message, reply, [words, np.zeros_like(boxes)])
+# A lie of client 1 in round 2, how many count then, and who is blamed for what.
+LIES = {
+    "few words": (
+        *arrays(lambda w, b: [w[:-1], b]), 3, "1", r"array 0 is uint32\[\d+\], expected uint32"
+    ),
+    "floats": (
+        *arrays(lambda w, b: [w.astype(np.float32), b]), 3, "1", r"array 0 is float32\[\d+\], "
+    ),
+    "few boxes": (
+        *arrays(lambda w, b: [w, b[:2]]), 3, "1", r"array 1 is uint8\[2, 82\], expected uint8\[4"
+    ),
+    "no boxes": (*arrays(lambda w, b: [w]), 3, "1", "1 arrays, expected 2"),
+    "nothing": (*arrays(lambda w, b: []), 3, "1", "0 arrays, expected 2"),
+    "metrics that are summed": (TRAIN, metrics, 3, "1", "tells metrics, which are summed in this"),
+    "other words": (
+        *arrays(lambda w, b: [w + np.uint32(1 << 31), b]), 0, "the round",
+        "there is no sum: the sum has entries beyond 4 x sum-range=64",
+    ),
+    "empty boxes": (
+        *arrays(lambda w, b: [w, np.zeros_like(b)]), 0, "the round",
+        "there is no sum: the boxes of '1' did not open for 4 members",
+    ),
+    "empty shares": (
+        UNMASK, shares, 0, "the round", "there is no sum: the self mask of '.' cannot be put"
+    ),
+}  # fmt: skip
 
-    line = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)[1]
-    assert line["replied"] == 0
-    assert "the boxes of '1' did not open for 4 members" in reasons(line)["the round"]
 
-
-def test_garbage_shares_spoil_the_round_and_no_more(tmp_path) -> None:
-    def lie(message: Message, reply: Message) -> Message:
-        if kind(message) != UNMASK:
-            return reply
-        shares = bytes(opened_of(Reply(reply.content["info"]), 4, 0).shares.size)
-        return changed(message, reply, [], shares=shares)
-
-    first, second, third = run_with(tmp_path, lie, method="lg_fedavg", max_images=100)
-    assert second["replied"] in {0, 4}  # 4: the others' shares were enough
-    assert third["replied"] == 4
-    if not second["replied"]:
-        assert "cannot be put together" in reasons(second)["the round"]
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_named_and_spoils_one_round_at_most(tmp_path, lie) -> None:
+    of_kind, tell, replied, who, reason = LIES[lie]
+    first, second, third = run_with(
+        tmp_path, lambda m, r: tell(m, r) if kind(m) == of_kind else r,
+        method="lg_fedavg", max_images=100,
+    )  # fmt: skip
+    assert (first["replied"], second["replied"], third["replied"]) == (4, replied, 4)
+    assert re.match(reason, reasons(second)[who])
+    if not replied:
+        assert second["test_accuracy_mean"] == first["test_accuracy_mean"]
 
 
 def test_who_refuses_to_unmask_is_named_where_the_sum_needs_it(tmp_path) -> None:

@@ -1,0 +1,374 @@
+"""One attempt at a sum at the server: uploads are added up, then survivors take the masks off.
+
+:class:`Collector` holds what came of one attempt and knows no message; :class:`Attempt` asks the
+clients. What is held of one client goes with the attempt. :class:`Introductions` tells clients each
+other's keys before.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Message
+
+from fedhet.config.schema import RunConfig
+from fedhet.errors import Rejected
+from fedhet.protocol.checks import check_origin, check_shapes
+from fedhet.protocol.flower import is_simulated
+from fedhet.protocol.handshake import Handshake
+from fedhet.protocol.messages import (
+    AGREE,
+    INTRODUCE,
+    QUERY_BYTES,
+    UNMASK,
+    Instruction,
+    Reply,
+    message_bytes,
+    replies,
+    request,
+)
+from fedhet.protocol.payload import Array, Payload, blank
+from fedhet.sums.contribution import Vector
+from fedhet.sums.masks import (
+    BOX_BYTES,
+    LONGEST,
+    SECRET_BYTES,
+    SHARE_BYTES,
+    Bytes,
+    SumTerms,
+    Words,
+    fraction_bits,
+    from_words,
+    lagrange_weights,
+    recombine,
+    stream,
+)
+from fedhet.sums.messages import (
+    SUM,
+    Cohort,
+    Introduction,
+    Opened,
+    Survivors,
+    opened_of,
+    to_sum,
+)
+
+log = logging.getLogger("fedhet")
+
+AGAIN = 5.0  # seconds after which a survivor that failed to answer is asked again, on a network
+TRIES = 2  # in a simulation, where nobody comes back
+PATIENCE = 60.0  # seconds that a round waits for a client to take in the others' keys
+
+
+class Collector:
+    """What came of one attempt of a cohort at a sum of ``length`` words.
+
+    Where it is not ``masked`` no survivor's help is needed.
+    """
+
+    def __init__(
+        self, cohort: Sequence[str], length: int, terms: SumTerms, *, masked: bool = True
+    ) -> None:
+        self.cohort = sorted(cohort)
+        self.length = length
+        self.terms = terms
+        self.masked = masked
+        self.needed = terms.needed(len(self.cohort))
+        self.least = terms.survivors(len(self.cohort))
+        self.survivors: list[str] = []
+        self._total = np.zeros(length, np.uint32)
+        self._uploaded: dict[str, Array | None] = {}  # the boxes of each
+        self._shares: dict[str, dict[int, bytes]] = {}  # by owner, then position of the holder
+        self._seeds: dict[str, Bytes] = {}
+        self._closed: dict[str, tuple[str, ...]] = {}  # whose boxes did not open, for whom
+
+    def take(self, client: str, arrays: Sequence[Array]) -> None:
+        """Add one upload: words, and boxes if masked; raise Rejected if it is not as agreed."""
+        if client not in self.cohort or client in self._uploaded:
+            raise Rejected(f"'{client}' is no member, or has uploaded")
+        boxes = blank((len(self.cohort), BOX_BYTES), np.uint8)
+        check_shapes(arrays, [blank((self.length,), np.uint32), *([boxes] if self.masked else [])])
+        self._total += arrays[0]
+        self._uploaded[client] = arrays[1] if self.masked else None
+
+    def close(self) -> list[str]:
+        """End the uploads; return V, those who are summed, or raise Rejected if they are few."""
+        self.survivors = [client for client in self.cohort if client in self._uploaded]
+        if len(self.survivors) < self.least:
+            raise Rejected(
+                f"{len(self.survivors)} of {len(self.cohort)} uploads came, {self.least} are needed"
+            )
+        self._shares = {client: {} for client in self.survivors}
+        return self.survivors
+
+    @property
+    def gone(self) -> list[str]:
+        """D: members whose upload never came."""
+        return [client for client in self.cohort if client not in self._uploaded]
+
+    def boxes_for(self, client: str) -> Bytes:
+        """Return what the survivors, in order, sealed for one of them: (|V|, 82) uint8."""
+        place = self.cohort.index(client)
+        boxes = (self._uploaded[owner] for owner in self.survivors)
+        return np.stack([own[place] for own in boxes if own is not None])
+
+    def answer(self, client: str, opened: Opened) -> None:
+        """Take one survivor's answer; raise Rejected if it is not of the agreed sizes."""
+        count, gone = len(self.survivors), len(self.gone)
+        if client not in self.survivors or client in self._seeds:
+            raise Rejected(f"'{client}' is no survivor, or has answered")
+        if len(opened.shares) != count * SHARE_BYTES or len(opened.seeds) != gone * SECRET_BYTES:
+            raise Rejected(f"no {count} shares and {gone} seeds came")
+        if not set(opened.closed) <= set(self.survivors):
+            raise Rejected("boxes of clients that are no survivors")
+        self._seeds[client] = np.frombuffer(opened.seeds, np.uint8).reshape(gone, SECRET_BYTES)
+        self._closed[client] = opened.closed
+        place = self.cohort.index(client)
+        for row, owner in enumerate(self.survivors):
+            if owner not in opened.closed:
+                share = opened.shares[row * SHARE_BYTES : (row + 1) * SHARE_BYTES]
+                self._shares[owner][place] = share
+
+    def missing(self) -> list[str]:
+        """Return survivors without whose answer there is no sum; none: it can be had."""
+        silent = [client for client in self.survivors if client not in self._seeds]
+        short = any(len(found) < self.needed for found in self._shares.values())
+        return silent if self.masked and (self.gone or short) else []
+
+    def total(self) -> Words:
+        """Return the sum (L,) of the survivors' words, modulo 2^32.
+
+        Raises Rejected if somebody whose answer is needed kept silent, or a self mask cannot be
+        put together.
+        """
+        silent = self.missing()
+        if silent:
+            raise Rejected(f"no answer of {', '.join(silent)}")
+        found = self._total.copy()
+        weights: dict[tuple[int, ...], list[int]] = {}
+        for owner, shares in self._shares.items() if self.masked else ():
+            found -= stream(self._self_seed(owner, shares, weights), self.length)
+        for client, seeds in self._seeds.items():
+            for other, seed in zip(self.gone, seeds, strict=True):
+                pair = stream(seed.tobytes(), self.length)
+                found = found - pair if other > client else found + pair
+        return found
+
+    def _self_seed(
+        self, owner: str, shares: Mapping[int, bytes], weights: dict[tuple[int, ...], list[int]]
+    ) -> bytes:
+        if len(shares) < self.needed:
+            held = sum(owner in closed for closed in self._closed.values())
+            raise Rejected(f"the boxes of '{owner}' did not open for {held} members")
+        chosen = tuple(sorted(shares)[: self.needed])
+        if chosen not in weights:
+            weights[chosen] = lagrange_weights([place + 1 for place in chosen])
+        try:
+            return recombine([shares[place] for place in chosen], weights[chosen])
+        except ValueError as error:
+            raise Rejected(f"the self mask of '{owner}' cannot be put together") from error
+
+
+# --- with messages ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SumUpload(Payload):
+    """What goes up: words (L,) uint32, which count as the floats that they stand for."""
+
+    words: Array
+    boxes: Array
+
+    @property
+    def floats(self) -> int:
+        """One for each word."""
+        return self.words.size
+
+
+@dataclass
+class Attempt:
+    """Attempt ``cohort.attempt`` at a sum of ``length`` words, in a round."""
+
+    handshake: Handshake
+    config: RunConfig
+    round: int
+    cohort: Cohort
+    length: int
+    bytes_down: int = 0  # of messages that unmask
+    bytes_up: int = 0
+    _refused: dict[str, str] = field(default_factory=dict)  # who does not help to unmask, and why
+    _signatures: dict[str, bytes] = field(default_factory=dict)  # of who is left
+
+    def __post_init__(self) -> None:
+        self.members = list(self.cohort.members)
+        keys, masked = self.handshake.roster.keys, self.config.secure_sum == "masked"
+        self.agrees = masked and all(c in keys and keys[c].certificate for c in self.members)
+        terms = SumTerms(self.config.sum_min, self.config.sum_threshold, agreed=self.agrees)
+        self.collector = Collector(self.members, self.length, terms, masked=masked)
+
+    @property
+    def limit(self) -> int:
+        """Bytes above which an upload is refused unread."""
+        return 4 * self.length + BOX_BYTES * len(self.members) + QUERY_BYTES
+
+    def take(self, client: str, reply: Reply) -> Payload:
+        """Add one upload and return its traffic; raise Rejected if it is not as agreed."""
+        check_origin(self.handshake.roster.infos[client], reply, self.round)
+        self.collector.take(client, reply.arrays)
+        return SumUpload(*reply.arrays, *([] if self.collector.masked else [np.zeros(0, np.uint8)]))
+
+    def words(self, deadline: float) -> Words:
+        """Return the sum (L,) modulo 2^32; raise Rejected if it cannot be had until then."""
+        survivors = self.collector.close()
+        if len(survivors) < self.config.min_replies:
+            raise Rejected(f"{len(survivors)} of min-replies={self.config.min_replies} came")
+        try:
+            self._unmask(deadline)
+            return self.collector.total()
+        except Rejected as error:
+            raise Rejected(f"{error}{self._why()}") from error
+
+    def total(self, deadline: float) -> Vector:
+        """Return the sum (L,) float64; raise Rejected as :meth:`words`, or if masks are left."""
+        words, largest = self.words(deadline), self.config.sum_range
+        total = from_words(words, fraction_bits(self.cohort.size, largest))
+        count = len(self.collector.survivors)
+        if (np.abs(total) > count * largest).any():  # masks of different payloads, or a false seed
+            text = f"the sum has entries beyond {count} x sum-range={largest:g}"
+            raise Rejected(f"{text}{self._why()}")
+        return total
+
+    def _why(self) -> str:
+        why = "; ".join(f"client {c}: {reason}" for c, reason in self._refused.items())
+        return f" ({why})" if why else ""
+
+    def _unmask(self, deadline: float) -> None:
+        """Ask survivors until there is enough for the sum, or the time is up.
+
+        Where a member is gone and keys have proofs, the survivors first sign who is left.
+        """
+        if self.collector.gone and self.agrees:
+            self._until(self._unsigned, AGREE, self._signed, deadline)
+            if self._unsigned():
+                signed, needed = len(self._signatures), self.collector.needed
+                raise Rejected(f"{signed} of {needed} survivors signed who is left")
+        self._until(self.collector.missing, UNMASK, self._opened, deadline)
+
+    def _unsigned(self) -> list[str]:
+        if len(self._signatures) >= self.collector.needed:
+            return []
+        return [c for c in self.collector.survivors if c not in self._signatures]
+
+    def _signed(self, client: str, reply: Reply) -> None:
+        signature = reply.info.get("signature")
+        if not isinstance(signature, bytes) or not 0 < len(signature) <= LONGEST:
+            raise Rejected("no signature came")
+        self._signatures[client] = signature
+
+    def _opened(self, client: str, reply: Reply) -> None:
+        self.collector.answer(client, opened_of(reply.info))
+
+    def _until(
+        self,
+        missing: Callable[[], list[str]],
+        kind: str,
+        take: Callable[[str, Reply], None],
+        deadline: float,
+    ) -> None:
+        """Send messages of a kind to those that are missing, until nobody is or the time is up."""
+        grid, roster = self.handshake.grid, self.handshake.roster
+        simulated, tries = is_simulated(grid), 0
+        limit = QUERY_BYTES + (SHARE_BYTES + SECRET_BYTES) * len(self.members)
+        while (left := deadline - time.monotonic()) > 0:
+            silent = [client for client in missing() if client not in self._refused]
+            if not silent or (simulated and tries == TRIES):
+                break
+            if tries and not simulated:
+                time.sleep(min(AGAIN, left))
+                self.handshake.query(patience=0.0)
+            tries += 1
+            messages = {c: self._message(kind, c, left) for c in silent if c in roster.nodes}
+            self.bytes_down += sum(map(message_bytes, messages.values()))
+            for client, reply in replies(grid, messages, left, limit):
+                self.bytes_up += reply.message_bytes
+                if reply.undelivered:
+                    log.info("client %s does not answer: %s", client, reply.error)
+                    continue
+                try:
+                    check_origin(roster.infos[client], reply, self.round)
+                    take(client, reply)
+                except (Rejected, ValueError) as error:
+                    self._refused[client] = str(error)
+                if not missing():
+                    break
+
+    def _message(self, kind: str, client: str, left: float) -> Message:
+        shake, alive = self.handshake, tuple(self.collector.survivors)
+        what = Instruction(shake.experiment, self.round, state_dir=shake.state_dir)
+        message = request(kind, shake.roster.nodes[client], what, left)
+        about = Survivors(alive, self.cohort.attempt)
+        if kind == UNMASK:
+            boxes = self.collector.boxes_for(client).tobytes()
+            signed = tuple(self._signatures.get(c, b"") for c in alive) if self._signatures else ()
+            about = Survivors(alive, self.cohort.attempt, boxes, signed)
+        message.content[SUM] = to_sum(about)
+        return message
+
+
+# --- introductions ----------------------------------------------------------------------------
+
+
+class Introductions:
+    """The introductions of one run; after a crash of the server they are made again."""
+
+    def __init__(self, handshake: Handshake, fail: Callable[[str, str], None]) -> None:
+        """``fail`` is told who is left out of the round, and why."""
+        self.handshake, self.fail = handshake, fail
+        self.told: dict[str, set[str]] = {}
+        self.strange: dict[str, set[str]] = {}
+
+    def of(self, members: list[str], patience: float) -> list[str]:
+        """Return those of ``members`` that know and accept each other, after an introduction."""
+        failed = self._introduce(patience)
+        for client, reason in failed.items():
+            if client in members:
+                self.fail(client, f"not introduced: {reason}")
+        return self._agreeing([c for c in members if c not in failed and c in self.told])
+
+    def _introduce(self, patience: float) -> dict[str, str]:
+        """Tell everybody online whom they do not know yet; return reasons of those that failed."""
+        shake, roster, failed = self.handshake, self.handshake.roster, {}
+        due = {c: set(roster.keys) - self.told.get(c, set()) for c in sorted(roster.nodes)}
+        what = Instruction(shake.experiment, state_dir=shake.state_dir)
+        messages = {}
+        for client in (c for c, new in due.items() if new):
+            keys = {name: roster.keys[name] for name in sorted(due[client])}
+            messages[client] = request(INTRODUCE, roster.nodes[client], what, PATIENCE)
+            messages[client].content[SUM] = to_sum(Introduction.of(keys))
+        for client, reply in replies(shake.grid, messages, patience):
+            strangers = reply.info.get("strangers")
+            if reply.error or not isinstance(strangers, list | tuple):
+                failed[client] = reply.error or "its answer makes no sense"
+                continue
+            self.told.setdefault(client, set()).update(due[client])
+            self.strange.setdefault(client, set()).update(map(str, strangers))
+        return failed
+
+    def _agreeing(self, members: list[str]) -> list[str]:
+        """Leave out those whom most do not accept, and then those who do not accept all."""
+        refusals = {m: sum(m in self.strange.get(o, ()) for o in members) for m in members}
+        trusted = [m for m in members if 2 * refusals[m] < len(members)]
+        found = []
+        for client in members:
+            own = self.strange.get(client, set()) & set(trusted)
+            if client not in trusted:
+                many = f"{refusals[client]} of {len(members)}"
+                self.fail(client, f"{many} do not accept its key for the sums")
+            elif own:
+                names = ", ".join(sorted(own))
+                self.fail(client, f"it does not accept the keys of {names} for the sums")
+            else:
+                found.append(client)
+        return found

@@ -31,7 +31,6 @@ from fedhet.protocol.messages import Reply, answer, message_bytes
 from fedhet.protocol.reasons import Word, new_number, telling
 from fedhet.rng import one_blas_thread
 from fedhet.site.limits import (
-    Asked,
     Limits,
     check_modules,
     check_run,
@@ -102,9 +101,7 @@ class Request:
         set_process(self.config)
         self.simulated = is_simulated()
         self.method = find_method(self.config.method)
-        shares = self.method.client.shares_model
-        asked = Asked(shares, tells_class_counts=not self.config.summed)
-        check_run(self.limits, self.config, asked)
+        check_run(self.limits, self.config, shares_model=self.method.client.shares_model)
         self.limits.check_download_size(message_bytes(message))
         self.what = read_instruction(message, self.config)
 

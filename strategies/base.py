@@ -55,7 +55,7 @@ from fedhet.site.local_data import PublicSet, open_public
 from fedhet.strategies.plain import PlainRounds, Upload
 from fedhet.strategies.robust import Rule
 from fedhet.sums.contribution import Own, Summand, Vector
-from fedhet.sums.server import SumLedger, SummedRounds
+from fedhet.sums.server import SummedRounds
 
 __all__ = ["MethodStrategy", "Upload"]
 log = logging.getLogger("fedhet")
@@ -259,7 +259,8 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self._check_hooks()
         self.handshake, self.folder = handshake, folder
-        self.ledger = (SumLedger if self.config.summed else Ledger)(self.roster)
+        kind = SummedRounds if self.config.summed else PlainRounds
+        self.ledger: Ledger = kind.ledger_type(self.roster)
         self.deadline = 0.0  # of the round
         self.simulated = True  # whether the clients' states are where the server is
         self._requests: list[tuple[str, Message]] = []
@@ -273,7 +274,6 @@ class MethodStrategy(Strategy, Generic[P]):
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
         marks = {} if kept is None else kept.meta
-        kind = SummedRounds if self.config.summed else PlainRounds
         self.aggregation: PlainRounds | SummedRounds = kind(self, marks)
 
     def start(  # noqa: PLR0913  (Flower's signature)

@@ -26,6 +26,7 @@ from fedhet.protocol.checks import (
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.messages import CONFUSION, Reply, replies
 from fedhet.protocol.payload import Payload
+from fedhet.records.ledger import Ledger
 from fedhet.site.privacy import sigma
 from fedhet.strategies.robust import capped
 
@@ -61,6 +62,7 @@ class Valid:
 class PlainRounds:
     """The rounds of a run whose server sees every upload."""
 
+    ledger_type = Ledger
     train_share = 1.0  # of a round's time that waiting for training may take
     evaluates = True  # whether a client alone may be asked for its accuracy
     records: Mapping[str, ConfigRecord] = {}  # what goes along with a train message

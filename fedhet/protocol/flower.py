@@ -43,14 +43,14 @@ _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 
 def packed_app(folder: Path) -> bytes:
-    """The zip that Flower makes of an app's folder, as ``flwr run`` sends it."""
+    """Return the zip that Flower makes of an app's folder, as ``flwr run`` sends it."""
     from flwr.cli.build import build_fab_from_disk  # why: the command writes it beside the app
 
     return bytes(build_fab_from_disk(folder))
 
 
 def is_simulated(grid: Grid | None = None) -> bool:
-    """Whether clients are simulated (on Ray, or inline) rather than deployed nodes' own.
+    """Return whether clients are simulated, on Ray or inline, or are deployed nodes' own.
 
     A server asks of its ``grid``: ours, and that of Flower's simulation, have a pull interval. A
     client, which has none, asks of its process: ours are told so by :func:`simulating`, those of
@@ -87,7 +87,7 @@ def be_task(identity: tuple[int, int, int]) -> None:
 
 
 def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
-    """From now on a reply that cannot be unpacked is its node's error, in this process.
+    """Make a reply that cannot be unpacked its node's error from now on, in this process.
 
     Flower checks of what a node pushes the frame alone. It unpacks all replies of a pull together,
     and one that it cannot unpack ends the pull, with it the run, and loses the others for good.
@@ -117,7 +117,7 @@ def take_damaged_replies() -> Callable[[str, dict[str, bytes]], Message]:
 
 
 def _damaged(whole: bytes, error: Exception) -> Message:
-    """An error in place of a reply; it answers what the reply says, if that much can be read."""
+    """Return an error in place of a reply, to the message that it names, if that can be read."""
     from flwr.app.message import make_message  # why: a reply to no message at hand
     from flwr.app.metadata import Metadata  # why: as above
     from flwr.proto.message_pb2 import Message as Sent  # why: what a reply is packed as
@@ -160,7 +160,7 @@ class ControlCalls:
         )
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._client.close()
 
     def register(self, name: str, key: bytes) -> None:
@@ -170,13 +170,13 @@ class ControlCalls:
         self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
     def nodes(self) -> list[NodeInfo]:
-        """All nodes that were ever registered, with ``node_id``, ``name`` and ``status``."""
+        """Return all nodes that were ever registered, with ``node_id``, ``name`` and ``status``."""
         from flwr.proto.control_pb2 import ListNodesRequest  # why: the call's message
 
         return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
 
     def runs(self, limit: int) -> list[Any]:
-        """Flower's ``Run`` messages of the last runs."""
+        """Return Flower's ``Run`` messages of the last runs."""
         from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
 
         return list(self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values())
@@ -223,7 +223,7 @@ class NamedControl(ControlCalls):
         return int(answer.run_id)
 
     def find(self, envelope: str) -> int | None:
-        """The id of a run with this configuration that has not ended; None if there is none."""
+        """Return the id of a run with this configuration that has not ended, if there is one."""
         with _calling():
             runs = self.runs(20)
         for run in runs:
@@ -233,7 +233,7 @@ class NamedControl(ControlCalls):
         return None
 
     def status(self, run_id: int) -> tuple[str, str]:
-        """Flower's status of a run, such as ``finished:failed``, and its details."""
+        """Return Flower's status of a run, such as ``finished:failed``, and its details."""
         from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
 
         with _calling():
@@ -296,7 +296,7 @@ def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: in
 
 
 def _fleet(address: str, ca: bytes, key: "EllipticCurvePrivateKey") -> Any:
-    """Flower's client of the Fleet API, which signs calls with ``key``."""
+    """Return Flower's client of the Fleet API, which signs calls with ``key``."""
     # why: see ControlCalls
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
@@ -336,7 +336,7 @@ class Tasks:
         return RuntimeHttpClient.from_server_address(self.address, True, None, [version, *more])
 
     def next(self) -> "Task | None":
-        """The next task, if there is one."""
+        """Return the next task, if there is one."""
         from flwr.proto.runtime_pb2 import AcquireTaskRequest  # why: the call's message
         from flwr.supercore.constant import TaskType  # why: the kinds of tasks
 
@@ -380,7 +380,7 @@ class Task:
             self._client.close()
 
     def pull(self) -> tuple[Message, Context, bytes, tuple[int, int, int]]:
-        """The message, its context, the application that the server sent, and the task's ids."""
+        """Return the message, its context, the app that the server sent, and the task's ids."""
         # why: what a ClientApp's program does first
         from flwr.supernode.runtime.run_clientapp import pull_task_input
 
@@ -389,7 +389,7 @@ class Task:
         return message, context, fab.content, ids
 
     def push(self, reply: Message, context: Context) -> None:
-        """Hand over the reply, and the context for the next message."""
+        """Send the reply, and keep the context for the next message."""
         # why: what a ClientApp's program does last
         from flwr.supernode.runtime.run_clientapp import push_message
 
@@ -406,7 +406,7 @@ class Task:
 
 
 def refusal_codes() -> tuple[int, int]:
-    """Numbers with which a SuperLink refuses :func:`activate`: a bad interval, any other reason."""
+    """Return the codes by which a SuperLink refuses :func:`activate`: a bad interval, all else."""
     # why: refusals of a node are told apart by number; here, since it imports a web framework
     from flwr.supercore.error import ApiErrorCode
 
@@ -417,7 +417,7 @@ def refusal_codes() -> tuple[int, int]:
 
 
 def key_as_sent(public: "EllipticCurvePublicKey") -> bytes:
-    """A node's public key as Flower sends and keeps it."""
+    """Return a node's public key as Flower sends and keeps it."""
     # why: what the SuperLink compares is these bytes, not the key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 

@@ -41,6 +41,7 @@ from fedhet.files import client_order, is_id
 from fedhet.protocol.messages import (
     LONGEST_TEXT,
     QUERY,
+    REMIND_AFTER,
     WIRE,
     Instruction,
     Mail,
@@ -185,7 +186,7 @@ class Names:
         self._keys = {} if policy in KEY_POLICIES else _read_keys(Path(policy))
 
     def check(self, client: str, node: int, online: Mapping[int, NodeIdentity]) -> None:
-        """Nothing if ``node`` may be ``client``; ValueError with the reason otherwise."""
+        """Raise ValueError, with the reason, unless ``node`` may be ``client``."""
         own = online.get(node, NodeIdentity())
         if self.policy == OFF:
             return
@@ -210,7 +211,7 @@ class Names:
 
 
 def _read_keys(folder: Path) -> dict[str, bytes]:
-    """Public keys by client, out of ``<client>.pub`` in OpenSSH's format."""
+    """Return public keys by client, out of ``<client>.pub`` in OpenSSH's format."""
     files = sorted(folder.glob("*.pub"))
     if not files:
         raise UserError(
@@ -230,7 +231,7 @@ def _read_keys(folder: Path) -> dict[str, bytes]:
 
 
 def _canonical(pem: bytes) -> bytes:
-    """A public key of Flower's in the form of :func:`_read_keys`; empty if it is none."""
+    """Return a public key of Flower's as :func:`_read_keys` does; empty if it is none."""
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
@@ -263,11 +264,11 @@ class Roster:
 
     @property
     def ids(self) -> list[str]:
-        """All clients ever known, in client order."""
+        """Return all clients ever known, in client order."""
         return sorted(self.infos, key=client_order)
 
     def sample(self, seed: int, round_: int, cohort: int) -> list[str]:
-        """The clients of a round: depends on (seed, round) and the ids only, for every method."""
+        """Return the clients of a round, by (seed, round) and the ids alone."""
         ids = self.ids
         chosen = generator(seed, "sample", round_=round_).choice(
             len(ids), size=min(cohort, len(ids)), replace=False
@@ -281,7 +282,7 @@ class Roster:
         self._unbooked.append((f"node {node}", reason))
 
     def refusals(self) -> list[tuple[str, str]]:
-        """Who was refused, and why, since this was last asked."""
+        """Return who was refused, and why, since this was last asked."""
         found, self._unbooked = self._unbooked, []
         return found
 
@@ -316,21 +317,21 @@ class Roster:
             raise ValueError(f"client '{client}' tells another client's key")
 
     def accept(self, client: str, round_: int, state: str) -> None:
-        """A client's reply counts: its state of this round is the one to go on from."""
+        """Record that a client goes on from its state of this round."""
         self.generations[client] = round_
         self.states[client] = state
         self.lost.pop(client, None)
 
     def lose(self, client: str, round_: int, reason: str) -> None:
-        """A client says that its state is gone; it is asked again, since a copy may come back."""
+        """Record that a client's state is gone; it is asked again, since a copy may come back."""
         self.lost.setdefault(client, {"round": round_, "reason": reason})
 
     def losses(self) -> list[dict[str, Any]]:
-        """Clients whose state is gone, in client order."""
+        """Return clients whose state is gone, in client order."""
         return [{"client": c, **self.lost[c]} for c in sorted(self.lost, key=client_order)]
 
     def fix_classes(self, configured: Sequence[str], most: int = sys.maxsize) -> None:
-        """Settle the global class list: configured, or what all clients agree on, or their union.
+        """Set the global class list: configured, what all clients agree on, or their union.
 
         Clients with a class that is not in the list are refused, and of a union of more than
         ``most`` classes those that bring most of what nobody else has; and before that those whose
@@ -352,7 +353,7 @@ class Roster:
             raise RunFailed(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
 
     def _fix_inputs(self) -> None:
-        """Where the run does not say what examples are: what most clients have, not the first."""
+        """Set what examples are, where the run does not say it, to what most clients have."""
         said = Counter(info.inputs for client in self.ids if (info := self.infos[client]).inputs)
         if self.inputs is None and said:
             self.inputs = said.most_common(1)[0][0]
@@ -394,7 +395,7 @@ class Roster:
         return replace(info, seen=seen, seen_names=names, images=images)
 
     def counts(self) -> list[tuple[str, list[int]]]:
-        """Training images per (client, class of the global list), for ``partition.csv``."""
+        """Return training images per client and class of the global list."""
         table = []
         for client in self.ids:
             info = self.infos[client]
@@ -405,7 +406,7 @@ class Roster:
         return table
 
     def dump(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {
             "classes": list(self.classes),
             "infos": {
@@ -420,7 +421,7 @@ class Roster:
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Inverse of :meth:`dump`; nodes are found again by the handshake."""
+        """Take up what :meth:`dump` gave; nodes are found again by the handshake."""
         self.classes = tuple(kept["classes"])
         inputs = kept.get("inputs")
         self.inputs = load_inputs(inputs) if inputs is not None else None
@@ -435,14 +436,9 @@ class Roster:
 # --- the query phase --------------------------------------------------------------------------
 
 
-log = logging.getLogger("fedhet")
-
 QUERY_PATIENCE = 30.0  # seconds that a round waits for a node that has just been asked
 QUERY_TTL = 600.0  # seconds in which an answer still counts: a large private folder takes long
 QUERY_TRIES = 3
-# Flower's SuperLink drops replies while its database is busy ("database is locked"): who has not
-# answered after so many seconds is asked again, then after twice as many, and so on.
-REMIND_AFTER = 60.0
 PATIENT = 5.0  # seconds of waiting that nobody needs to be told of
 HEARD = 10.0  # seconds for nodes to fetch why they are refused, before a run without any ends
 SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
@@ -457,7 +453,7 @@ class _Waiting:
         self.told = ""
 
     def say(self, known: int, expected: int, refused: Iterable[str]) -> None:
-        """How many clients are known, of how many (0: nobody said)."""
+        """Tell that so many clients are known, of ``expected`` (0: unsaid)."""
         if time.monotonic() - self.begun < min(PATIENT, self.timeout / 2):
             return
         of = f"{expected - known} of {expected} clients" if expected else "clients"
@@ -494,7 +490,6 @@ class Handshake:
         self._online: dict[int, NodeIdentity] = {}
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
-        self._reminded: Counter[int] = Counter()
         self._told: set[int] = set()  # nodes that know why they are refused
         self._notices = Mail(grid)  # what tells them
 
@@ -542,19 +537,19 @@ class Handshake:
             log.warning("starting with %d of %d clients%s", len(nodes), expected, refused)
 
     def _final(self, expected: int) -> bool:
-        """Whether everybody of a simulation has answered: nobody else will come."""
+        """Return whether everybody of a simulation has answered: nobody else will come."""
         answered = len(self.roster.nodes) + len(self.roster.refused)
         return self._mail.simulated and bool(expected) and answered >= expected
 
     def _all_refuse(self, expected: int, *, settled: bool) -> bool:
-        """Whether everybody has answered, and nobody can take part: waiting changes nothing."""
+        """Return whether everybody has answered, and nobody can take part."""
         refused = len(self.roster.refused)
         if self.roster.nodes or self._asked or not refused:
             return False
         return refused >= expected if expected else settled
 
     def query(self, patience: float = QUERY_PATIENCE) -> list[str]:
-        """Ask unknown nodes who they are; forget nodes that are gone. Returns new clients.
+        """Ask unknown nodes who they are; forget nodes that are gone; return new clients.
 
         A node that has not answered ``patience`` seconds after it was first asked is not waited
         for; its answer counts when it comes, and on a network it is reminded now and then.
@@ -567,17 +562,15 @@ class Handshake:
         if self._online.keys() - online:
             roster.refused.clear()  # what a vanished node held may be free now: ask again
             self._tries.clear()
-            self._reminded.clear()
             self._told.clear()
         self._online = now
         roster.nodes = {client: node for client, node in roster.nodes.items() if node in online}
         self._asked = {node: since for node, since in self._asked.items() if node in online}
         strangers = sorted(online - {*roster.nodes.values(), *roster.refused, *self._asked})
-        silent = [] if mail.simulated else self._silent()
-        self._reminded.update(silent)
         self._asked |= dict.fromkeys(strangers, time.monotonic())
         what = Instruction(experiment=self.experiment, state_dir=self.state_dir)
-        mail.add([request(QUERY, node, what, QUERY_TTL) for node in (*strangers, *silent)])
+        mail.add([request(QUERY, node, what, QUERY_TTL) for node in strangers])
+        mail.remind(2 * REMIND_AFTER)
         new = []
         while mail:
             new += [name for pair in mail.poll() for name in self._answered(*pair)]
@@ -606,17 +599,8 @@ class Handshake:
             if self._notices:
                 self._notices.pause()
 
-    def _silent(self) -> list[int]:
-        """Nodes that are to be asked once more."""
-        now = time.monotonic()
-        return sorted(
-            node
-            for node, since in self._asked.items()
-            if now - since > REMIND_AFTER * 2 ** self._reminded[node]
-        )
-
     def _answered(self, asked: Message, message: Message) -> list[str]:
-        """Take in one answer; returns the id of the new client, if it is one."""
+        """Take in one answer; return the id of the new client, if it is one."""
         node, reply = asked.metadata.dst_node_id, read_reply(message)
         if self._asked.pop(node, None) is None:
             return []  # it has gone since, or has answered a reminder

@@ -151,7 +151,7 @@ def instruction(message: Message) -> Instruction:
 
 
 def arrays_of(message: Message) -> list[Array]:
-    """The payload arrays of a request or reply, in order; none if it carries none.
+    """Return the payload arrays of a request or reply, in order; none if it carries none.
 
     Raises ValueError for anything but plain numbers in NumPy's own format.
     """
@@ -178,7 +178,7 @@ def unpack(data: bytes | memoryview) -> list[Array]:
 
 
 def _read(stream: io.BytesIO) -> Array:
-    """The next array, without what numpy.load would do for a stranger.
+    """Return the next array, without what numpy.load would do for a stranger.
 
     That function opens zips, too, and allocates whatever size the header claims.
     """
@@ -202,7 +202,7 @@ def answer(
     metrics: Mapping[str, float] | None = None,
     arrays: Sequence[Array] | None = None,
 ) -> Message:
-    """The reply to ``to``."""
+    """Return the reply to ``to``."""
     content = RecordDict({"info": ConfigRecord(dict(info))})
     if metrics is not None:
         content["metrics"] = MetricRecord(dict(metrics))
@@ -250,7 +250,7 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
 
 
 def message_bytes(message: Message) -> int:
-    """Bytes of the records of a message as they are sent."""
+    """Return the bytes of the records of a message as they are sent."""
     return sum(
         # count_bytes() of a ConfigRecord fails on empty texts and lists
         len(record.deflate()) if isinstance(record, ConfigRecord) else record.count_bytes()
@@ -309,14 +309,14 @@ class _Pull(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Work of the thread."""
+        """Do the work of the thread."""
         try:
             self.replies = list(self.grid.pull_messages(self.identities))
         except Exception as error:  # raised again where the result is wanted
             self.error = error
 
     def result(self) -> list[Message]:
-        """What came; raises what the pull raised."""
+        """Return what came; raise what the pull raised."""
         if self.error is not None:
             raise self.error
         return self.replies
@@ -404,7 +404,7 @@ class Mail:
         return late
 
     def _forget(self, message: Message) -> None:
-        """It is answered: whatever else comes for it is not pulled."""
+        """Forget a message that is answered: nothing else is pulled for it."""
         self.pending = {key: other for key, other in self.pending.items() if other is not message}
         self._took.append(time.monotonic() - self._since.pop(id(message)))
 
@@ -420,7 +420,7 @@ class Mail:
             time.sleep(max(self.interval, 4 * self._asking))
 
     def _pull(self) -> Iterable[Message]:
-        """The replies that are there.
+        """Return the replies that are there.
 
         On a network up to 64 threads pull, each its own messages. If a client died while it
         uploaded a reply, Flower waits three minutes or more for the missing parts, and the thread
@@ -515,7 +515,7 @@ def replies(
 def longest_first(
     messages: Iterable[Message], seconds: Sequence[float], processes: int
 ) -> tuple[list[Message], int]:
-    """The order of sending and the window, from what each message's work may take (0: unknown).
+    """Return the order of sending and the window, by the seconds that each takes (0: unknown).
 
     Long jobs start longest first, so that the processes of a simulation end a round together.
     Flower's simulator takes what is under way in the order of its nodes: only twice as many as

@@ -18,17 +18,17 @@ Int64 = Annotated[Array, np.dtype(np.int64)]
 
 
 def rest() -> Any:
-    """The last field of a payload that holds however many arrays are left, as a tuple."""
+    """Return the last field of a payload, for all arrays that are left, as a tuple."""
     return field(metadata={"rest": True})
 
 
 def blank(shape: Sequence[int], dtype: Any = np.float32) -> Array:
-    """Zeros of any shape in the memory of one: a stand-in where shape and dtype are what counts."""
+    """Return zeros of any shape in the memory of one, where shape and dtype alone count."""
     return np.broadcast_to(np.zeros((), dtype=dtype), tuple(shape))
 
 
 def _declared(kind: type["Payload"]) -> list[np.dtype[Any] | None]:
-    """The dtype of every field, None where its annotation names none or cannot be looked up."""
+    """Return the dtype of every field; None where its annotation names none."""
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError:  # of a class inside a function, say
@@ -55,12 +55,12 @@ class Payload:
         return arrays
 
     def to_ndarrays(self) -> list[Array]:
-        """Arrays in field order, C-contiguous copies that share no memory with a model."""
+        """Return arrays in field order, C-contiguous copies that share no memory with a model."""
         return [np.array(array, order="C", copy=True) for array in self.flat]
 
     @classmethod
     def from_ndarrays(cls, arrays: Sequence[Array]) -> Self:
-        """Inverse of :meth:`to_ndarrays`; ValueError if the number of arrays does not fit."""
+        """Return the payload of these arrays; raise ValueError if their number does not fit."""
         own = fields(cls)
         single = [one for one in own if "rest" not in one.metadata]
         if len(arrays) < len(single) or (len(arrays) > len(single) and len(single) == len(own)):
@@ -71,7 +71,7 @@ class Payload:
         return cls(*values)
 
     def dtypes(self) -> list[np.dtype[Any] | None]:
-        """What its class declares of each of its arrays, in order; None: any dtype."""
+        """Return what its class declares of each of its arrays, in order; None: any dtype."""
         declared = _declared(type(self))
         several = len(self.flat) - len(declared) + 1 if self._has_rest() else 1
         return [*declared[:-1], *declared[-1:] * several]
@@ -81,7 +81,7 @@ class Payload:
         return any("rest" in one.metadata for one in fields(cls))
 
     def since(self, sent: "Payload") -> Self:
-        """The step from what was sent, which has the same arrays: its floats subtracted."""
+        """Return the step from what was sent, which has the same arrays: floats subtracted."""
         pairs = zip(self.flat, sent.flat, strict=True)
         return self.from_ndarrays([a - b if a.dtype.kind == "f" else a for a, b in pairs])
 
@@ -110,7 +110,7 @@ class HeaderRows(Payload):
     bias: Float32
 
     def since(self, sent: Payload) -> Self:
-        """The step from the rows of the same classes."""
+        """Return the step from the rows of the same classes."""
         assert isinstance(sent, HeaderRows)
         rows = np.searchsorted(sent.classes, self.classes)
         bias = sent.bias[rows] if sent.bias.size else sent.bias

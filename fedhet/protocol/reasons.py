@@ -102,12 +102,12 @@ def telling(word: Word) -> Iterator[None]:
 
 
 def new_number() -> int:
-    """The number of an entry in a node's log."""
+    """Return the number of an entry in a node's log."""
     return 1 + secrets.randbelow(MOST)
 
 
 def told(error: object, number: object) -> str:
-    """What the server shows of a failure: its word, where to look, and what the word means.
+    """Return what the server shows of a failure: its code, where to look, what the code means.
 
     Without a number it is a simulated client's text, and shown as it is, on one line.
     """
@@ -121,5 +121,5 @@ def told(error: object, number: object) -> str:
 
 
 def distinct(reasons: Iterable[str]) -> str:
-    """Reasons side by side, each once whatever its number."""
+    """Return reasons side by side, each once whatever its number."""
     return "; ".join(sorted({re.sub(r" \(its log: no\. \w+\)", "", text) for text in reasons}))

@@ -5,7 +5,6 @@ handshake and again before every training, and refuses what breaks it, with the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,16 +65,8 @@ class Limits(Schema):
             raise _broken("max-download-bytes", self.max_download_bytes, f"{size} came")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a run asks of a site beyond its configuration: what its method does."""
-
-    shares_model: bool
-    tells_class_counts: bool
-
-
 def read_limits(node: Mapping[str, Any]) -> Limits:
-    """The limits of this node; none where its configuration names no file.
+    """Return the limits of this node; none where its configuration names no file.
 
     Raises Refused if the file cannot be read or understood: then nothing is allowed. The reason
     goes to the server, so it says nothing of the file's place or content; this node's own log does.
@@ -107,7 +98,7 @@ def check_modules(limits: Limits, run_config: Mapping[str, Any]) -> None:
         raise _broken("modules", allowed, f"the run names {min(others)}")
 
 
-def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
+def check_run(limits: Limits, config: RunConfig, *, shares_model: bool) -> None:
     """Raise Refused for the first limit that a run breaks; no round is beyond its ``rounds``."""
     keys = config.params.model_dump().items()
     own = {k: v for k, v in keys if k.endswith("epochs") and not k.startswith("server-")}
@@ -120,10 +111,10 @@ def check_run(limits: Limits, config: RunConfig, asked: Asked) -> None:
         raise _broken("max-rounds", limits.max_rounds, f"rounds is {config.rounds}")
     if limits.methods is not None and config.method not in limits.methods:
         raise _broken("methods", ", ".join(limits.methods), f"method is {config.method}")
-    if not limits.shared_models and asked.shares_model:
+    if not limits.shared_models and shares_model:
         raise _broken("shared-models", "none", f"method {config.method} shares a model")
     _check_noise(limits, config)
-    if not limits.class_counts and asked.tells_class_counts:
+    if not limits.class_counts and not config.summed:
         raise _broken("class-counts", "nobody to be told", f"method {config.method} tells them")
     if limits.secure_sum is not None and config.secure_sum != "masked":
         raise _broken("secure-sum", "masked sums alone", f"secure-sum is {config.secure_sum}")
@@ -151,7 +142,7 @@ def _broken(limit: str, allowed: object, found: str) -> Refused:
 
 
 def _check_noise(limits: Limits, config: RunConfig) -> None:
-    """A sum's noise is everybody's together, and worth nothing to a vector that is not masked."""
+    """Raise Refused for too little noise: a sum's protects no vector that is not masked."""
     noise, own, common = noise_multiplier(config), limits.min_noise, limits.min_sum_noise
     says = f"the run has {noise:.4g}"
     if not config.summed:

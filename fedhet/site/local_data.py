@@ -58,7 +58,7 @@ class LocalData:
     split: ClientSplit
 
     def class_counts(self) -> dict[str, int]:
-        """Training examples per seen class, by class name, in label order."""
+        """Return training examples per seen class, by class name, in label order."""
         labels, counts = np.unique(self.dataset.labels[self.split.train], return_counts=True)
         return {
             self.dataset.classes[label]: int(n) for label, n in zip(labels, counts, strict=True)

@@ -1,52 +1,51 @@
 """Noise on what a client uploads, what it costs, and the client's own account of it.
 
 Per upload the update is clipped to the L2 norm S (``dp-clip``) and N(0, sigma^2) is added to every
-float, on the client itself. Flower's ``LocalDpMod`` clips in the same way but does not fit: it
-treats integer arrays such as class ids like floats, needs the same arrays in both directions,
-divides by the norm of an update that may be zero, draws from NumPy's global generator, and its
-sigma = S sqrt(2 ln(1.25 / delta)) / epsilon holds for epsilon <= 1 only.
+float, on the client itself. Flower's ``LocalDpMod`` treats class ids like floats, needs the same
+arrays in both directions, divides by a norm that may be zero, draws from NumPy's global generator,
+and has a sigma that holds for epsilon <= 1 only.
 
 ``dp-epsilon`` and ``dp-delta`` are the budget of all that one client uploads in a run. T uploads
 with noise sigma each are together as private as one with mu = sqrt(T) S / sigma (Gaussian
 differential privacy; Dong, Roth, Su 2019, arXiv 1905.02383, corollary 3.3), exactly, also where an
-upload depends on what was uploaded before; and a Gaussian mechanism of that mu is
-(epsilon, delta)-private exactly for the delta of Balle and Wang 2018, arXiv 1805.06530, theorem 8.
-A client can be asked in every round, so sigma is chosen for T = ``rounds``, whatever ``fraction``
-is; amplification by sampling is not counted.
+upload depends on earlier ones. A Gaussian mechanism of that mu is (epsilon, delta)-private exactly
+for the delta of Balle and Wang 2018, arXiv 1805.06530, theorem 8. A client can be asked in every
+round, so that sigma is chosen for T = ``rounds``; amplification by sampling is not counted.
 
-With ``secure-sum`` the noise is on the sum: each of at least m clients whose vectors are in it adds
-a share of sigma / sqrt(m), so that any sum that can be had carries sigma at least. A share is whole
-steps of the words' grid, a discrete Gaussian (Kairouz, Liu, Steinke 2021, arXiv 2102.06387); at a
-width of thousands of steps sums of them differ from a discrete Gaussian by e^-1000 and less, and
-the account is the one above. Rounding to the grid moves a vector of L entries by up to sqrt(L) / 2
+With ``secure-sum`` the noise is on the sum: each of at least m clients adds a share of
+sigma / sqrt(m), whole steps of the words' grid, drawn from a discrete Gaussian (Kairouz, Liu,
+Steinke 2021, arXiv 2102.06387). At a width of thousands of steps sums of them differ from a
+discrete Gaussian by e^-1000 and less. Rounding moves a vector of L entries by up to sqrt(L) / 2
 steps, which the sensitivity has on top of ``dp-clip``.
 
 Protected is the update against being replaced by none (sensitivity S); between two updates that
 are both there the distance may be 2 S, and mu is twice as large.
 
-The account is kept beside the private states, and not in them: the server names the generation that
-a round starts from, and going back to an old one must not give back what was spent. An upload is
-entered before it leaves. One that is asked for again is the same bytes if the client came to the
-same update from the same payload, and then costs nothing; its noise is drawn from a secret of this
-client and the update, so that equal noise never meets two updates. Messages may be at work side by
-side, so what was read before training is not what is changed later.
+The account lies beside the private states: going back to an old generation must not give back what
+was spent. An upload is entered before it leaves. The same update from the same payload is the same
+bytes again and costs nothing. Its noise is drawn from a secret of this client and the update, so
+that equal noise never meets two updates. Messages may be at work side by side: the account is read
+again before it is changed.
 """
 
 import contextlib
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, StrictInt, StrictStr
+from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
+from fedhet.protocol.messages import read_fields
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.reasons import Word
 from fedhet.rng import generator
@@ -58,7 +57,7 @@ TAIL = 8.0  # standard deviations of noise that an entry has room for
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """Logarithm of delta of a Gaussian mechanism with sensitivity / sigma = ``mu`` at ``epsilon``.
+    """Return log delta of a Gaussian mechanism with sensitivity / sigma = ``mu`` at ``epsilon``.
 
     delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), by logarithms: both terms
     overflow or vanish where epsilon is in the hundreds.
@@ -69,12 +68,12 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def _log_phi(x: float) -> float:
-    """Logarithm of the standard normal distribution function."""
+    """Return the logarithm of the standard normal distribution function."""
     return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """The smallest epsilon for which a Gaussian mechanism of ``mu`` is (epsilon, delta)-private."""
+    """Return the smallest epsilon of a Gaussian mechanism of ``mu`` at ``delta``."""
     if mu == 0 or log_delta(0.0, mu) <= math.log(delta):
         return 0.0
     high = 1.0
@@ -88,7 +87,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @lru_cache(maxsize=16)
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest mu of a Gaussian mechanism that is (epsilon, delta)-private."""
+    """Return the largest mu of a Gaussian mechanism that is (epsilon, delta)-private."""
     high = 1.0
     while log_delta(epsilon, high) <= math.log(delta):
         high *= 2
@@ -100,19 +99,19 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def noise_multiplier(config: RunConfig) -> float:
-    """Noise per unit of clipping, sigma / S, that ``rounds`` uploads need; 0 without noise."""
+    """Return sigma / S that ``rounds`` uploads need; 0 without noise."""
     if not config.dp_clip:
         return 0.0
     return math.sqrt(config.rounds) / mu_of(config.dp_epsilon, config.dp_delta)
 
 
 def sigma(config: RunConfig) -> float:
-    """Standard deviation of the noise on every float of an upload; 0 without noise."""
+    """Return the standard deviation of the noise on every float; 0 without noise."""
     return config.dp_clip * noise_multiplier(config)
 
 
 def sum_sigma(config: RunConfig, entries: int, bits: int) -> float:
-    """Standard deviation of the noise on a sum of vectors of so many noised entries.
+    """Return the standard deviation of the noise on a sum of vectors of so many entries.
 
     ``bits`` are those after the point of a word. Sensitivity is dp-clip and the rounding.
     """
@@ -121,7 +120,7 @@ def sum_sigma(config: RunConfig, entries: int, bits: int) -> float:
 
 
 def share_steps(config: RunConfig, entries: int, bits: int, least: int) -> int:
-    """Standard deviation of one client's share, steps of 2^-bits: of sums of ``least`` clients.
+    """Return the width of one client's share, steps of 2^-bits, in sums of ``least`` clients.
 
     A whole number, rounded up. UserError if its noise does not fit into words.
     """
@@ -138,19 +137,19 @@ def share_steps(config: RunConfig, entries: int, bits: int, least: int) -> int:
 
 @lru_cache(maxsize=1024)
 def epsilon_spent(config: RunConfig, uploads: int) -> float:
-    """What so many uploads of one client have cost together, at ``dp-delta``."""
+    """Return what so many uploads of one client have cost together, at ``dp-delta``."""
     return epsilon_of(math.sqrt(uploads) / noise_multiplier(config), config.dp_delta)
 
 
 def has_floats(arrays: Sequence[Array]) -> bool:
-    """Whether there is anything that noise is added to."""
+    """Return whether there is anything that noise is added to."""
     return any(np.issubdtype(array.dtype, np.floating) and array.size for array in arrays)
 
 
 def privatise(
     upload: Sequence[Array], received: Sequence[Array], config: RunConfig, rng: np.random.Generator
 ) -> list[Array]:
-    """The upload with its update clipped and noised; integer arrays stay as they are.
+    """Return the upload with its update clipped and noised; integer arrays stay as they are.
 
     The update is the upload minus what was received if both hold the same arrays for the same
     classes, else the upload itself. Raises ValueError for NaN or infinity, which no clip bounds.
@@ -170,7 +169,7 @@ def privatise(
 
 
 def clipped(vector: Vector, length: float) -> Vector:
-    """A vector (L,) float64 scaled to an L2 norm of at most ``length``.
+    """Return a vector (L,) float64 scaled to an L2 norm of at most ``length``.
 
     ValueError for NaN or infinity, which no clip bounds.
     """
@@ -181,7 +180,7 @@ def clipped(vector: Vector, length: float) -> Vector:
 
 
 def _comparable(upload: Sequence[Array], received: Sequence[Array]) -> bool:
-    """Same shapes and dtypes, and equal integers: a row must belong to the same class."""
+    """Return whether shapes, dtypes and integers are equal: rows belong to the same classes."""
     return len(upload) == len(received) and all(
         a.shape == b.shape
         and a.dtype == b.dtype
@@ -198,6 +197,17 @@ _AGREED = ("dp_clip", "dp_epsilon", "dp_delta", "rounds")
 _OF_SUMS = ("secure_sum", "sum_min", "sum_threshold")
 
 
+@wired
+class Account:
+    """What a client has spent in a run, and what was agreed when the run began."""
+
+    agreed: dict[str, Any]
+    secret: StrictStr  # hexadecimal
+    uploads: Annotated[StrictInt, Field(ge=0)] = 0
+    round: StrictInt = 0  # of the last upload
+    digest: StrictStr = ""  # of the last upload
+
+
 class Budget:
     """What one client may still upload in one run; without ``dp-clip`` it allows everything."""
 
@@ -205,7 +215,7 @@ class Budget:
         self.store = store
         self.config = config
         self.client = client
-        self.note = self._read()
+        self.account = self._read()
 
     def check(self, round_: int, source: int) -> None:
         """Refuse a round in which this client could not upload, before it trains.
@@ -214,24 +224,24 @@ class Budget:
         the account is gone or damaged while there is a state of this run.
         """
         if not self.config.dp_clip:
-            if self.note:
+            if self.account is not None:
                 raise Refused("this run began with noise (dp-clip) and has none now", Word.BUDGET)
             return
-        if not self.note:
+        if self.account is None:
             if source > 0:
                 raise Refused(
                     f"state of generation {source} is without its account of the privacy budget",
                     Word.STATE,
                 )
             return
-        self._check_agreed()
-        if self.note["uploads"] >= self.config.rounds and self.note["round"] != round_:
-            raise self._spent()
+        self._check_agreed(self.account)
+        if self.account.uploads >= self.config.rounds and self.account.round != round_:
+            raise self._spent(self.account)
 
     def noised(
         self, upload: Sequence[Array], received: Sequence[Array], round_: int, *, simulated: bool
     ) -> list[Array]:
-        """The upload as it may leave, booked before; Refused if the budget is spent.
+        """Return the upload as it may leave, booked before; Refused if the budget is spent.
 
         In a simulation the noise repeats like every other random number. In a deployment the
         server knows the run's seed and could subtract noise drawn from it: a secret of this
@@ -241,17 +251,14 @@ class Budget:
             self.open()
             return list(upload)
         digest = self._booked(round_, [*upload, *received])
-        rng = (
-            generator(self.config.seed, "dp", self.client, round_)
-            if simulated
-            else np.random.default_rng(int(digest, 16))
-        )
+        drawn = generator(self.config.seed, "dp", self.client, round_)
+        rng = drawn if simulated else np.random.default_rng(int(digest, 16))
         return privatise(upload, received, self.config, rng)
 
     def share(
         self, update: Vector, steps: int, round_: int, *, attempt: int, simulated: bool
     ) -> NDArray[np.int64]:
-        """This client's share of a sum's noise on ``update`` (L,), booked before.
+        """Return this client's share of a sum's noise on ``update`` (L,), booked before.
 
         Steps (L,) int64 of a discrete Gaussian with a standard deviation of ``steps``, drawn as in
         :meth:`noised`. Refused if the budget is spent.
@@ -262,11 +269,8 @@ class Budget:
         """
         own = [np.array([steps])] if simulated else [np.array([steps, attempt])]
         digest = self._booked(round_, [update, *own])
-        seed = (
-            generator(self.config.seed, "dp", self.client, round_).bytes(32)
-            if simulated
-            else bytes.fromhex(digest)
-        )
+        drawn = generator(self.config.seed, "dp", self.client, round_)
+        seed = drawn.bytes(32) if simulated else bytes.fromhex(digest)
         return discrete_gaussian(steps, update.size, RandomBits(seed))
 
     def _booked(self, round_: int, arrays: Sequence[Array]) -> str:
@@ -274,42 +278,44 @@ class Budget:
 
         Returns its keyed digest.
         """
-        with self._changing():
-            digest = _digest(bytes.fromhex(self.note["secret"]), round_, arrays)
-            if self.note["digest"] != digest:
-                if self.note["uploads"] >= self.config.rounds:
-                    raise self._spent()
-                count = self.note["uploads"] + 1
-                self.note |= {"uploads": count, "round": round_, "digest": digest}
+        with self._changing() as account:
+            digest = _digest(bytes.fromhex(account.secret), round_, arrays)
+            if account.digest != digest:
+                if account.uploads >= self.config.rounds:
+                    raise self._spent(account)
+                account.uploads, account.round, account.digest = account.uploads + 1, round_, digest
         return digest
 
     def open(self) -> None:
-        """An account of nothing, for who sends nothing: the next round must find one."""
+        """Open an account for a client that sends nothing: the next round must find one."""
         with self._changing():
             pass
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[Account]:
         """Take up the account as it is now, checked again, and write down what becomes of it."""
         with self.store.alone():
-            before, self.note = self.note, self._read()
-            if before and not self.note:
+            before, account = self.account, self._read()
+            if account is not None:
+                self._check_agreed(account)
+            elif before is not None:
                 raise Refused("the account of the privacy budget has gone meanwhile", Word.STATE)
-            if self.note:
-                self._check_agreed()
             else:
-                self.note = self._new()
-            yield
-            self.store.write_note(NOTE, self.note)
+                account = Account(_agreed(self.config), secrets.token_hex(32))
+            yield account
+            self.account = account
+            self.store.write_note(NOTE, asdict(account))
 
-    def _read(self) -> dict[str, Any]:
-        return dict(self.store.read_note(NOTE) or {})
+    def _read(self) -> Account | None:
+        note = self.store.read_note(NOTE)
+        try:
+            return None if note is None else read_fields(Account, note)
+        except ValueError as error:
+            raise Refused("the account of the privacy budget is damaged", Word.STATE) from error
 
-    def _check_agreed(self) -> None:
-        """Raise Refused for a damaged account, or if the run began with another budget."""
-        if not _sound(self.note):
-            raise Refused("the account of the privacy budget is damaged", Word.STATE)
-        agreed, wanted = self.note["agreed"], _agreed(self.config)
+    def _check_agreed(self, account: Account) -> None:
+        """Raise Refused if the run began with another budget."""
+        agreed, wanted = account.agreed, _agreed(self.config)
         for key in {**agreed, **wanted}:
             now, before = wanted.get(key, "off"), agreed.get(key, "off")  # off: no sum
             if now != before:
@@ -318,56 +324,34 @@ class Budget:
                     Word.BUDGET,
                 )
 
-    def _new(self) -> dict[str, Any]:
-        return {
-            "agreed": _agreed(self.config),
-            "secret": secrets.token_hex(32),
-            "uploads": 0,
-            "round": 0,
-            "digest": "",
-        }
-
     @property
     def epsilon(self) -> float:
         """What this client's uploads have cost until now, at ``dp-delta``."""
-        uploads = int(self.note.get("uploads", 0))
-        return epsilon_spent(self.config, uploads) if self.config.dp_clip else 0.0
+        if self.account is None or not self.config.dp_clip:
+            return 0.0
+        return epsilon_spent(self.config, self.account.uploads)
 
-    def _spent(self) -> Refused:
+    def _spent(self, account: Account) -> Refused:
         return Refused(
-            f"privacy budget spent: {self.note['uploads']} uploads of this client have cost "
-            f"epsilon {self.epsilon:.6g} of dp-epsilon={self.config.dp_epsilon:g}",
+            f"privacy budget spent: {account.uploads} uploads of this client have cost epsilon "
+            f"{self.epsilon:.6g} of dp-epsilon={self.config.dp_epsilon:g}",
             Word.BUDGET,
         )
 
 
 def _agreed(config: RunConfig) -> dict[str, Any]:
-    """What an account holds for: all that decides what an upload costs."""
+    """Return what an account holds for: all that decides what an upload costs."""
     found = {key: getattr(config, key) for key in _AGREED}
     return found | {key: getattr(config, key) for key in (_OF_SUMS if config.summed else ())}
 
 
 def _digest(secret: bytes, round_: int, arrays: Sequence[Array]) -> str:
-    """Keyed hash of all that the noised upload depends on."""
+    """Return a keyed hash of all that the noised upload depends on."""
     found = hashlib.blake2b(key=secret, digest_size=32)
     for array in (np.array([round_, len(arrays)]), *arrays):
         found.update(f"{array.dtype.str}{array.shape}".encode())
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()
-
-
-def _sound(note: Mapping[str, Any]) -> bool:
-    """Whether a stored account has everything, of its type."""
-    agreed = note.get("agreed")
-    return (
-        isinstance(agreed, Mapping)
-        and set(agreed) in ({*_AGREED}, {*_AGREED, *_OF_SUMS})
-        and isinstance(note.get("secret"), str)
-        and isinstance(note.get("digest"), str)
-        and type(note.get("uploads")) is int
-        and type(note.get("round")) is int
-        and note["uploads"] >= 0
-    )
 
 
 # --- how an upload leaves ----------------------------------------------------------------------

@@ -52,7 +52,7 @@ SUM_KEY = "sum-key"  # note of a client whose run began with masked sums: see fe
 
 
 def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str:
-    """SHA-256 (hex) of a state: its owner, its generation, and every tensor with its name."""
+    """Return SHA-256 (hex) of a state: owner, generation, and every tensor with its name."""
     found = hashlib.sha256(f"{client}|{generation}".encode())
     for name in sorted(bundle):
         tensor = bundle[name].detach().cpu().contiguous()
@@ -73,7 +73,7 @@ class FileStore:
         self._source_aside = -1  # the generation that was loaded from aside
 
     def path(self, generation: int) -> Path:
-        """File of one generation."""
+        """Return the file of one generation."""
         return self.folder / f"{generation:08d}.safetensors"
 
     @property
@@ -101,7 +101,7 @@ class FileStore:
             return found
 
     def best(self) -> int | None:
-        """The generation that :meth:`keep_best` kept; None: there is none."""
+        """Return the generation that :meth:`keep_best` kept; None: there is none."""
         note = self.read_note(BEST) if (self.folder / BEST_FILE).exists() else None
         return None if note is None else int(note["generation"])
 
@@ -142,7 +142,7 @@ class FileStore:
         return bundle
 
     def generations(self) -> list[int]:
-        """The generations that are stored, ascending; without those aside."""
+        """Return the generations that are stored, ascending, without those aside."""
         return self._numbers(".safetensors")
 
     def keeps_start(self) -> bool:
@@ -182,7 +182,7 @@ class FileStore:
         return self.path(generation).with_suffix(".aside")
 
     def _numbers(self, suffix: str) -> list[int]:
-        """The generations of our own files with that ending; not what else may lie there."""
+        """Return the generations of our own files with that ending."""
         found = (re.fullmatch(r"[0-9]{8,18}", p.stem) for p in self.folder.glob(f"*{suffix}"))
         return sorted(int(name[0]) for name in found if name)
 
@@ -199,7 +199,7 @@ class FileStore:
             places[not aside].replace(places[aside])
 
     def describe(self, description: Mapping[str, Any]) -> None:
-        """``client.json``, with the run's experiment id."""
+        """Write ``client.json``, with the run's experiment id."""
         about = {"run": self.folder.parent.name, **description}
         self._note(DESCRIPTION, about | {MAC: sign(about)})
 
@@ -239,7 +239,7 @@ class FileStore:
             lock.release()
 
     def _note(self, name: str, note: Mapping[str, Any]) -> None:
-        """Written only when it changes."""
+        """Write a note, if it changes."""
         path = self.folder / name
         data = (json.dumps(note, indent=2) + "\n").encode()
         try:
@@ -263,7 +263,7 @@ class FileStore:
             ) from error
 
     def _make(self) -> None:
-        """The folder, if it is not there."""
+        """Make the folder, if it is not there."""
         made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
         with private_files():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ _TENSORS, _METRICS = "tensors", "metrics"  # parts of a bundle that are no modul
 def instance(
     key: Hashable, build: Callable[[], Modules], device: torch.device, *, fresh: bool
 ) -> tuple[Modules, Fixed]:
-    """The modules of ``key`` on ``device``, and what ``build`` froze of them.
+    """Return the modules of ``key`` on ``device``, and what ``build`` froze of them.
 
     If this process has none they are built. Their weights are those of ``build`` if ``fresh``, else
     whatever the last client left there: :func:`fill` them.
@@ -305,7 +305,7 @@ def instance(
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Modules that are built inside do not stay in memory."""
+    """Forget the modules that are built within this block."""
     kept = dict(_BUILT)
     try:
         yield
@@ -319,7 +319,7 @@ def to_bundle(
     tensors: Mapping[str, Tensor],
     accuracies: Iterable[tuple[str, float]],
 ) -> Bundle:
-    """All that a client keeps, on the CPU: ``<module>/<name>``, ``tensors/`` and ``metrics/``."""
+    """Return all that a client keeps: ``<module>/<name>``, ``tensors/``, ``metrics/``; on the CPU."""
     bundle: Bundle = {}
     stored: set[int] = set()
     for name, module in modules.items():
@@ -336,7 +336,7 @@ def to_bundle(
 
 
 def not_finite(bundle: Bundle) -> str:
-    """The name of a tensor that holds NaN or infinity, or nothing."""
+    """Return the name of a tensor that holds NaN or infinity, or nothing."""
     floating = ((n, t) for n, t in bundle.items() if t.is_floating_point() and t.numel())
     return next((name for name, t in floating if not torch.isfinite(t).all()), "")
 
@@ -353,6 +353,6 @@ def fill(modules: Mapping[str, nn.Module], bundle: Bundle) -> dict[str, Tensor]:
 
 
 def accuracies_of(bundle: Bundle) -> dict[str, float]:
-    """The accuracies in percent that were kept with a state, by name."""
+    """Return the accuracies in percent that were kept with a state, by name."""
     parts = ((name.partition("/"), value) for name, value in bundle.items())
     return {name: float(value) for (owner, _, name), value in parts if owner == _METRICS}

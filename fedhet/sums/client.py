@@ -606,7 +606,7 @@ class Part:
         self._steps.append(steps)
 
     def _own(self) -> Own:
-        """What this client knows of itself."""
+        """Return what this client knows of itself."""
         setup, config = self.client.setup, self.client.config
         counts, positions = setup.data.class_counts(), list(setup.classes)
         by_id = {positions.index(name): count for name, count in counts.items()}
@@ -616,7 +616,7 @@ class Part:
 
 
 def own_key(asked: Any, client: str) -> dict[str, Any]:
-    """What the handshake tells instead of classes and counts: the key for this run's sums."""
+    """Return what the handshake tells instead of classes and counts: the key for sums."""
     if asked.config.secure_sum != "masked":
         asked.store(client)  # refused where the run began with masked sums
         return {}

@@ -68,7 +68,7 @@ class Own:
         return np.asarray(images / max(self.unit, sum(self.images)))
 
     def tells(self, classes: Array) -> Array:
-        """Of which of these class ids (M,) rows may be summed: (M,) bool."""
+        """Return of which of these class ids (M,) rows may be summed: (M,) bool."""
         if self.told is None:
             return np.ones(len(classes), dtype=np.bool_)
         return np.isin(classes, sorted(self.told))
@@ -89,14 +89,14 @@ def exceeded(images: int) -> NDArray[np.uint32]:
 
 
 def ownership(own: Own) -> Vector:
-    """C ones and zeros: which classes this client has, of which only the sum is learned."""
+    """Return C ones and zeros: the classes that this client has."""
     found = np.zeros(own.classes)
     found[list(own.seen)] = 1.0
     return found
 
 
 def too_few(owners: Vector, least: int) -> int:
-    """How many classes somebody has, and fewer than ``least`` by a sum (C,) of owners."""
+    """Return how many classes have owners, and fewer than ``least``, by their sum (C,)."""
     rounded = np.rint(owners)
     return int(((rounded > 0) & (rounded < least)).sum())
 
@@ -141,12 +141,12 @@ class Summed:
 
 
 def cells_of(matrix: NDArray[np.int64], largest: float) -> Vector:
-    """A confusion matrix (C, C) as a part of a sum, (C * C,) float64, within ``largest``."""
+    """Return a confusion matrix (C, C) as a part of a sum (C * C,), within ``largest``."""
     return np.asarray(np.minimum(matrix, 1 << BITS).ravel() * (largest / 2**BITS))
 
 
 def matrix_of(total: Vector, classes: int, largest: float) -> NDArray[np.int64]:
-    """Inverse of :func:`cells_of` for the sum of several clients'."""
+    """Return the matrix of a sum of several :func:`cells_of`."""
     cells: NDArray[np.int64] = np.rint(total / (largest / 2**BITS)).astype(np.int64)
     return cells.reshape(classes, classes)
 
@@ -169,7 +169,7 @@ class SumMetrics:
         return self.chained + 2 * len(self.beside)
 
     def vector(self, metrics: Mapping[str, float]) -> Vector:
-        """Of one client: each number with a one, or two zeros; the wide ones after accuracies."""
+        """Return one client's numbers, each with a one, or two zeros for one that it lacks."""
         found = self._shares(metrics, self.scales)
         lower = self.largest / 2**BITS
         for name in WIDE:
@@ -188,7 +188,7 @@ class SumMetrics:
         return found
 
     def means(self, total: Vector, clients: int, least: int = 1) -> dict[str, Summed]:
-        """Inverse of :meth:`vector` for the sum of so many clients'.
+        """Return the means of a sum of so many clients' :meth:`vector`.
 
         Nothing of what fewer than ``least`` of them have.
         """

@@ -28,11 +28,11 @@ class RandomBits:
         self._stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """``count`` words of 64 bits."""
+        """Return ``count`` words of 64 bits."""
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64)
 
     def below(self, bound: int, count: int) -> Steps:
-        """Uniform integers 0 <= n < bound (at most 2^32)."""
+        """Return uniform integers 0 <= n < bound (at most 2^32)."""
         room = np.uint64(2**64 // bound * bound - 1)
         found = self.words(count)
         while (over := found > room).any():
@@ -40,7 +40,7 @@ class RandomBits:
         return (found % np.uint64(bound)).astype(np.int64)
 
     def coins(self, chance: NDArray[np.float64], exact: Exact) -> Coins:
-        """Each True with its chance in [0, 1]; ``exact`` says it without rounding."""
+        """Return coins of these chances in [0, 1]; ``exact`` says them without rounding."""
         bits = self.words(chance.size) >> np.uint64(11)
         uniform = bits.astype(np.float64) * 2.0**-53  # what further bits add is below 2^-53
         fell = uniform < chance
@@ -49,7 +49,7 @@ class RandomBits:
         return fell
 
     def _settle(self, bits: int, chance: Fraction) -> bool:
-        """Whether a number that begins with these 53 bits is below ``chance``."""
+        """Return whether a number that begins with these 53 bits is below ``chance``."""
         length = 53
         while True:
             low, high = Fraction(bits, 1 << length), Fraction(bits + 1, 1 << length)
@@ -59,7 +59,7 @@ class RandomBits:
 
 
 def discrete_gaussian(sigma: int, count: int, source: RandomBits) -> Steps:
-    """``count`` draws (L,) int64 with P(x) proportional to exp(-x^2 / (2 sigma^2)).
+    """Return ``count`` draws (L,) int64 with P(x) proportional to exp(-x^2 / (2 sigma^2)).
 
     ``sigma`` is a whole number of steps, 1 to 2^26; ValueError otherwise.
     """
@@ -72,7 +72,7 @@ def discrete_gaussian(sigma: int, count: int, source: RandomBits) -> Steps:
 
 
 def _candidates(sigma: int, count: int, source: RandomBits) -> Steps:
-    """Those of ``count`` draws of a discrete Laplace distribution that algorithm 3 keeps."""
+    """Return those of ``count`` draws of a discrete Laplace that algorithm 3 keeps."""
     scale, square = sigma + 1, sigma * sigma
     drawn = _discrete_laplace(scale, count, source)
     size = np.abs(drawn)
@@ -86,7 +86,7 @@ def _candidates(sigma: int, count: int, source: RandomBits) -> Steps:
 
 
 def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
-    """Algorithm 2: those of ``count`` candidates with P(x) proportional to exp(-|x| / scale)."""
+    """Return draws with P(x) proportional to exp(-|x| / scale), by algorithm 2."""
     offset = source.below(scale, count)
     kept = _exp_coins(offset / scale, lambda i: Fraction(int(offset[i]), scale), source)
     offset = offset[kept]
@@ -98,7 +98,7 @@ def _discrete_laplace(scale: int, count: int, source: RandomBits) -> Steps:
 
 
 def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:
-    """Coins with chance exp(-exponent), algorithm 1, for exponents >= 0."""
+    """Return coins with chance exp(-exponent), by algorithm 1, for exponents >= 0."""
     whole = np.floor(exponent)
     for index in np.flatnonzero(np.abs(exponent - np.rint(exponent)) < DOUBT * (1 + exponent)):
         whole[index] = exact(int(index)).__floor__()
@@ -115,7 +115,7 @@ def _exp_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) 
 
 
 def _successes(count: int, source: RandomBits) -> Steps:
-    """How often coins with chance exp(-1) fall before one does not: geometric draws."""
+    """Return how often coins with chance exp(-1) fall before one does not."""
     found = np.zeros(count, np.int64)
     active = np.arange(count)
     while active.size:
@@ -125,7 +125,7 @@ def _successes(count: int, source: RandomBits) -> Steps:
 
 
 def _fraction_coins(exponent: NDArray[np.float64], exact: Exact, source: RandomBits) -> Coins:
-    """Coins with chance exp(-exponent) for exponents in [0, 1]."""
+    """Return coins with chance exp(-exponent) for exponents in [0, 1]."""
     fell = np.zeros(exponent.size, np.bool_)
     active, number = np.arange(exponent.size), 1
     while active.size:

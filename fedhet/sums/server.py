@@ -90,7 +90,7 @@ class SumLedger(Ledger):
             self.means[EVALUATED] = float(means["test_accuracy"].clients)
 
     def record(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """As :meth:`Ledger.record`; deviations and percentiles are nobody's to know."""
+        """Return the round's record, without deviations and percentiles."""
         record = super().record(arrays)
         for name, mean in self.means.items():
             if name.endswith(CLIENTS):
@@ -102,11 +102,11 @@ class SumLedger(Ledger):
         return record
 
     def dump(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return super().dump() | {"means": self.means}
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Inverse of :meth:`dump`."""
+        """Take up what :meth:`dump` gave."""
         super().load(kept)
         self.means = dict(kept.get("means", {}))
 
@@ -117,7 +117,8 @@ class SummedRounds:
     ``strategy`` is a :class:`fedhet.strategies.base.MethodStrategy`, of a room above.
     """
 
-    train_share = 0.75
+    ledger_type = SumLedger
+    train_share = 0.75  # of a round's time that waiting for training may take
 
     def __init__(self, strategy: Any, marks: Mapping[str, Any]) -> None:
         """Take up what :meth:`marks` gave, out of a checkpoint's ``marks``."""

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from helpers.products import PRODUCT, short
-from hostile.lies import counts, farther, floating, liars, of_norm, refused, says, sends
+from hostile.lies import (
+    TINY,
+    counts,
+    farther,
+    floating,
+    liars,
+    of_norm,
+    refused,
+    says,
+    sends,
+    silent,
+)
 
 from fedhet.protocol import messages as wire
 from fedhet.protocol.messages import PACKED, instruction
@@ -171,6 +182,59 @@ def test_a_reply_of_excessive_size_is_refused_before_it_is_decoded(tmp_path, mon
     long = sends(lambda a, _: [a[0], np.zeros((2, 8_000_000), np.float32), a[2]])
     reasons = refused(tmp_path, {1: long})
     assert "more than the" in reasons["1"] and max(decoded) < 1 << 20
+
+
+# --- damage in transit --------------------------------------------------------------------------
+
+
+def flipped(seed):
+    """A few bytes of the packed arrays, mostly of their headers."""
+
+    def change(content, _):
+        rng = np.random.default_rng(seed)
+        data = bytearray(content["arrays"][PACKED].data)
+        for _ in range(rng.integers(1, 4)):
+            data[rng.integers(min(len(data), 300))] ^= int(rng.integers(1, 256))
+        outer(bytes(data))(content, None)
+
+    return change
+
+
+@pytest.mark.parametrize("method", ["fedssa", "fedmrl", "fedproto", "fedkd"])
+def test_damaged_bytes_have_no_effect(tmp_path, method):
+    """Of 24 clients a third sends something else; no honest one is refused for it."""
+    changes = {k: flipped(k) for k in range(8)}
+    values = {"clients": 24, "dataset": "synthetic:960x4", **short(method)}
+    reasons = refused(tmp_path, changes, method=method, **values)
+    assert {int(client) for client in reasons} <= set(changes) and len(reasons) > 3
+
+
+# --- handshakes ---------------------------------------------------------------------------------
+
+HANDSHAKES = [
+    {"client": ".."}, {"client": "x" * 65}, {"client": 1}, {"client": "1"}, {"classes": []},
+    {"classes": ["a", "a"]}, {"classes": ["\x1b[31m"]}, {"classes": [str(i) for i in range(1001)]},
+    {"seen": ["nobody's"]}, {"images": [0, 0]}, {"images": [2**62, 1]}, {"images": [1.5, 2.5]},
+    {"train-images": 0}, {"train-images": 10**9}, {"train-images": True}, {"model": "os system"},
+    {"model": "x" * 201}, {"device": "cuda:99999"}, {"device": ""}, {"clients": -1},
+    {"clients": 2**62}, {"clients": "abc"}, {"error": ""}, {"seen": [], "images": []},
+    {"train-images": 17}, {"images": [2**62, 2**62]}, {"seen": ["0"] * 2000},
+    {"classes": [], "seen": [], "images": []},
+]  # fmt: skip
+
+
+def test_a_handshake_that_makes_no_sense_admits_nobody(tmp_path):
+    """The run is the one in which they never answer."""
+    changes = dict(enumerate((says(**lie) for lie in HANDSHAKES), start=3))
+    clients = 3 + len(HANDSHAKES)
+    keys = TINY | {"rounds": 1, "clients": clients, "dataset": f"synthetic:{40 * clients}x4"}
+    keys |= {"start_timeout": 1.0}
+    lied, _ = simulate(small(tmp_path, **keys, name="lied"), tamper=liars(changes, "query"))
+    rows = lied.partition.read_text().splitlines()[1:]
+    assert {row.split(",")[0] for row in rows} == {"0", "1", "2"}
+    out = silent(list(changes), "query")
+    without, _ = simulate(small(tmp_path, **keys, name="without"), tamper=out)
+    assert lied.read_summary()["run_sha256"] == without.read_summary()["run_sha256"]
 
 
 # --- steps that are too long --------------------------------------------------------------------

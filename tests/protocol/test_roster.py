@@ -84,7 +84,7 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
 
     grid.tamper = lose_two
     monkeypatch.delattr(InlineGrid, "pull_interval")  # as on a network
-    monkeypatch.setattr("fedhet.protocol.handshake.REMIND_AFTER", 0.2)
+    monkeypatch.setattr("fedhet.protocol.messages.REMIND_AFTER", 0.2)
     roster, asked_at = Roster(), []
     handshake = Handshake(grid, "x", roster)
     started = time.monotonic()

@@ -15,7 +15,7 @@ from fedhet.config.load import find_method
 from fedhet.errors import Refused, UserError
 from fedhet.protocol.payload import HeaderRows
 from fedhet.rng import generator
-from fedhet.site.limits import Asked, Limits, check_run
+from fedhet.site.limits import Limits, check_run
 from fedhet.site.privacy import (
     Budget,
     clipped,
@@ -197,12 +197,11 @@ def test_noise_that_does_not_fit_into_words_is_refused_with_what_would_do(tmp_pa
 def test_a_site_may_ask_for_noise_of_a_sum(tmp_path, limits, changes, broken):
     config = summed(tmp_path, **changes)
     assert 0.5 < noise_multiplier(config) < 5.0
-    asked = Asked(False, False)
     if broken:
         with pytest.raises(Refused, match=f"^limit {broken}: "):
-            check_run(Limits(**limits), config, asked)
+            check_run(Limits(**limits), config, shares_model=False)
     else:
-        check_run(Limits(**limits), config, asked)
+        check_run(Limits(**limits), config, shares_model=False)
 
 
 # --- whole runs -----------------------------------------------------------------------------------

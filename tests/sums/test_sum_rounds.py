@@ -3,16 +3,19 @@
 import json
 import re
 import stat
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from flwr.app import Error, Message
 from summed_runs import N, asked, config, sha
 
+from fedhet.deploy.certs import make
 from fedhet.engines import session
+from fedhet.engines.grid import FIRST_NODE
 from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import client_order
-from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, arrays_of
+from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, arrays_of
 from fedhet.records.run_folder import RunFolder
 from fedhet.sums.client import SumNotes
 from fedhet.testing import simulate
@@ -274,6 +277,52 @@ def test_the_means_are_those_of_the_clients(tmp_path):
     assert told.read_summary()["test_accuracy_p10"] is not None
     rows = told.clients.read_text().splitlines()[1:]
     assert sorted({row.split(",")[1] for row in rows}, key=client_order) == list("01234")
+
+
+def certified(folder) -> Callable[[object], None]:
+    make(folder, ["localhost"], [str(k) for k in range(N)])
+
+    def before(grid) -> None:
+        for node, context in grid.contexts.items():
+            own = folder / "clients" / str(node - FIRST_NODE)
+            context.node_config |= {
+                "key": str(own), "certificate": f"{own}.crt", "ca": str(folder / "ca.crt"),
+            }  # fmt: skip
+
+    return before
+
+
+def leave(node, message, reply):
+    gone = node in {2, 4} and asked(message)[:2] == (TRAIN, 2)
+    return Message(Error(code=5, reason="gone"), reply_to=message) if gone else reply
+
+
+def test_of_five_nodes_with_certificates_two_may_be_missing(tmp_path) -> None:
+    values = {"sum_threshold": 0, "rounds": 3}
+    before = certified(tmp_path / "tls")
+    masked, grid = simulate(config(tmp_path, **values), tamper=leave, before=before)
+    assert [line["replied"] for line in masked.read_rounds()] == [5, 3, 5]
+    assert {asked(m)[1] for m in grid.sent if asked(m)[0] == AGREE} == {2}
+    plain, _ = simulate(config(tmp_path, "unmasked", sum_min=2, **values), tamper=leave)
+    assert plain.read_rounds()[0]["sha256"] == masked.read_rounds()[0]["sha256"]
+    without, _ = simulate(config(tmp_path, **values), tamper=leave)
+    assert [line["replied"] for line in without.read_rounds()] == [5, 0, 5]
+
+
+def test_survivors_that_do_not_sign_skip_the_round(tmp_path) -> None:
+    def silent(node, message, reply):
+        if asked(message)[0] == AGREE and node in {0, 1}:
+            return Message(Error(code=5, reason="gone"), reply_to=message)
+        return leave(node, message, reply)
+
+    before = certified(tmp_path / "tls")
+    folder, grid = simulate(config(tmp_path, sum_threshold=0), tamper=silent, before=before)
+    lines = folder.read_rounds()
+    assert [line["replied"] for line in lines] == [5, 0]
+    assert "1 of 3 survivors signed who is left" in lines[1]["failures"][-1]["reason"]
+    attempt = max(asked(m)[2] for m in grid.sent if asked(m)[:2] == (TRAIN, 2))
+    assert not [m for m in grid.sent if asked(m) == (UNMASK, 2, attempt)]
+    assert sha(folder)
 
 
 @pytest.mark.parametrize(

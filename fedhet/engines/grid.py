@@ -38,7 +38,7 @@ from fedhet.rng import one_blas_thread
 
 FIRST_NODE = 100  # Flower's node ids are large and random; nothing may take them for client ids
 LOOK = 0.2  # seconds that a pull waits for a reply
-DIED = 1003  # code of an error reply, beside those of fedhet.protocol.delivery
+DIED = 1003  # code of an error reply, beside those of fedhet.protocol.messages
 RAY_STARTS = 3  # tries: it gives itself 30 s, too little on a very busy machine
 STARTS = 5  # workers in a row that may end before they are ready
 GPU_SHARE = 2 << 30  # bytes of a GPU for a worker, where `actors` does not say how many there are

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
 
-# Codes of errors, beside those of `delivery`: a reply that cannot be unpacked; a node whose owner
+# Codes of errors, beside those of `messages`: a reply that cannot be unpacked; a node whose owner
 # installed other code; a node whose process died with the message.
 DAMAGED, OTHER_CODE, ENDED = 1002, 1003, 1004
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)

@@ -319,7 +319,7 @@ def to_bundle(
     tensors: Mapping[str, Tensor],
     accuracies: Iterable[tuple[str, float]],
 ) -> Bundle:
-    """Return all that a client keeps, on the CPU, by ``<module>/<name>``, ``tensors/``, ``metrics/``."""
+    """Return all that a client keeps, on the CPU: modules, ``tensors/`` and ``metrics/``."""
     bundle: Bundle = {}
     stored: set[int] = set()
     for name, module in modules.items():

@@ -79,8 +79,9 @@ class ForkServer:
 
     def close(self) -> None:
         """End it, and the workers with it."""
-        os.kill(self._pid, signal.SIGKILL)
-        self._wait()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it was collected
+            os.kill(self._pid, signal.SIGKILL)
+            self._wait()
         self._control.close()
 
 

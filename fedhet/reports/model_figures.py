@@ -49,8 +49,9 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
     """Representations (n, d) of a run's test examples, evenly spread, with class and client."""
     import torch  # noqa: PLC0415
 
-    from fedhet.api import load_run  # noqa: PLC0415
     from fedhet.config.load import build_config  # noqa: PLC0415
+    from fedhet.export.save import open_state  # noqa: PLC0415
+    from fedhet.files import check_id  # noqa: PLC0415
     from fedhet.records.run_folder import RunFolder  # noqa: PLC0415
     from fedhet.site.local_data import load_partition  # noqa: PLC0415
 
@@ -60,7 +61,8 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
     if not trust:
         folder.check_reach(config)
     clients = run.clients.loc[run.clients["generation"] > 0, "client"].iloc[:MOST_CLIENTS]
-    models = [load_run(folder.path).model(client, trust=trust) for client in clients]
+    states = [folder.states(config) / check_id(client, "client") for client in clients]
+    models = [open_state(state, trust=trust).model for state in states]
     federation = int(run.summary.get("clients") or len(run.clients))
     dataset, partition = load_partition(config, federation)
     points, classes = [], []

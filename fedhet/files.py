@@ -30,6 +30,8 @@ CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_LARGE = 1 << 64  # whole numbers from here on fit no array and no seed
+_MANY_DIGITS = re.compile(r"[0-9]{20}")
 _umask = threading.Lock()
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
@@ -293,9 +295,20 @@ def decoded(data: bytes, source: str) -> str:
 def parse_json(data: str | bytes, source: str = "JSON", place: str = "") -> Any:
     """Return what JSON says; raise Damaged for anything else, and for NaN and infinity."""
     try:
-        return from_json(data, allow_inf_nan=False)
+        value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise Damaged.at(source, place, f"not JSON: {one_line(error)}") from error
+    text = data if isinstance(data, str) else data.decode()
+    if _MANY_DIGITS.search(text) and _is_large(value):
+        raise Damaged.at(source, place, "a whole number too large")
+    return value
+
+
+def _is_large(value: Any) -> bool:
+    """Return whether a whole number in plain values needs more than 64 bits."""
+    if isinstance(value, dict | list):
+        return any(map(_is_large, value.values() if isinstance(value, dict) else value))
+    return type(value) is int and abs(value) >= _LARGE
 
 
 def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> dict[str, Any]:
@@ -334,7 +347,19 @@ def shaped(kind: type[Shape], value: Mapping[str, Any], source: str, place: str 
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1, but for keys given twice, numbers by sixties and `no` as a truth value."""
+    """YAML 1.1 without anchors, aliases, tags, keys given twice, sixties and `no` as false."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node; raise ValueError for an anchor, an alias or a tag."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1
+        if getattr(event, "anchor", None):
+            raise ValueError(
+                f"anchors and aliases (&, *) are not allowed: write it out; in line {line}"
+            )
+        if getattr(event, "tag", None) not in {None, "!"}:
+            raise ValueError(f"tags (!) are not allowed; in line {line}")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         """As the base class, but a key given twice would be taken the last time without a word."""
@@ -370,6 +395,8 @@ def parse_yaml(text: str, source: str = "YAML") -> Any:
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value, allow_nan=False)  # plain and finite
+        if _is_large(value):
+            raise ValueError("a whole number too large")
     except yaml.YAMLError as error:
         raise Damaged.at(source, "", f"not valid YAML: {one_line(error)}") from error
     except TypeError as error:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedhet.config.schema import BESIDE, LOWER, P, RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs
+from fedhet.data.labels import READ_KEYS
 from fedhet.data.preparation import Preparation, normalise, preparation
 from fedhet.errors import Refused, RunFailed, UserError, brief
 from fedhet.models import SplitModel, build_model
@@ -521,7 +522,7 @@ class MethodClient(NumPyClient, Generic[P]):
         keys = {"method", "image_size", "models", "precision", "threads"}
         if self.inputs.kind != IMAGE:
             keys.remove("image_size")
-        for key in ("small_model", "representation", "grey"):
+        for key in ("small_model", "representation", "grey", *READ_KEYS):
             if getattr(self.config, key) != RunConfig.model_fields[key].default:
                 keys.add(key)
         plain = self.inputs.kind == IMAGE and not self.inputs.scan

@@ -408,4 +408,11 @@ def predict(
     found = classify(model, examples, out, trust=trust)
     if found.warning:
         print(one_line(f"fedhet: warning: {found.warning}", None), file=sys.stderr)
+    if found.metrics:
+        each = [
+            f"{name.replace('_', ' ')} {value:.4f}" if name == "log_loss"
+            else f"{name.replace('_', ' ')} {value:.2f} %"
+            for name, value in found.metrics.items()
+        ]  # fmt: skip
+        print(f"{', '.join(each)} of {found.labelled} {found.what} with a class")
     print(f"{found.examples} {found.what}: {out}")

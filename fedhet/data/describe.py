@@ -178,7 +178,7 @@ def _features(  # noqa: PLR0913, PLR0917
     why = {
         **dict.fromkeys(found.left_out, "left out: another value in every row"),
         **dict.fromkeys(found.dates, "left out: dates"),
-        **dict.fromkeys(found.many, "left out: too many values for categories"),
+        **dict.fromkeys(found.many, "left out: sentences, or too many values for categories"),
         **dict.fromkeys(mixed, "left out: numbers and words"),
     }
     for name, column in list(features.items())[:_SHOWN]:

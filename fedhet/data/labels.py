@@ -29,6 +29,10 @@ GAPS = (
 )  # fmt: skip
 MAX_CLASSES = 10_000
 MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
+# Keys that say which column is the class and how files are written; a model's card has them.
+READ_KEYS = (
+    "target", "labels", "separator", "decimal", "thousands", "quote", "encoding", "columns", "gaps",
+)  # fmt: skip
 _PLAIN = re.compile(r"[+-]?(\d{1,300}(\.\d{0,300})?|\.\d{1,300})", re.ASCII)
 _RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
 _SHOWN = 60  # characters of a value in a message

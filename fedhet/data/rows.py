@@ -370,17 +370,19 @@ class _Sniffer:
             records = [(line, row) for line, row in records if not row[0].startswith("#")]
         if not records:
             raise UserError(f"{self.where}: the file is empty")
+        if counts := self._counts(records):
+            records = records[1:]
         width, start = self._width(records)
         rows = [row for _, row in records[start:]]
         head, body = rows[0], rows[1:]
         header, trail = self._header(head, body, width)
         data = body if header else rows
-        before = records[start][0] if header else (records[start - 1][0] if start else 0)
+        before = records[start][0] if header else (records[start - 1][0] if start else counts)
         names = self._names(head if header else [], width)
         if len(names) > MAX_COLUMNS:
             raise UserError(f"{self.where}: {len(names):,} columns, at most {MAX_COLUMNS:,}")
-        index = self._index(names, data)
-        kept = [place for place in range(len(names)) if not (trail and place == len(names) - 1)]
+        kept = list(range(len(names) - trail))
+        index = self._index(names[: len(kept)], data)
         self._numbers([[row[place] for row in data if place < len(row)] for place in kept])
         return _Sniffed(
             self.form, tuple(names), tuple(kept), index, skip + before, comment, tuple(self.found)
@@ -469,12 +471,29 @@ class _Sniffer:
 
     def _quote(self, text: str) -> str:
         """The sign around texts: a single quote where fields begin and end with it."""
-        single = len(re.findall(r"(?:^|[,;\t|])\s*'[^'\n]*'\s*(?=[,;\t|]|$)", text, re.MULTILINE))
+        single = len(re.findall(r"(?:^|[,;\t| ])\s*'[^'\n]*'\s*(?=[,;\t| ]|$)", text, re.MULTILINE))
         double = text.count('"')
         if single > 3 and not double:
             self.found.append("quoted by ' (quote)")
             return "'"
         return '"'
+
+    def _counts(self, records: Sequence[tuple[int, list[str]]]) -> int:
+        """The line that only counts rows and columns, as scikit-learn's files begin; 0: none."""
+        line, first = records[0]
+        width = len(records[1][1]) if len(records) > 1 else 0
+        rows, columns, *classes = [*map(str.strip, first), "", ""]
+        counts = rows.isdecimal() and columns in (str(width - 1), str(width))
+        if not counts or int(rows) < min(len(records) - 1, SAMPLE_ROWS) or width < 3:
+            return 0
+        if len(records) <= SAMPLE_ROWS and int(rows) != len(records) - 1:
+            return 0
+        if any(is_number(one) for one in classes):
+            return 0
+        self.found.append(
+            f"the first line counts rows and columns ({rows}, {columns}) and is left out"
+        )
+        return line
 
     def _width(self, records: Sequence[tuple[int, list[str]]]) -> tuple[int, int]:
         """The fields of most rows, and which record is the first of the table."""

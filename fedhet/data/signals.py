@@ -1,9 +1,12 @@
 """Dataset ``signals``: windows of channels and time steps out of NPZ or CSV files."""
 
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +24,21 @@ from fedhet.errors import UserError, one_line
 AXES = ("channels-time", "time-channels")
 LONGER = 4  # times that the second axis is longer than the third where it is taken for time
 _CHUNK = 4096
-_X, _Y = ("x", "X"), ("y", "Y", "label", "labels", "target", "targets")
+_X, TARGETS = ("x", "X"), ("y", "Y", "label", "labels", "target", "targets")
 
 
 class Npz:
-    """The arrays of an NPZ file: ``x``, the target and other columns, by name."""
+    """The arrays of an NPZ file by name: windows some at a time, columns whole."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.where = path, f"data-path {path}"
         try:
-            found = np.load(path, allow_pickle=False)
+            found = np.load(path, allow_pickle=False, mmap_mode="r")
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(f"{self.where}: no sound NPZ file: {one_line(error)}") from error
         if isinstance(found, np.ndarray):
             raise UserError(f"{self.where}: one array; signals need an NPZ with x and y")
-        self._arrays: Mapping[str, npt.NDArray[Any]] = found
-        self.names = list(found)
+        self._file, self.names = found, list(found)
 
     def named(self, known: Sequence[str], what: str) -> str:
         """The first of these names that there is; UserError for none."""
@@ -49,17 +51,48 @@ class Npz:
         return found
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """The array of that name; UserError for Python objects and for damage."""
+        """Return an array, whole; raise UserError for Python objects and for damage."""
+        with self._reading(name):
+            return np.asarray(self._file[name])
+
+    def header(self, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        """Return the shape of an array, whether it is in Fortran's order, and its dtype."""
+        with self._reading(name), self._file.zip.open(f"{name}.npy") as file:
+            return _header(file)
+
+    def pieces(self, name: str) -> Iterator[npt.NDArray[Any]]:
+        """Yield an array some rows at a time; one in Fortran's order is read whole for it."""
+        with self._reading(name), self._file.zip.open(f"{name}.npy") as file:
+            shape, fortran, dtype = _header(file)
+            whole = self.array(name) if fortran or dtype.hasobject else None
+            for start in range(0, shape[0], _CHUNK):
+                count = min(_CHUNK, shape[0] - start)
+                if whole is not None:
+                    yield whole[start : start + count]
+                    continue
+                data = file.read(count * prod(shape[1:]) * dtype.itemsize)
+                yield np.frombuffer(data, dtype).reshape(count, *shape[1:])
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Raise UserError for what NumPy and zipfile say of an array that cannot be read."""
         try:
-            return np.asarray(self._arrays[name])
-        except ValueError as error:
+            yield
+        except (
+            ValueError,
+            OSError,
+            EOFError,
+            MemoryError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             if "pickle" in str(error):
                 raise UserError(
                     f"{self.where}: '{name}' holds Python objects, which are not read: save texts "
                     "as np.array(list, dtype=str), and numbers as one array"
                 ) from error
-            raise UserError(f"{self.where}: '{name}' is damaged: {one_line(error)}") from error
-        except (OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+            if isinstance(error, UserError):
+                raise
             raise UserError(f"{self.where}: '{name}' is damaged: {one_line(error)}") from error
 
     def column(self, name: str, count: int) -> pd.Series:
@@ -80,41 +113,63 @@ def _is_one_hot(array: npt.NDArray[Any]) -> bool:
     return bool(((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all())
 
 
-def oriented(x: npt.NDArray[Any], axes: str, where: str) -> tuple[npt.NDArray[Any], str]:
-    """Windows (n, c, t), and a line where the order of axes was guessed; UserError for no windows.
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array inside an NPZ file."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    return (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
 
-    ``axes`` is one of ``AXES``, or empty: time comes first where that axis is much longer.
-    """
-    if x.dtype.kind not in "biuf" or x.ndim not in (2, 3) or min(x.shape, default=0) < 1:
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an NPZ file as (n, c, t), and a line where the order of axes was guessed."""
+
+    file: Npz
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    turned: bool
+    line: str = ""
+
+    @staticmethod
+    def of(file: Npz, axes: str = "") -> "Windows":
+        """Find ``x``; without ``axes`` time comes first where that axis is much longer.
+
+        Raise UserError for what are no windows.
+        """
+        name = file.named(_X, "windows")
+        shape, _, dtype = file.header(name)
+        if dtype.kind not in "biuf" or len(shape) not in (2, 3) or min(shape, default=0) < 1:
+            raise UserError(
+                f"{file.where}: x is {dtype} of shape {shape}, must be numbers (n, channels, time)"
+            )
+        if len(shape) == 2:
+            return Windows(file, name, (shape[0], 1, shape[1]), dtype, turned=False)
+        n, second, third = shape
+        guessed = not axes and second >= LONGER * third
+        turned = guessed or axes == AXES[1]
+        shape = (n, third, second) if turned else shape
+        _check_size(shape, file.where)
+        line = f"x of shape {(n, second, third)} is taken as {third} channels of {second} steps: "
+        line = line + f"axes={AXES[0]} takes it the other way" if guessed else ""
+        return Windows(file, name, shape, dtype, turned, line)
+
+    @staticmethod
+    def like(file: Npz, shape: Sequence[int]) -> "Windows":
+        """Find ``x`` in the order of axes that gives ``shape``; UserError if none does."""
+        for axes in AXES:
+            found = Windows.of(file, axes)
+            if found.shape[1:] == tuple(shape):
+                return found
         raise UserError(
-            f"{where}: x is {x.dtype} of shape {x.shape}, must be numbers (n, channels, time)"
+            f"{file.where}: windows are {found.shape[1:]}, and the model takes {tuple(shape)}"
         )
-    if x.ndim == 2:
-        return x[:, None, :], ""
-    _, second, third = x.shape
-    guessed = not axes and second >= LONGER * third
-    if axes == AXES[1] or guessed:
-        x = x.transpose(0, 2, 1)
-    _check_size(x.shape, where)
-    line = f"x of shape {(len(x), second, third)} is taken as {third} channels of {second} steps: "
-    return x, line + f"axes={AXES[0]} takes it the other way" if guessed else ""
 
-
-def windows_of(file: Npz) -> npt.NDArray[Any]:
-    """The windows (n, c, t) of a file, in the order of axes that is guessed."""
-    return oriented(file.array(file.named(_X, "windows")), "", file.where)[0]
-
-
-def windows_like(file: Npz, shape: Sequence[int]) -> npt.NDArray[Any]:
-    """The windows of a file in the order of axes that gives ``shape``; UserError if none does."""
-    found = file.array(file.named(_X, "windows"))
-    for axes in AXES:
-        x, _ = oriented(found, axes, file.where)
-        if x.shape[1:] == tuple(shape):
-            return x
-    raise UserError(
-        f"{file.where}: windows are {found.shape[1:]}, and the model takes {tuple(shape)}"
-    )
+    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield windows (k, c, t) in the file's order."""
+        for part in self.file.pieces(self.name):
+            turned = part.transpose(0, 2, 1) if self.turned else part
+            yield turned.reshape(len(part), *self.shape[1:])
 
 
 def _check_size(shape: Sequence[int], where: str) -> None:
@@ -155,47 +210,43 @@ class Signals(DataFile):
         return self._of_npz(classes)
 
     def _of_npz(self, classes: tuple[str, ...]) -> Stream:
-        files = [Npz(path) for path in self.paths]
-        keys, notes = Keys(self.reading, classes), []
-        kept, short = [], True
-        shapes: list[tuple[int, ...]] = []
-        for file in files:
-            x, line = oriented(file.array(file.named(_X, "windows")), self.reading.axes, file.where)
-            notes += [line] if line and line not in notes else []
-            if shapes and x.shape[1:] != shapes[0][1:]:
+        windows = [Windows.of(Npz(path), self.reading.axes) for path in self.paths]
+        first = windows[0]
+        for one in windows:
+            if one.shape[1:] != first.shape[1:]:
                 raise UserError(
-                    f"{file.where}: windows are {x.shape[1:]}, and those of "
-                    f"{self.paths[0].name} are {shapes[0][1:]}"
+                    f"{one.file.where}: windows are {one.shape[1:]}, and those of "
+                    f"{self.paths[0].name} are {first.shape[1:]}"
                 )
-            shapes.append(x.shape)
-            short = short and _is_short(x.dtype)
-            kept.append(self._keys(file, x, keys))
-        inputs = Inputs(SIGNAL, shapes[0][1:], scale=self.reading.scale)
+        keys, short = Keys(self.reading, classes), all(_is_short(one.dtype) for one in windows)
+        inputs = Inputs(SIGNAL, first.shape[1:], scale=self.reading.scale)
+        notes = list(dict.fromkeys(one.line for one in windows if one.line))
+        return Stream(
+            (part for one in windows for part in self._kept(one, keys, short=short)),
+            lambda: keys.content(inputs, (), notes),
+        )
 
-        def chunks() -> Iterator[Examples]:
-            for file, mask in zip(files, kept, strict=True):
-                x, _ = oriented(file.array(file.named(_X, "")), self.reading.axes, file.where)
-                for start in range(0, len(x), _CHUNK):
-                    part = x[start : start + _CHUNK][mask[start : start + _CHUNK]]
-                    if len(part):
-                        yield small_numbers(part, short=short)
-
-        return Stream(chunks(), lambda: keys.content(inputs, (), notes))
-
-    def _keys(self, file: Npz, x: npt.NDArray[Any], keys: Keys) -> npt.NDArray[np.bool_]:
-        """Note the targets and the sites of a file; which windows have both and finite numbers."""
-        reading, count = self.reading, len(x)
-        y = reading.target or file.named(_Y, "target")
-        need(file.names, [y, *reading.site], "site" if reading.site else "target", file.where)
-        owners = None
+    def _kept(self, windows: Windows, keys: Keys, *, short: bool) -> Iterator[Examples]:
+        """Yield the windows of a file that have a target, a site and finite numbers."""
+        reading, file, count = self.reading, windows.file, windows.shape[0]
+        y = reading.target or file.named(TARGETS, "target")
+        need(file.names, [y], "target", file.where)
+        need(file.names, reading.site, "site", file.where)
+        targets, owners, start = file.column(y, count), None, 0
         if reading.site:
             owners = keys.sites.codes([file.column(name, count) for name in reading.site])
         elif len(self.paths) > 1:
             owners = keys.sites.of_file(file.path, count)
-        return keys.note(
-            file.column(y, count), owners, lambda i: f"{file.where} '{y}' entry {i}",
-            finite=_finite_windows(x),
-        )  # fmt: skip
+        for part in windows.pieces():
+            stored, rows = small_numbers(part, short=short), slice(start, start + len(part))
+            place = f"{file.where} '{y}' entry "
+            kept = keys.note(
+                targets[rows], None if owners is None else owners[rows],
+                lambda i, first=start, place=place: f"{place}{first + i}", finite=finite(stored),
+            )  # fmt: skip
+            start += len(part)
+            if kept.any():
+                yield stored[kept]
 
     def _of_rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
         reading = self.reading
@@ -258,12 +309,6 @@ class Signals(DataFile):
         return Stream(
             iter([windows[kept]]), lambda: keys.content(inputs, (), [line, *about_file(file)])
         )
-
-
-def _finite_windows(x: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which windows hold finite numbers alone, piece by piece."""
-    parts = [finite(small_numbers(x[k : k + _CHUNK])) for k in range(0, len(x), _CHUNK)]
-    return np.concatenate(parts)
 
 
 def _numbers(frame: pd.DataFrame, names: Sequence[str], at: Any) -> npt.NDArray[np.float32]:

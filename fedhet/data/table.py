@@ -29,6 +29,9 @@ from fedhet.errors import UserError
 FEW = 50  # values of a column of texts that is taken for categories
 COUNTED = 1000  # different values of a column that are counted
 ROWS_OF_IDS = 20  # rows from which on a column that differs in all of them is no feature
+SENTENCE = 4.0  # words in the mean from which on a column holds sentences
+ABOUT = 6.0  # the same, for a file that is about its texts
+HOLES = 10  # different numbers up to which classes need not follow each other
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ID = re.compile(
     r"(^|[^a-z])(id|ids|no|nr|num|number|index|idx|key|uuid|guid|mrn|pid|serial|row|record|case"
@@ -62,7 +65,7 @@ class Column:
     whole: bool = True
     low: float = np.inf
     high: float = -np.inf
-    longest: int = 0  # words of a text
+    length: float = 0.0  # mean number of words of a text
     _seen: set[object] = field(default_factory=set)
 
     def add(self, values: pd.Series, chunk: Chunk) -> None:
@@ -105,7 +108,7 @@ class Column:
             self.dates += int(
                 head.str.fullmatch(_DATE.pattern, case=False).sum() * len(bad) / len(head)
             )
-            self.longest = max(self.longest, int(head.str.split().str.len().max()))
+            self.length = max(self.length, float(head.str.split().str.len().mean()))
 
     @property
     def known(self) -> int:
@@ -134,8 +137,21 @@ class Column:
 
     @property
     def is_few(self) -> bool:
-        """Whether its texts are few enough for categories."""
-        return self.counts is not None and len(self.counts) <= min(FEW, max(2, self.known // 2))
+        """Whether its texts are few enough for categories, and not sentences that differ."""
+        if self.counts is None or len(self.counts) > min(FEW, max(2, self.known // 2)):
+            return False
+        return self.length < SENTENCE or len(self.counts) <= self.known // 5
+
+    @property
+    def is_class(self) -> bool:
+        """Whether its values may be classes: few of them, and numbers only without holes."""
+        if self.counts is None or not 2 <= len(self.counts) <= min(100, self.known // 5 + 2):
+            return False
+        if not self.is_number:
+            return self.length < SENTENCE and not self.is_date
+        whole = self.whole and len(self.counts) <= self.known // 5 + 2
+        holes = self.high - self.low + 1 - len(self.counts)
+        return whole and (len(self.counts) <= HOLES or holes == 0)
 
 
 def snake(name: str) -> str:
@@ -237,34 +253,56 @@ def _count(column: Column) -> str:
     return f"{column.name} ({many} values)"
 
 
-_TARGETS = re.compile(
-    r"(^|_)(target|label|labels|class|classes|y|outcome|diagnosis|num|result|response|species|sentiment"
-    r"|status|ill|died|survived|survival|death|event|disease|churn|default|category|output|quality"
-    r"|variety|income|fraud|type)(_|$)"
+_TARGETS = (  # names of classes, the surest first; each is a part of a column's name
+    "target", "label", "labels", "y", "outcome", "diagnosis", "survived", "died", "death", "dead",
+    "churn", "fraud", "default", "deny", "vote", "sentiment", "species", "class", "classes",
+    "event", "num", "status", "stat", "fustat", "pgstat", "cens", "censor", "censored", "censors",
+    "arrest", "lfp", "case", "choice", "low", "lbw", "ill", "disease", "survival", "response",
+    "resp", "result", "r", "category", "classification", "type", "quality", "variety", "output",
+    "sp", "income", "mode", "grade",
+)  # fmt: skip
+_NO_TARGET = re.compile(  # what describes an example rather than its class
+    r"(^|_)(treat\w*|trt|arms?|rx|therapy|drug|dose|group|sex|gender|race|eth\w*|region|country"
+    r"|state|city|year|month|week|day|date|time|hour|age\w*|visit|period|wave|size|weight|income"
+    r"|education|married|smok\w*|child\w*|name|fold|split|batch)(_|$)"
 )
 _SITES = re.compile(
     r"(^|_)(site|hospital|centre|center|clinic|institution|ward|device|subject|person|participant"
-    r"|user|client|branch|factory|machine|station|school)(_?id|_?code)?(_|$)"
+    r"|user|client|branch|factory|machine|station)(_?id|_?code)?(_|$)|(^|_)school_?(id|code|name)"
 )
 
 
 def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
-    """The column that is most likely the class: by its name, else the last of few values."""
+    """Return the column that is the class: by its name, or the last or first of few values.
+
+    Raise UserError with the columns that may be it where none is likely.
+    """
     taken = {*reading.site, *reading.ignore, reading.text}
-    few = [
-        name for name, one in columns.items()
-        if name not in taken and one.counts is not None and one.known > 0
-        and 2 <= len(one.counts) <= max(2, min(100, one.known // 5)) and (one.whole or one.words)
-    ]  # fmt: skip
-    named = [name for name in few if _TARGETS.search(snake(name).replace(" ", "_"))]
-    exact = [name for name in named if _TARGETS.fullmatch(snake(name).replace(" ", "_"))]
-    edge = [name for name in (list(columns)[-1], next(iter(columns))) if name in few]
-    for found in (exact, named, edge, few):
-        if found:
-            return found[-1]
+    may = [name for name, one in columns.items() if name not in taken and one.is_class]
+    plain = {name: re.sub(r"[^a-z0-9]+", "_", snake(name)).strip("_") for name in may}
+    for whole in (True, False):
+        for word in _TARGETS:
+            found = [
+                name for name in may
+                if word == plain[name] or (not whole and word in plain[name].split("_"))
+            ]  # fmt: skip
+            if found:
+                return found[-1]
+    last, first = list(columns)[-1], next(iter(columns))
+    for name, sure in ((last, True), (first, bool(columns[first].words or reading.form.columns))):
+        one = columns[name]
+        holes = not one.words and one.high - one.low + 1 != len(one.counts or ())
+        other = _NO_TARGET.search(plain.get(name, "")) or _ID.search(plain.get(name, ""))
+        if name in may and sure and not holes and not other:
+            return name
+    if may:
+        each = [f"{name} ({len(columns[name].counts or ())} values)" for name in may]
+        raise UserError(f"target: which column is the class? target=COLUMN, such as {listed(each)}")
+    middle = next((n for n in reversed(columns) if columns[n].is_number), last)
     raise UserError(
         f"target: no column has few values, as a class does: target=COLUMN names one of "
-        f"{listed(list(columns))}; labels={{low: ..5, high: 5..}} cuts a measurement"
+        f"{listed(list(columns))}; a measurement is cut by labels, such as target={middle} "
+        f"labels={{low: ..5, high: 5..}}"
     )
 
 
@@ -285,12 +323,12 @@ def is_site(name: str) -> bool:
 
 def guess_text(columns: Mapping[str, Column], reading: Reading, *, alone: bool = False) -> str:
     """The column of the longest texts; with ``alone`` empty unless it is what the file is about."""
-    texts = {n: one.longest for n, one in columns.items() if n != reading.target and one.words}
+    texts = {n: one.length for n, one in columns.items() if n != reading.target and one.words}
     best = max(texts, key=lambda name: texts[name], default="")
     if alone:
         numbers = sum(one.is_number and not one.is_id for one in columns.values())
         many = best and (columns[best].counts is None or len(columns[best].counts or ()) > FEW)
-        return best if many and texts[best] >= 8 and numbers <= 2 and len(columns) <= 6 else ""
+        return best if many and texts[best] >= ABOUT and numbers <= 2 and len(columns) <= 6 else ""
     return best
 
 
@@ -303,12 +341,13 @@ class Columns:
 
     features: tuple[str, ...]
     codes: dict[str, dict[str, int]]
+    infinite: npt.NDArray[np.int64]  # (f,) numbers of each that were made gaps
 
     @staticmethod
     def of(features: Sequence[str], categories: Sequence[tuple[str, Sequence[str]]]) -> "Columns":
         """Those features, of which some are categories."""
         codes = {name: places_of(values, f"categories '{name}'") for name, values in categories}
-        return Columns(tuple(features), codes)
+        return Columns(tuple(features), codes, np.zeros(len(features), dtype=np.int64))
 
     @property
     def plain(self) -> list[str]:
@@ -325,8 +364,15 @@ class Columns:
             for place, name in enumerate(self.features):
                 column = chunk.frame[name]
                 found[:, place] = column if name not in self.codes else self._coded(name, chunk)
-        found[np.isinf(found)] = np.nan
+        infinite = np.isinf(found)
+        self.infinite[:] += infinite.sum(axis=0)
+        found[infinite] = np.nan
         return found
+
+    def about_infinite(self) -> list[str]:
+        """One line: how many infinite numbers count as gaps, and in which columns."""
+        each = [f"{n} ({k:,})" for n, k in zip(self.features, self.infinite, strict=True) if k]
+        return [f"infinite numbers count as gaps: {listed(each)}"] if each else []
 
     def _coded(self, name: str, chunk: Chunk) -> npt.NDArray[np.float32]:
         codes, unique = pd.factorize(chunk.frame[name])
@@ -401,7 +447,10 @@ class Table(DataFile):
                     yield coded.numbers(chunk)
 
         return Stream(
-            chunks(), lambda: keys.content(coded.inputs(), (), [*guessed, *said, *about_file(file)])
+            chunks(),
+            lambda: keys.content(
+                coded.inputs(), coded.about_infinite(), [*guessed, *said, *about_file(file)]
+            ),
         )
 
 

@@ -13,7 +13,7 @@ from fedhet.data.cache import open_private_folder
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.partition import read_partition_file
 from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
-from fedhet.data.signals import Npz, windows_of
+from fedhet.data.signals import Npz, Windows
 from fedhet.deploy.network import knows, reach, read_key, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, one_line
@@ -96,7 +96,7 @@ def _own_examples(plan: NodePlan) -> str:
         return f"{len(columns)} columns, of which the run says what they are: {', '.join(columns)}"
     if holds(path, NPZ_SUFFIXES):
         files = find_files("signals", str(path), NPZ_SUFFIXES)
-        shapes = [windows_of(Npz(one)).shape for one in files]
+        shapes = [Windows.of(Npz(one)).shape for one in files]
         return f"{sum(shape[0] for shape in shapes)} signals of shape {shapes[0][1:]}"
     dataset = open_private_folder(str(path))
     if plan.config.get("split-file"):

@@ -23,6 +23,7 @@ from fedhet.config.checks import HIDE_CLASSES
 from fedhet.config.load import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
+from fedhet.data.labels import READ_KEYS
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError, brief, one_line
 from fedhet.files import read_yaml
@@ -37,7 +38,7 @@ _MISFITS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError)
 SPARE = 64 << 20  # bytes that a header may take beyond the weights: methods hold theirs otherwise
 _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
-    "grey",
+    "grey", *READ_KEYS,
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """``fedhet predict``: an exported model classifies files of its kind; a CSV of probabilities."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from fedhet.data.inputs import IMAGE
+from fedhet.data.labels import Form, Reading
 from fedhet.errors import UserError, one_line
-from fedhet.export.examples import batches
+from fedhet.export.examples import Truth, batches
 from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
 from fedhet.files import csv_text, replacing
+from fedhet.site.local_data import reading_of
 from fedhet.training.denormals import without_denormals
 from fedhet.training.loop import EVALUATION_BATCH, autocast
+from fedhet.training.metrics import metrics_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,11 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predicted:
-    """How many examples were classified, and what the user should know (empty: nothing)."""
+    """How many examples were classified, and what the user should know (empty: nothing).
+
+    ``metrics`` are those of the ``labelled`` examples, whose files name their class.
+    """
 
     examples: int
     what: str
     warning: str
+    labelled: int
+    metrics: Mapping[str, float]
 
 
 def predict(
@@ -44,42 +52,61 @@ def predict(
     model, _ = load_model(model_folder.expanduser(), trust=trust)
     out = out.expanduser()
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
-    if model.inputs.kind != IMAGE:
-        _check_out(out, (path.expanduser() for path in places))
-        try:
-            with replacing(out, private=True, shared=True) as temporary:
-                count = _write(model, batches(places, model.inputs), temporary)
-                if not count:
-                    raise UserError("examples: nothing to classify: the files hold no example")
-                return Predicted(count, "examples", "")
-        except OSError as error:
-            raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    shape = model.inputs.image_shape
-    files = ImageFiles(find_images(path.expanduser() for path in places), shape, model.window())
-    _check_out(out, map(Path, files.paths))
+    paths, images = [path.expanduser() for path in places], model.inputs.kind == IMAGE
+    truth = Truth(reading_of(model.config), model.classes)
+    found, files = batches(places, model.inputs, reading_of(model.config).form, truth), None
+    if images:
+        files = ImageFiles(find_images(paths), model.inputs.image_shape, model.window())
+        paths, found = [Path(path) for path in files.paths], _by_folder(files, truth)
+    if out.exists() and any(path.exists() and path.samefile(out) for path in paths):
+        raise UserError(f"out: '{out}' is one of the files to classify: choose another name")
     try:
         with replacing(out, private=True, shared=True) as temporary:
-            count = _write(model, files.batches(), temporary)
-            if not count:
+            logs = _write(model, found, temporary)
+            if not logs and files is None:
+                raise UserError("examples: nothing to classify: the files hold no example")
+            if not logs and files is not None:
                 reason = files.complaint() if files.unreadable else "the folders hold no image file"
                 raise UserError(f"images: nothing to classify: {reason}")
     except OSError as error:
         raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
-    lines = [
-        *([files.complaint()] if files.unreadable else []),
-        *files.lost.lines(shape, scans=model.inputs.scan),
-    ]
-    return Predicted(count, "images", "; ".join(lines))
+    labels, answers = torch.from_numpy(np.concatenate(truth.labels)), torch.cat(logs)
+    labelled = int((labels >= 0).sum())
+    warnings = [f"no metrics: {truth.problem}"] if truth.problem else []
+    if files is not None:
+        warnings += [files.complaint()] if files.unreadable else []
+        warnings += files.lost.lines(files.shape, scans=model.inputs.scan)
+    return Predicted(
+        len(answers), "images" if images else "examples", "; ".join(warnings), labelled,
+        _metrics(answers[labels >= 0], labels[labels >= 0]) if labelled else {},
+    )  # fmt: skip
 
 
-def _check_out(out: Path, examples: Iterable[Path]) -> None:
-    """UserError if the answers would take the place of what they are about."""
-    if out.exists() and any(path.exists() and path.samefile(out) for path in examples):
-        raise UserError(f"out: '{out}' is one of the files to classify: choose another name")
+def _by_folder(files: ImageFiles, truth: Truth) -> Iterator[tuple[list[str], Tensor]]:
+    """Yield the batches of image files; an image in a folder called like a class is of it."""
+    import pandas as pd  # noqa: PLC0415  (half a second)
+
+    for paths, images in files.batches():
+        folders = [Path(path).absolute().parent.name for path in paths]
+        if truth.knows(folders):
+            truth.add(pd.Series(folders, dtype="str"), len(paths))
+        else:
+            truth.add(None, len(paths))
+        yield paths, images
 
 
-def _write(model: Personalised, found: Iterable[tuple[list[str], Tensor]], path: Path) -> int:
-    count = 0
+def _metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the metrics of DESIGN 5 that are defined, accuracy first."""
+    accuracy = 100 * (logits.argmax(dim=1) == labels).double().mean()
+    found = {"accuracy": accuracy, **metrics_of(logits, labels)}
+    return {name: float(value) for name, value in found.items() if value.isfinite()}
+
+
+def _write(
+    model: Personalised, found: Iterable[tuple[list[str], Tensor]], path: Path
+) -> list[Tensor]:
+    """Write the answers; return the logarithms of the probabilities, batch by batch."""
+    logs = []
     # Names of files need not be UTF-8; they leave as the bytes that they came as.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         file.write(csv_text([["path", "class", *(f"p_{name}" for name in model.classes)]]))
@@ -96,8 +123,8 @@ def _write(model: Personalised, found: Iterable[tuple[list[str], Tensor]], path:
             file.write(
                 csv_text([n, model.classes[k], *(f"{p:.6g}" for p in r)] for n, k, r in rows)
             )
-            count += len(paths)
-    return count
+            logs.append(probabilities.log())
+    return logs
 
 
 def frame_of(model: Personalised, examples: Any) -> "DataFrame":
@@ -110,11 +137,12 @@ def frame_of(model: Personalised, examples: Any) -> "DataFrame":
     import pandas as pd  # noqa: PLC0415  (half a second)
 
     index: Any = None
+    form, truth = reading_of(model.config).form, Truth(Reading(), model.classes)
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(examples, pd.DataFrame):
             index, path = examples.index, Path(folder) / "examples.csv"
             examples.to_csv(path, index=False)
-            found = batches([path], model.inputs)
+            found = batches([path], model.inputs, Form(gaps=form.gaps), truth)
         elif isinstance(examples, np.ndarray | Tensor):
             found = _array_batches(model, torch.as_tensor(examples))
         else:
@@ -123,7 +151,7 @@ def frame_of(model: Personalised, examples: Any) -> "DataFrame":
             if model.inputs.kind == IMAGE:
                 found = ImageFiles(find_images(paths), model.inputs.image_shape).batches()
             else:
-                found = batches(paths, model.inputs)
+                found = batches(paths, model.inputs, form, truth)
         names: list[str] = []
         labels: list[int] = []
         rows: list[list[float]] = []

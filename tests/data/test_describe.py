@@ -54,4 +54,40 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
 def test_a_file_without_a_class_says_what_to_do(tmp_path, capsys):
     (tmp_path / "m.csv").write_text("a,b\n" + "".join(f"{k * 0.37},{k * 1.7}\n" for k in range(80)))
     assert execute(["init", "m.csv"]) == 2
-    assert "target=COLUMN names one of a, b; labels={low: ..5" in capsys.readouterr().err
+    assert "target=COLUMN names one of a, b; a measurement is cut by labels" in capsys.readouterr().err
+
+
+FILES = {  # columns by a formula of the row's number, and the target that is guessed; none: asked
+    "low": ("low=k%2 age=20+k*7%30 race=1+k%3 ftv=k%4", "low"),
+    "lbw": ("race=1+k%3 smoke=k%2 lbw=k%3//2 bwt=2000+k*13", "lbw"),
+    "outcome": ("treat='ab'[k%2] visit=k%4 type=1+k%3 died=k%5//4 los=k*k%90", "died"),
+    "class": ("pclass=1+k%3 age=k*7%50 class='xyz'[k%3] survived=k%2", "survived"),
+    "case": ("id=100+k age=k*7%50 PatientStatus='ab'[k%2] dose=k%3", "PatientStatus"),
+    "last": ("mass=k*k%97 wing=k*7%50 kind='abc'[k%3]", "kind"),
+    "count": ("y=k*k*7%103 trt='ab'[k%2] base=k*3%41 age=18+k%31", ""),
+    "treatment": ("treat='abc'[k%3] before=k*k%97 after=k*7%50", ""),
+    "codes": ("size=1+k%6 sex='fm'[k%2] bill=k*k%97/7", ""),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_target_is_guessed_or_asked_for(tmp_path, capsys, name):
+    form, wanted = FILES[name]
+    columns = dict(one.split("=") for one in form.split())
+    rows = [",".join(str(eval(one, {"k": k})) for one in columns.values()) for k in range(90)]
+    (tmp_path / "p.csv").write_text("\n".join([",".join(columns), *rows]) + "\n")
+    code = execute(["init", "p.csv"])
+    if wanted:
+        assert code == 0 and f"target: '{wanted}' is taken" in capsys.readouterr().out
+    else:
+        error = capsys.readouterr().err
+        assert code == 2 and "target: which column is the class? target=COLUMN" in error
+
+
+def test_free_text_is_no_category_and_no_file_of_texts(tmp_path, capsys):
+    remarks = ["came back twice in week {k}", "had no pain at all on day {k}", ""]
+    rows = "".join(f"{30 + k * 7 % 41},{remarks[k % 3].format(k=k)},{k % 2}\n" for k in range(60))
+    (tmp_path / "p.csv").write_text("age,remarks,ill\n" + rows)
+    assert execute(["init", "p.csv"]) == 0
+    assert "remarks: left out: sentences, or too many values" in capsys.readouterr().out
+    assert load_config(tmp_path / "p.yaml").ignore == ("remarks",)

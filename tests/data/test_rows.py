@@ -247,3 +247,24 @@ def test_what_is_wrong_with_parquet_is_one_line(parquet, tmp_path):
     (tmp_path / "q.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match="no sound Parquet file"):
         open_dataset("table", data_path=str(tmp_path / "q.parquet"), reading=READING)
+
+
+def test_a_line_that_counts_rows_and_columns_is_no_header(tmp_path):
+    rows = "".join(f"{k}.5,{k * 7 % 31}.25,{k % 3}\n" for k in range(60))
+    (tmp_path / "iris.csv").write_text("60,2,setosa\n" + rows)
+    with pytest.raises(UserError, match=r"the first line looks like data .* columns=c1,c2,c3"):
+        open_rows([tmp_path / "iris.csv"])
+    file = open_rows([tmp_path / "iris.csv"], Form(columns=("a", "b", "c")))
+    assert sum(len(chunk) for chunk in file.chunks((), ["a"])) == 60
+    assert "the first line counts rows and columns (60, 2) and is left out" in file.found
+
+
+def test_infinite_numbers_are_gaps_and_counted(tmp_path):
+    rows = "".join(f"{'inf' if k in (3, 5) else k},{k % 2}\n" for k in range(40))
+    (tmp_path / "p.csv").write_text("age,y\n" + rows)
+    data = open_dataset(
+        "table", data_path=str(tmp_path / "p.csv"), reading=Reading(target="y"),
+        cache_dir=tmp_path / "cache",
+    )  # fmt: skip
+    assert np.isnan(data.examples[:, 0]).sum() == 2
+    assert data.warnings == ("infinite numbers count as gaps: age (2)",)

@@ -80,6 +80,12 @@ def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
         -1:
     ]
     assert 100 * right / len(test) == float(recorded["test_accuracy"])
+    all_right = sum(
+        rows[first + index]["class"] == data.classes[label]
+        for index, label in enumerate(data.labels)
+    )
+    assert found.labelled == 90 and found.metrics["accuracy"] == pytest.approx(100 * all_right / 90)
+    assert {"balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece"} < set(found.metrics)
     shares = [float(own[0][f"p_{name}"]) for name in data.classes]
     assert sum(shares) == pytest.approx(1, abs=1e-4)
 

@@ -29,7 +29,7 @@ def test_predictions_of_files_have_the_recorded_accuracy(run, model, tmp_path):
     write_images(tmp_path / "pictures", data.examples)
     found = predict(model, [tmp_path / "pictures"], tmp_path / "p.csv")
     rows = rows_of(tmp_path / "p.csv")
-    assert found.examples == len(rows) == len(data) and not found.warning
+    assert found.examples == len(rows) == len(data) and not found.warning and not found.metrics
     assert list(rows[0]) == ["path", "class", *(f"p_class-{label}" for label in range(4))]
     right = 0
     for row, label in zip(rows, data.labels.tolist(), strict=True):
@@ -38,6 +38,20 @@ def test_predictions_of_files_have_the_recorded_accuracy(run, model, tmp_path):
         assert row["class"] == f"class-{np.argmax(shares)}"
         right += row["class"] == f"class-{label}"
     assert 100.0 * right / len(rows) == float(recorded(folder)["0"]["test_accuracy"])
+
+
+def test_images_in_folders_of_their_classes_have_metrics(run, model, tmp_path, capsys):
+    data = images_of(run[0], "0")
+    for label in range(4):
+        (tmp_path / f"class-{label}").mkdir()
+        write_images(tmp_path / f"class-{label}", data.examples[data.labels == label])
+    out = tmp_path / "p.csv"
+    folders = [str(tmp_path / f"class-{label}") for label in range(4)]
+    assert cli.execute(["predict", str(model), *folders, "--out", str(out)]) == 0
+    right = [row["class"] in row["path"] for row in rows_of(out)]
+    said = capsys.readouterr().out
+    assert said.startswith(f"accuracy {100 * np.mean(right):.2f} %, balanced accuracy ")
+    assert f" of {len(data)} images with a class\n" in said
 
 
 def test_unreadable_files_are_named_and_left_out(model, tmp_path, capsys):

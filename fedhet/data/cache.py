@@ -12,9 +12,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,41 +22,27 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from fedhet.data.images import SCAN, TURNED, Indices, Listing, Pixels, Unread
+from fedhet.data.images import SCAN, TURNED, Listing, Unread
 from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.data.labels import Reading, Stream
+from fedhet.data.labels import Content, Reading, Stream
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_files
 
-_FORMAT = 4
+_FORMAT = 5
 _NAMED = 5
 _EXAMPLES = "examples.npy"
 MAX_IMAGE_SIZE = 1024
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """All examples of a source.
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Content):
+    """All examples of a source, with what is known of them.
 
-    ``examples`` (n, ...) is a read-only memory map, of images (n, s, s, 3) uint8; ``labels`` (n,)
-    int64 index into ``classes``. ``paths`` name the images: relative to the root such as
-    ``ship/0655.webp`` for an image folder, else the index as text; of other kinds there are none,
-    and an example's name is its index. ``notes`` are lines that say what was understood of a file,
-    ``warnings`` what may be wrong. ``inputs`` says what an example is. ``sites`` (n,) int32 index
-    into ``site_names`` where the data says whose an example
-    is; else (0,).
+    ``examples`` (n, ...) is a read-only memory map, of images (n, s, s, 3) uint8.
     """
 
     examples: npt.NDArray[Any]
-    labels: Indices
-    classes: tuple[str, ...]
-    paths: tuple[str, ...]
-    warnings: tuple[str, ...]
-    inputs: Inputs
-    sites: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    site_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def default_cache_dir() -> Path:
@@ -83,16 +69,14 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     """Open a source through the cache; the first call decodes, later ones only map.
 
     Args:
-        name: ``digits``, ``cifar10``, ``cifar100``, ``fashion-mnist``, ``image-folder``,
-            ``table``, ``signals``, ``texts``, ``synthetic``, ``synthetic:IMAGES`` or
-            ``synthetic:IMAGESxCLASSES``.
+        name: as the key ``dataset``.
         data_path: the image folder or its zip, the file of a table, of signals or of texts; for
             torchvision's sets where their files are.
         image_size: side of the square in pixels, or height and width, 1..1024.
         grey: one channel instead of three.
         window: lowest and highest value of scans of more than 8 bits; empty: each client's own.
         classes: class names in label order; empty means the source's own. An image folder must
-            not hold others; of the other sources these are kept.
+            not hold others, and may lack some; of the other sources these are kept.
         seed: of the synthetic examples; other sources do not use it.
         cache_dir: see :func:`default_cache_dir`.
         reading: which column of a file is what.
@@ -125,7 +109,10 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             with FileLock(f"{folder}.lock"):
                 found = _load(folder)
                 if found is None:
-                    _build(folder, source.listing(image.image_shape, wanted), image)
+                    listing = source.listing(image.image_shape, wanted)
+                    with appearing(folder) as temporary:
+                        _write(temporary, listing, image)
+                        shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
                     found = _load(folder)
     except OSError as error:
         raise UserError(
@@ -137,36 +124,6 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     return found
 
 
-def open_private_folder(
-    path: str,
-    *,
-    image_size: int | tuple[int, int] = 32,
-    grey: bool = False,
-    window: tuple[float, float] | tuple[()] = (),
-    classes: Sequence[str] = (),
-    cache_dir: Path | None = None,
-) -> Dataset:
-    """Open a node's own images, ``<path>/<class>/<image>`` or a zip of it.
-
-    Labels index ``classes`` where given, else the folder's own names, sorted.
-
-    Classes that are named but have no folder are fine: the node then has no image of them.
-
-    Raises:
-        UserError: as :func:`open_dataset`, e.g. for a folder that is not one of ``classes``.
-
-    """
-    return open_dataset(
-        "image-folder",
-        data_path=path,
-        image_size=image_size,
-        grey=grey,
-        window=window,
-        classes=classes,
-        cache_dir=cache_dir,
-    )
-
-
 def _load(folder: Path) -> Dataset | None:
     """Return the entry, or ``None`` if there is none or it is damaged."""
     try:
@@ -175,76 +132,141 @@ def _load(folder: Path) -> Dataset | None:
         sites = np.load(folder / "sites.npy", allow_pickle=False)
         # Unlike numpy.load this one never takes the file for a zip or a pickle.
         examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r")
+        about = meta["about"]
         sound = (
             list(examples.shape) == meta["shape"]
             and examples.dtype.str == meta["dtype"]
             and (folder / _EXAMPLES).stat().st_size == meta["bytes"]
             and len(examples) == len(labels)
-            and len(meta["paths"]) in (0, len(labels))
+            and len(about["paths"]) in (0, len(labels))
             and len(sites) in (0, len(labels))
             and hashlib.sha256(labels.tobytes()).hexdigest() == meta["labels_sha256"]
         )
         if not sound:
             return None
-        classes, paths, warnings, names, notes = (
-            tuple(meta[key]) for key in ("classes", "paths", "warnings", "site-names", "notes")
-        )
+        lists = {key: tuple(value) for key, value in about.items()}
         inputs = load_inputs(meta["inputs"])
-        return Dataset(examples, labels, classes, paths, warnings, inputs, sites, names, notes)
+        return Dataset(examples=examples, labels=labels, sites=sites, inputs=inputs, **lists)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
 
-def _build(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
-    """Write the entry; the caller holds the lock and has found the one that is there damaged."""
-    with appearing(folder) as temporary:
-        _write(temporary, listing, image)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _write(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
+    """Fill the folder of an entry, in as little memory as one chunk takes."""
     if isinstance(listing, Stream):
-        _write_stream(folder, listing)
-        return
+        examples = _write_examples(folder, listing.chunks)
+        content = listing.content()
+    else:
+        images = _Images(listing, image)
+        try:
+            examples = _write_examples(folder, images.chunks())
+        except _ScanError:  # an image of more than 8 bits: all are stored as scans
+            images = _Images(listing, replace(image, scan=True))
+            examples = _write_examples(folder, images.chunks())
+        content = images.content(folder)
+    for name, array in (("labels.npy", content.labels), ("sites.npy", content.sites)):
+        np.save(folder / name, array, allow_pickle=False)
+    lists = ("classes", "site_names", "warnings", "notes", "paths")
+    meta = {
+        "about": {key: getattr(content, key) for key in lists},
+        "inputs": content.inputs.dump(),
+        "labels_sha256": hashlib.sha256(content.labels.tobytes()).hexdigest(),
+        **examples,
+    }
+    (folder / "meta.json").write_bytes(json.dumps(meta).encode())
+
+
+def _write_examples(folder: Path, chunks: Iterator[npt.NDArray[Any]]) -> dict[str, Any]:
+    """Write chunks (k, ...) as one array; return its shape, dtype and the bytes of its file.
+
+    Written, not mapped: a full disk is an error and not a SIGBUS.
+    """
+    count, start, shape, dtype = 0, 0, (), ""
     with (folder / _EXAMPLES).open("w+b") as file:
-        found = None if image.scan else _write_images(file, listing.images, listing, image)
-        if found is None:  # an image of more than 8 bits: all are stored as scans
-            assert listing.scans is not None
+        for chunk in chunks:
+            if not count:
+                shape, dtype = chunk.shape[1:], chunk.dtype.str
+                start = _header(file, 0, shape, dtype)
+            file.write(np.ascontiguousarray(chunk).tobytes())
+            count += len(chunk)
+        if not count:
+            raise UserError(
+                "the data set has no example that has a class (of those that are named)"
+            )
+        file.seek(0)
+        # NumPy pads the header so that the first axis may change in place.
+        assert _header(file, count, shape, dtype) == start
+    size = (folder / _EXAMPLES).stat().st_size
+    return {"shape": (count, *shape), "dtype": dtype, "bytes": size}
+
+
+def _header(file: IO[bytes], count: int, shape: tuple[int, ...], dtype: str) -> int:
+    """Write the .npy header for ``count`` examples; returns the position after it."""
+    header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.tell()
+
+
+class _ScanError(Exception):
+    """An image of more than 8 bits among those that were to be stored as bytes."""
+
+
+class _Images:
+    """The readable images of a listing as they are written, and then what is known of them."""
+
+    def __init__(self, listing: Listing, inputs: Inputs) -> None:
+        self._listing, self._inputs = listing, inputs
+        self._kept: list[int] = []  # positions in the listing
+        self._bad = list(listing.ignored)
+
+    def chunks(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield image after image (1, ...); raise _ScanError, UserError if none can be read."""
+        listing, scan = self._listing, self._inputs.scan
+        images = listing.images
+        if scan and listing.scans:
             listing.losses.flags.clear()
-            file.seek(0)
-            file.truncate()
-            image = replace(image, scan=True)
-            found = _write_images(file, listing.scans(), listing, image)
-    assert found is not None
-    kept, unread = found
-    bad = [*listing.ignored, *unread]
-    if not kept:
-        raise UserError(f"data-path: no readable image among {len(bad)} files ({_names(bad)})")
-    notes = _about_scans(folder, listing) if image.scan else []
-    if turned := listing.losses.count(TURNED):
-        notes.append(f"{turned} photographs were turned upright, as their EXIF says")
-    labels, classes, warnings = _drop_empty(listing, listing.labels[kept])
-    if bad:
-        warnings.append(f"ignored {len(bad)} files that are no readable images: {_names(bad)}")
-    sites = listing.sites[kept] if len(listing.sites) else listing.sites
-    _write_about(
-        folder,
-        Dataset(
-            np.lib.format.open_memmap(folder / _EXAMPLES, mode="r"),
-            labels,
-            tuple(classes),
-            tuple(listing.paths[index] for index in kept),
-            (*listing.losses.lines(image.image_shape, scans=image.scan), *warnings),
-            image,
-            sites,
-            listing.site_names,
-            (*listing.notes, *notes),
-        ),
-    )
+            images = listing.scans()
+        flags = listing.losses.flags
+        with closing(images):
+            for index, image in enumerate(images):
+                if isinstance(image, Unread):
+                    self._bad.append(image.name(listing.paths[index]))
+                    continue
+                if not scan and listing.scans and flags and flags[-1] & SCAN:
+                    raise _ScanError
+                self._kept.append(index)
+                yield image[None]
+        if not self._kept:
+            count, names = len(self._bad), _names(self._bad)
+            raise UserError(f"data-path: no readable image among {count} files ({names})")
+
+    def content(self, folder: Path) -> Content:
+        """Return what is known, once all are written."""
+        listing, kept, lost = self._listing, self._kept, self._listing.losses
+        notes = _about_scans(folder, listing) if self._inputs.scan else []
+        if turned := lost.count(TURNED):
+            notes.append(f"{turned} photographs were turned upright, as their EXIF says")
+        labels, classes, gone = listing.labels[kept], listing.classes, []
+        present = np.bincount(labels, minlength=len(classes)) > 0
+        if not listing.keep_empty and not present.all():
+            gone = [name for name, ok in zip(classes, present, strict=True) if not ok]
+            classes = tuple(name for name, ok in zip(classes, present, strict=True) if ok)
+            labels = (np.cumsum(present) - 1)[labels].astype(np.int64)
+        warnings = lost.lines(self._inputs.image_shape, scans=self._inputs.scan)
+        if gone:
+            warnings.append(f"dropped {len(gone)} classes without a readable image: {_names(gone)}")
+        if self._bad:
+            count, names = len(self._bad), _names(self._bad)
+            warnings.append(f"ignored {count} files that are no readable images: {names}")
+        return Content(
+            self._inputs, labels, classes,
+            listing.sites[kept] if len(listing.sites) else listing.sites, listing.site_names,
+            tuple(warnings), (*listing.notes, *notes), tuple(listing.paths[k] for k in kept),
+        )  # fmt: skip
 
 
 def _about_scans(folder: Path, listing: Listing) -> list[str]:
-    """Stretch images of 8 bits to the range of the scans beside them; lines that say it."""
+    """Stretch images of 8 bits to the range of the scans beside them; return lines that say it."""
     scan = np.array([bool(flag & SCAN) for flag in listing.losses.flags])
     if not scan.any():
         return []
@@ -265,102 +287,6 @@ def _about_scans(folder: Path, listing: Listing) -> list[str]:
         notes.append(f"{int((~scan).sum())} images of 8 bits are stretched to 0 to {top:g}")
     examples.flush()
     return notes
-
-
-def _write_stream(folder: Path, stream: Stream) -> None:
-    """Examples that are no images, in as little memory as one chunk takes."""
-    count = 0
-    with (folder / _EXAMPLES).open("w+b") as file:
-        for chunk in stream.chunks:
-            if not count:
-                start = _header(file, 0, chunk.shape[1:], chunk.dtype.str)
-            file.write(np.ascontiguousarray(chunk).tobytes())
-            count += len(chunk)
-        if not count:
-            raise UserError(
-                "the data set has no example that has a class (of those that are named)"
-            )
-        file.seek(0)
-        assert _header(file, count, chunk.shape[1:], chunk.dtype.str) == start
-        file.flush()
-    content = stream.content()
-    examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r")
-    about = Dataset(
-        examples, content.labels, content.classes, (), content.warnings, content.inputs,
-        content.sites, content.site_names, content.notes,
-    )  # fmt: skip
-    _write_about(folder, about)
-
-
-def _write_about(folder: Path, dataset: Dataset) -> None:
-    """All but the examples."""
-    for name, array in (("labels.npy", dataset.labels), ("sites.npy", dataset.sites)):
-        with (folder / name).open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-    meta = {
-        "classes": dataset.classes,
-        "paths": dataset.paths,
-        "warnings": dataset.warnings,
-        "notes": dataset.notes,
-        "shape": dataset.examples.shape,
-        "dtype": dataset.examples.dtype.str,
-        "bytes": (folder / _EXAMPLES).stat().st_size,
-        "inputs": dataset.inputs.dump(),
-        "site-names": dataset.site_names,
-        "labels_sha256": hashlib.sha256(dataset.labels.tobytes()).hexdigest(),
-    }
-    with (folder / "meta.json").open("wb") as file:
-        file.write(json.dumps(meta).encode())
-
-
-def _write_images(
-    file: IO[bytes],
-    images: Generator[Pixels | Unread, None, None],
-    listing: Listing,
-    about: Inputs,
-) -> tuple[list[int], list[str]] | None:
-    """Stream the readable images; returns their positions in the listing, and the other files.
-
-    None as soon as there is a scan of more than 8 bits, if they are to be stored as bytes and the
-    listing can give them as scans. Written, not mapped: a full disk is an error and not a SIGBUS.
-    """
-    kept: list[int] = []
-    unread: list[str] = []
-    dtype, flags = about.zeros(0).dtype.str, listing.losses.flags
-    start = _header(file, len(listing.paths), about.stored, dtype)
-    with closing(images):
-        for index, image in enumerate(images):
-            if isinstance(image, Unread):
-                unread.append(image.name(listing.paths[index]))
-                continue
-            if not about.scan and listing.scans and flags and flags[-1] & SCAN:
-                return None
-            file.write(image.tobytes())
-            kept.append(index)
-    file.seek(0)
-    # NumPy pads the header so that the first axis may change in place.
-    assert _header(file, len(kept), about.stored, dtype) == start
-    file.flush()
-    return kept, unread
-
-
-def _header(file: IO[bytes], count: int, shape: tuple[int, ...], dtype: str) -> int:
-    """Write the .npy header for ``count`` examples; returns the position after it."""
-    header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.tell()
-
-
-def _drop_empty(listing: Listing, labels: Indices) -> tuple[Indices, list[str], list[str]]:
-    """Labels, classes and warnings after classes without an image are dropped."""
-    present = np.bincount(labels, minlength=len(listing.classes)) > 0
-    if listing.keep_empty or present.all():
-        return labels, list(listing.classes), []
-    gone = [name for name, ok in zip(listing.classes, present, strict=True) if not ok]
-    classes = [name for name, ok in zip(listing.classes, present, strict=True) if ok]
-    new_label = np.cumsum(present) - 1
-    warning = f"dropped {len(gone)} classes without a readable image: {_names(gone)}"
-    return new_label[labels].astype(np.int64), classes, [warning]
 
 
 def _names(names: Sequence[str]) -> str:

@@ -82,18 +82,22 @@ class Reading:
 
 @dataclass(frozen=True)
 class Content:
-    """What is known of examples once they are read: labels (n,) and sites (n,) or (0,), int.
+    """What is known of examples once they are read.
 
-    ``notes`` say what was understood, ``warnings`` what may be wrong.
+    ``inputs`` says what an example is; ``labels`` (n,) int64 index into ``classes``. ``sites`` (n,)
+    int32 index into ``site_names`` where the data says whose an example is; else (0,).
+    ``warnings`` say what may be wrong, ``notes`` what was understood of a file. ``paths`` name
+    images, relative to the root such as ``ship/0655.webp``; other examples are named by index.
     """
 
     inputs: Inputs
     labels: Indices
     classes: tuple[str, ...]
-    sites: npt.NDArray[np.int32]
-    site_names: tuple[str, ...]
+    sites: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    site_names: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

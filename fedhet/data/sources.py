@@ -276,8 +276,7 @@ class SyntheticKind:
         names = tuple(f"class-{label}" for label in range(self.num_classes))
         labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
         kept, new_labels = select("synthetic", names, labels, classes)
-        none = np.zeros(0, dtype=np.int32)
-        content = Content(self.inputs(), new_labels, classes or names, none, ())
+        content = Content(self.inputs(), new_labels, classes or names)
         return Stream(self._draw(labels[kept]), lambda: content)
 
     def inputs(self) -> Inputs:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedhet.data.cache import open_private_folder
+from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.partition import read_partition_file
 from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
@@ -98,7 +98,7 @@ def _own_examples(plan: NodePlan) -> str:
         files = find_files("signals", str(path), NPZ_SUFFIXES)
         shapes = [Windows.of(Npz(one)).shape for one in files]
         return f"{sum(shape[0] for shape in shapes)} signals of shape {shapes[0][1:]}"
-    dataset = open_private_folder(str(path))
+    dataset = open_dataset("image-folder", data_path=str(path))
     if plan.config.get("split-file"):
         ids, _ = read_partition_file(str(plan.config["split-file"]), dataset.paths, 0)
         if plan.config["name"] not in ids:

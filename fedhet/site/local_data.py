@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedhet.config.schema import RunConfig
-from fedhet.data.cache import Dataset, open_dataset, open_private_folder
+from fedhet.data.cache import Dataset, open_dataset
 from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
 from fedhet.data.labels import Form, Reading
 from fedhet.data.partition import (
@@ -68,7 +68,7 @@ class LocalData:
 def without_examples(client: str, classes: Sequence[str], inputs: Inputs) -> LocalData:
     """Return a client without examples: enough to build its modules and to predict."""
     none = np.zeros(0, dtype=np.int64)
-    dataset = Dataset(inputs.zeros(0), none, tuple(classes), (), (), inputs)
+    dataset = Dataset(inputs, none, tuple(classes), examples=inputs.zeros(0))
     return LocalData(client, 0, 0, dataset, ClientSplit(none, none, none))
 
 
@@ -194,23 +194,19 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     Every row of a file is this client's. Raises Refused where the run does not name the classes:
     the values of the column that it chose would be told as their names.
     """
-    if config.dataset not in DATASETS:
-        return open_private_folder(
-            path,
-            image_size=config.image_size,
-            grey=config.grey,
-            window=config.window,
-            classes=config.classes,
-        )
-    if not config.classes and not config.labels:
+    files = config.dataset in DATASETS
+    if files and not config.classes and not config.labels:
         raise Refused(
             f"target: a run over nodes must name the classes (labels or classes): the values of "
             f"'{config.target}', which may be any column or text, would be told as their names",
             Word.CLASSES,
         )
     return open_dataset(
-        config.dataset,
+        config.dataset if files else "image-folder",
         data_path=path,
+        image_size=config.image_size,
+        grey=config.grey,
+        window=config.window,
         classes=config.classes,
         reading=reading_of(config, declared=True),
     )

@@ -145,7 +145,7 @@ def _per_example(config: RunConfig, count: int, inputs: Inputs) -> tuple[float, 
 def _client(config: RunConfig, info: ClientInfo, inputs: Inputs) -> MethodClient[Any]:
     """Return a client of that model with blank examples, before its first training."""
     labels = np.resize(np.arange(len(info.classes), dtype=np.int64), EXAMPLES)
-    dataset = Dataset(inputs.zeros(EXAMPLES), labels, info.classes, (), (), inputs)
+    dataset = Dataset(inputs, labels, info.classes, examples=inputs.zeros(EXAMPLES))
     none = np.zeros(0, dtype=np.int64)
     setup = Setup(
         config=config,

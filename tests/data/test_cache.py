@@ -40,7 +40,7 @@ def _no_building(monkeypatch):
     def build(*_):
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(cache, "_build", build)
+    monkeypatch.setattr(cache, "_write", build)
 
 
 def test_the_second_open_only_maps(folder, tmp_path, monkeypatch):
@@ -125,14 +125,14 @@ def test_a_leftover_of_a_killed_process_is_replaced(folder, tmp_path):
 
 
 def test_many_processes_build_once(folder, tmp_path, monkeypatch):
-    log, build = tmp_path / "log", cache._build
+    log, build = tmp_path / "log", cache._write
 
     def logged(*args):
         with log.open("a") as file:
             file.write("built\n")
         build(*args)
 
-    monkeypatch.setattr(cache, "_build", logged)
+    monkeypatch.setattr(cache, "_write", logged)
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(4), context.Queue()
 

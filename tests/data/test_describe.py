@@ -54,7 +54,9 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
 def test_a_file_without_a_class_says_what_to_do(tmp_path, capsys):
     (tmp_path / "m.csv").write_text("a,b\n" + "".join(f"{k * 0.37},{k * 1.7}\n" for k in range(80)))
     assert execute(["init", "m.csv"]) == 2
-    assert "target=COLUMN names one of a, b; a measurement is cut by labels" in capsys.readouterr().err
+    assert (
+        "target=COLUMN names one of a, b; a measurement is cut by labels" in capsys.readouterr().err
+    )
 
 
 FILES = {  # columns by a formula of the row's number, and the target that is guessed; none: asked

@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedhet.config.load import build_config
 from fedhet.data import images
-from fedhet.data.cache import open_dataset, open_private_folder
+from fedhet.data.cache import open_dataset
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
 
@@ -153,10 +153,10 @@ def test_a_class_without_images_is_dropped_unless_classes_are_given(tmp_path):
 def test_a_private_folder_is_labelled_by_the_federations_classes(tmp_path):
     root = _write(tmp_path / "in", PAIR)
     options = {"image_size": 8, "cache_dir": tmp_path / "cache"}
-    data = open_private_folder(root, classes=["ant", "dog", "cat"], **options)
+    data = open_dataset("image-folder", data_path=root, classes=["ant", "dog", "cat"], **options)
     assert data.labels.tolist() == [1, 2, 2] and data.classes == ("ant", "dog", "cat")
     with pytest.raises(UserError, match="folder 'cat' is not one of the classes"):
-        open_private_folder(root, classes=["ant", "dog"], **options)
+        open_dataset("image-folder", data_path=root, classes=["ant", "dog"], **options)
 
 
 def test_wrong_paths_are_one_line(tmp_path):

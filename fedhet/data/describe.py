@@ -105,6 +105,8 @@ def _dataset(path: Path) -> str:
         raise UserError(f"'{path}': no such file or folder")
     if holds(path, (*NPZ_SUFFIXES, ".npy")):
         return "signals"
+    if path.name.lower().endswith(tuple(f"{one}.zip" for one in ROW_SUFFIXES)):
+        raise UserError(f"'{path}': a file of rows inside a zip: unpack it, give what was in it")
     if path.suffix.lower() == ".zip" or path.is_dir() and not holds(path, ROW_SUFFIXES):
         return "image-folder"
     return "table"

@@ -396,6 +396,8 @@ class _Sniffer:
             raise UserError(f"{self.where}: a workbook or a zip: save its sheet as CSV, give that")
         with _opened(self.path, "latin-1") as plain:
             data = plain.buffer.read(SAMPLE)  # type: ignore[attr-defined]
+        if data.lstrip()[:1] in (b"{", b"[") and not self.form.separator:
+            raise UserError(f"{self.where}: JSON is no table: save its rows as CSV, give that")
         marked = next((name for mark, name in _MARKS if data.startswith(mark)), "")
         encoding = self.form.encoding or marked or "utf-8"
         try:
@@ -456,9 +458,9 @@ class _Sniffer:
                     rows.append((reader.line_num, row))
                 if len(rows) > SAMPLE_ROWS:
                     break
-            widths = Counter(len(row) for _, row in rows)
+            widths = Counter(len(row) for _, row in rows[1:] or rows)  # names may lack one
             width, count = max(widths.items(), key=lambda one: (one[1], one[0]), default=(0, 0))
-            even = count / max(1, len(rows)) if width > 1 or given else 0.0
+            even = count / max(1, len(rows[1:])) if width > 1 or given else 0.0
             if separator == SEPARATORS["space"] and even < 0.95 and not given:
                 continue
             if (round(even, 1), width) > (round(best[0], 1), best[1]):

@@ -31,6 +31,7 @@ COUNTED = 1000  # different values of a column that are counted
 ROWS_OF_IDS = 20  # rows from which on a column that differs in all of them is no feature
 SENTENCE = 4.0  # words in the mean from which on a column holds sentences
 ABOUT = 6.0  # the same, for a file that is about its texts
+MANY = 20  # classes up to which the place of a column is enough to take it for the class
 HOLES = 10  # different numbers up to which classes need not follow each other
 _WORD = re.compile(r"\w+|[^\w\s]")
 _ID = re.compile(
@@ -148,7 +149,8 @@ class Column:
         if self.counts is None or not 2 <= len(self.counts) <= min(100, self.known // 5 + 2):
             return False
         if not self.is_number:
-            return self.length < SENTENCE and not self.is_date
+            sentences = self.length >= SENTENCE and len(self.counts) > self.known // 20
+            return not sentences and not self.is_date
         whole = self.whole and len(self.counts) <= self.known // 5 + 2
         holes = self.high - self.low + 1 - len(self.counts)
         return whole and (len(self.counts) <= HOLES or holes == 0)
@@ -277,6 +279,11 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
 
     Raise UserError with the columns that may be it where none is likely.
     """
+    if len(columns) < 2:
+        raise UserError(
+            f"target: the file has one column, {listed(list(columns))}: separator=SIGN names what "
+            "is between columns; one of fixed widths must be saved as CSV"
+        )
     taken = {*reading.site, *reading.ignore, reading.text}
     may = [name for name, one in columns.items() if name not in taken and one.is_class]
     plain = {name: re.sub(r"[^a-z0-9]+", "_", snake(name)).strip("_") for name in may}
@@ -293,7 +300,7 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
         one = columns[name]
         holes = not one.words and one.high - one.low + 1 != len(one.counts or ())
         other = _NO_TARGET.search(plain.get(name, "")) or _ID.search(plain.get(name, ""))
-        if name in may and sure and not holes and not other:
+        if name in may and sure and not holes and not other and len(one.counts or ()) <= MANY:
             return name
     if may:
         each = [f"{name} ({len(columns[name].counts or ())} values)" for name in may]

@@ -1,4 +1,4 @@
-"""Dataset ``hf:NAME``: what Flower's users load with flwr-datasets, or a local copy of it.
+"""flwr-datasets: its data sets as ``hf:NAME``, and its partitioners as ``flwr:CLASS``.
 
 ``hf:NAME subset=S split=train+test`` is loaded by flwr-datasets; the split is ``train`` unless
 another is named. With ``data-path`` the data comes from that folder instead: one that
@@ -7,16 +7,20 @@ another is named. With ``data-path`` the data comes from that folder instead: on
 client. With ``text`` these are texts, with a column of images they are images, and else rows.
 """
 
-from collections.abc import Collection, Generator, Iterator
+import inspect
+import shlex
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.images import (
+    Indices,
     Listing,
     Losses,
     Pixels,
@@ -27,9 +31,11 @@ from fedhet.data.images import (
 )
 from fedhet.data.inputs import HUB, Inputs
 from fedhet.data.labels import Form, Keys, Reading, Stream, need
+from fedhet.data.partition import PREFIX
 from fedhet.data.rows import Chunk, arrow_column, as_numbers
-from fedhet.data.table import Table, Texts
-from fedhet.errors import UserError, brief
+from fedhet.data.table import TableFile, TextFile
+from fedhet.errors import Damaged, UserError, brief, nearest
+from fedhet.files import parse_yaml
 
 _ROWS = 4096
 
@@ -59,11 +65,11 @@ class Hub:
         file = HubFile(data, f"dataset '{self.name}'")
         reading = replace(self.reading, target=self.reading.target or file.label())
         if reading.text:
-            return Texts((), reading).rows(file, classes)
+            return TextFile((), reading).rows(file, classes)
         image = file.image()
         if image:
             return _images(file, image, reading, shape, classes)
-        return Table((), reading).rows(file, classes)
+        return TableFile((), reading).rows(file, classes)
 
     def _load(self) -> Any:
         name, *words = self.name.removeprefix(HUB).split() or [""]
@@ -185,3 +191,115 @@ def _decoded(
             yield pixels
         except Exception as error:  # decoders raise nearly every kind
             yield Unread(brief(error))
+
+
+# --- partitioners ----------------------------------------------------------------
+
+_COLUMNS = "Vertical"  # such partitioners deal columns, not examples
+
+
+def flower_owner(
+    kind: str,
+    labels: Indices,
+    sites: npt.NDArray[np.str_] | None,
+    *,
+    clients: int,
+    seed: int,
+) -> tuple[Indices, int]:
+    """The client (n,) int64 of every example, -1 for none, and the number of clients.
+
+    ``kind`` is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those that
+    it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by`` (``label``) and
+    ``seed``. Raises UserError for what the class does not take, lacks or refuses.
+    """
+    name, *words = _words(kind)
+    make = _class(name)
+    given = _arguments(name, words, make, clients=clients, seed=seed)
+    columns = {"label": labels.tolist(), "index": list(range(len(labels)))}
+    if sites is not None:
+        columns["site"] = sites.tolist()
+    try:
+        partitioner = make(**given)
+        datasets: Any = import_module("datasets")
+        datasets.disable_progress_bars()
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
+        found = int(partitioner.num_partitions)
+        held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
+    except Exception as error:  # whatever another's code raises for such values
+        raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
+    if clients not in (0, found):
+        raise UserError(f"clients {clients} is not allowed: '{kind}' makes {found} (or say 0)")
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    for k, mine in enumerate(held):
+        owner[mine] = k
+    if sum(map(len, held)) != (owner >= 0).sum():
+        raise UserError(f"partition: '{kind}' gives some examples to several clients")
+    return owner, found
+
+
+def flower_says_clients(kind: str) -> bool:
+    """Return whether a partitioner says itself how many clients there are."""
+    name, *_ = _words(kind)
+    return "num_partitions" not in _parameters(_class(name))
+
+
+def _words(kind: str) -> list[str]:
+    try:
+        words = shlex.split(kind.removeprefix(PREFIX))
+    except ValueError as error:
+        raise UserError(f"partition: '{kind}': {error}") from error
+    if not words or any("=" not in word for word in words[1:]):
+        raise UserError(f"partition: '{kind}' must be written {PREFIX}CLASS keyword=value ...")
+    return words
+
+
+def _class(name: str) -> Callable[..., Any]:
+    try:
+        module: Any = import_module("flwr_datasets.partitioner")
+    except ImportError as error:
+        raise UserError(
+            f"partition: '{PREFIX}{name}' needs flwr-datasets: pip install 'fedhet[hf]' "
+            f"({brief(error)})"
+        ) from error
+    known = [one for one in module.__all__ if one != "Partitioner" and _COLUMNS not in one]
+    if name not in known:
+        hint = nearest(name, known)
+        raise UserError(
+            f"partition: flwr-datasets has no '{name}' that deals examples{hint} (allowed: "
+            f"{', '.join(known)})"
+        )
+    found: Callable[..., Any] = getattr(module, name)
+    return found
+
+
+def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(make).parameters)
+
+
+def _arguments(
+    name: str, words: Sequence[str], make: Callable[..., Any], *, clients: int, seed: int
+) -> dict[str, Any]:
+    parameters = _parameters(make)
+    ours = {"num_partitions": clients, "partition_by": "label", "seed": seed}
+    given = {key: value for key, value in ours.items() if key in parameters}
+    for word in words:
+        key, _, text = word.partition("=")
+        if key not in parameters:
+            raise UserError(
+                f"partition: {name} has no '{key}'{nearest(key, parameters)} (allowed: "
+                f"{', '.join(parameters)})"
+            )
+        if key == "num_partitions":
+            raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
+        try:
+            given[key] = parse_yaml(text)
+        except Damaged as error:
+            raise UserError(f"partition: {key}={text}: {error.what}") from error
+        if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
+            raise UserError(f"partition: {key}={text}: true or false is needed")
+    needed = [
+        key for key, one in parameters.items() if one.default is one.empty and key not in given
+    ]
+    if needed:
+        raise UserError(f"partition: {name} needs {', '.join(f'{key}=...' for key in needed)}")
+    return given

@@ -95,7 +95,7 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """Where examples come from."""
 
     def fingerprint(self) -> list[object]:

@@ -2,17 +2,21 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from fedhet.errors import Damaged
-from fedhet.files import parse_json
+from fedhet.errors import one_line
 
-IMAGE, SIGNAL, TABLE, TOKENS = KINDS = ("image", "signal", "table", "tokens")
+Kind = Literal["image", "signal", "table", "tokens"]
+IMAGE: Final = "image"
+SIGNAL: Final = "signal"
+TABLE: Final = "table"
+TOKENS: Final = "tokens"
+KINDS: tuple[Kind, ...] = (IMAGE, SIGNAL, TABLE, TOKENS)
 PLURAL = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows of a table", TOKENS: "texts"}
 IMAGE_SETS = ("digits", "cifar10", "cifar100", "fashion-mnist", "image-folder", "synthetic")
 DATASETS = {"signals": SIGNAL, "table": TABLE, "texts": TOKENS}  # by their files' kind
@@ -22,7 +26,8 @@ MAX_SIDE = 1 << 20  # of one axis of an example
 MAX_SIZE = 1 << 24  # numbers of one example
 MAX_VOCABULARY = 1 << 20
 MAX_COLUMNS = 16_384
-_LONGEST = 200  # characters of a column's or a category's name
+_Name = Annotated[str, Field(max_length=200)]  # of a column or a category
+_Names = Annotated[tuple[_Name, ...], Field(max_length=MAX_COLUMNS)]
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,15 @@ class Inputs:
     range of a client's own, or by ``window``.
     """
 
-    kind: str
-    shape: tuple[int, ...]
-    vocabulary: int = 0
-    columns: tuple[str, ...] = ()
-    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    scale: float = 1.0
+    kind: Kind
+    shape: tuple[Annotated[int, Field(ge=1, le=MAX_SIDE)], ...]
+    vocabulary: Annotated[int, Field(ge=0, le=MAX_VOCABULARY)] = 0
+    columns: _Names = ()
+    categories: Annotated[tuple[tuple[_Name, _Names], ...], Field(max_length=MAX_COLUMNS)] = ()
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     scan: bool = False
-    window: tuple[float, ...] = ()
+    window: tuple[()] | tuple[FiniteFloat, FiniteFloat] = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     @staticmethod
     def image(
@@ -146,6 +152,9 @@ class Inputs:
         return json.dumps(self.dump(), separators=(",", ":"))
 
 
+_INPUTS = TypeAdapter(Inputs)
+
+
 def kind_of(dataset: str) -> str:
     """The kind of a data set by its name; empty for other people's, which must be loaded first."""
     name = dataset.partition(":")[0]
@@ -166,70 +175,37 @@ def noun(dataset: str) -> str:
 
 
 def load_inputs(value: Any) -> Inputs:
-    """What :meth:`Inputs.dump` or :meth:`Inputs.text` gave, from anybody.
+    """Return what :meth:`Inputs.dump` or :meth:`Inputs.text` gave, from anybody.
 
-    Raises ValueError, in one line, for what no data set could be.
+    Raise ValueError, in one line, for what no data set could be.
     """
-    if isinstance(value, str):
-        try:
-            value = parse_json(value, "inputs")
-        except Damaged:
-            raise ValueError("inputs: not readable") from None
-    if not isinstance(value, Mapping) or not set(value) <= set(Inputs.__dataclass_fields__):
-        raise ValueError("inputs: no description of examples (an older fedhet sends none)")
-    kind: Any = value.get("kind")
-    shape: Any = value.get("shape")
-    axes = {IMAGE: 3, SIGNAL: 2, TABLE: 1, TOKENS: 1}
-    if kind not in KINDS or not _is_shape(shape) or len(shape) != axes[kind]:
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+        inputs = _INPUTS.validate_json(text, strict=True)
+    except ValidationError as errors:
+        error = errors.errors(include_url=False, include_input=False)[0]
+        where = ".".join(one_line(part, 80) for part in error["loc"])
+        raise ValueError(
+            f"inputs: {where or 'no description of examples'}: {error['msg']}"
+        ) from None
+    except (TypeError, ValueError):
+        raise ValueError(
+            "inputs: no description of examples (an older fedhet sends none)"
+        ) from None
+    kind, names = inputs.kind, [name for name, _ in inputs.categories]
+    if len(inputs.shape) != {IMAGE: 3, SIGNAL: 2, TABLE: 1, TOKENS: 1}[kind]:
         raise ValueError("inputs: kind and shape describe no example")
-    vocabulary = value.get("vocabulary", 0)
-    if type(vocabulary) is not int or not 0 <= vocabulary <= MAX_VOCABULARY:
-        raise ValueError("inputs: vocabulary is no number of token ids")
-    if (kind == TOKENS) != (vocabulary > 1):
-        raise ValueError(f"inputs: {vocabulary} token ids do not go with {kind}")
-    scale = value.get("scale", 1.0)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
-        raise ValueError("inputs: scale is no positive number")
-    scan, window = value.get("scan", False), value.get("window", ())
-    good = isinstance(window, list | tuple) and len(window) in (0, 2) and all(
-        type(end) in (int, float) and math.isfinite(end) for end in window
-    )  # fmt: skip
-    if not good or not isinstance(scan, bool) or (scan and kind != IMAGE) or (window and not scan):
+    if math.prod(inputs.shape) > MAX_SIZE:
+        raise ValueError("inputs: shape: an example has too many numbers")
+    if (kind == TOKENS) != (inputs.vocabulary > 1):
+        raise ValueError(f"inputs: {inputs.vocabulary} token ids do not go with {kind}")
+    if (inputs.scan and kind != IMAGE) or (inputs.window and not inputs.scan):
         raise ValueError("inputs: scan and window describe no images")
-    columns = _names(value.get("columns", ()), MAX_COLUMNS)
-    categories = _categories(value.get("categories", ()), columns)
-    if kind == TABLE and Inputs.table(columns, categories).shape != tuple(shape):
-        raise ValueError("inputs: a table's columns do not give its shape")
-    return Inputs(
-        kind, tuple(shape), vocabulary, columns, categories, float(scale), scan, tuple(window)
-    )
-
-
-def _is_shape(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    whole = all(type(side) is int and 1 <= side <= MAX_SIDE for side in value)
-    return whole and math.prod(value) <= MAX_SIZE
-
-
-def _names(value: Any, most: int) -> tuple[str, ...]:
-    good = isinstance(value, list | tuple) and len(value) <= most
-    if not good or not all(isinstance(v, str) and len(v) <= _LONGEST for v in value):
-        raise ValueError("inputs: columns and categories must be short texts")
-    if len(set(value)) < len(value):
-        raise ValueError("inputs: a column or a category is named twice")
-    return tuple(value)
-
-
-def _categories(value: Any, columns: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    if not isinstance(value, list | tuple) or any(
-        not isinstance(pair, list | tuple) or len(pair) != 2  # noqa: PLR2004
-        for pair in value
-    ):
-        raise ValueError("inputs: categories must be pairs of a column and its values")
-    names = _names([name for name, _ in value], MAX_COLUMNS)
-    if set(names) - set(columns):
+    for some in (inputs.columns, names, *(values for _, values in inputs.categories)):
+        if len(set(some)) < len(some):
+            raise ValueError("inputs: a column or a category is named twice")
+    if set(names) - set(inputs.columns):
         raise ValueError("inputs: categories of a column that is not there")
-    return tuple(
-        (name, _names(values, MAX_COLUMNS)) for name, (_, values) in zip(names, value, strict=True)
-    )
+    if kind == TABLE and Inputs.table(inputs.columns, inputs.categories).shape != inputs.shape:
+        raise ValueError("inputs: a table's columns do not give its shape")
+    return inputs

@@ -262,7 +262,7 @@ class Classes:
 
 
 @dataclass
-class Sites:
+class SiteCodes:
     """The client of every example: the values of columns, joined by a hyphen, or its file."""
 
     missing: frozenset[str]
@@ -322,7 +322,7 @@ class Keys:
 
     def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
         self.reading = reading
-        self.classes, self.sites = Classes(reading, wanted), Sites(reading.form.missing)
+        self.classes, self.sites = Classes(reading, wanted), SiteCodes(reading.form.missing)
         self._labels: list[Indices] = []
         self._owners: list[npt.NDArray[np.int32]] = []
         self.without_target = self.without_site = self.not_finite = self.rows = 0

@@ -5,11 +5,8 @@ data itself names) and split per client and class.
 """
 
 import csv
-import inspect
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.data.images import Indices
-from fedhet.errors import Damaged, UserError, brief, nearest
-from fedhet.files import client_order, is_id, parse_yaml
+from fedhet.errors import UserError, nearest
+from fedhet.files import client_order, is_id
 from fedhet.rng import generator
 
 
@@ -108,32 +105,33 @@ SPLITS = ("train", "val", "test")
 def read_partition_file(
     file: str, paths: Sequence[str], clients: int
 ) -> tuple[tuple[str, ...], tuple[ClientSplit, ...]]:
-    """Client ids and splits; ``paths`` are the data set's, ``clients`` 0 or the number expected.
+    """Return client ids and splits; ``paths`` are the data set's, ``clients`` 0 or the number.
 
-    Ids that are all numbers are sorted as numbers, others as text.
-
-    Raises:
-        UserError: with the file, the line and the value.
-
+    Ids that are all numbers are sorted as numbers, others as text. Raise UserError with the file,
+    the line and the value.
     """
     if not file:
         raise UserError("partition-file is empty: partition file needs a CSV path,client,split")
     index_of = {path: index for index, path in enumerate(paths)}
     held: dict[str, dict[str, list[int]]] = {}
-    seen_in: dict[int, int] = {}
-    for line, row in _file_rows(file):
-        path, client, split = _checked_row(file, line, row)
-        index = _index_of_path(file, line, path, index_of)
-        if seen_in.setdefault(index, line) != line:
-            raise _line_error(file, line, f"path {path!r} is already in line {seen_in[index]}")
-        if client not in held:
-            if not is_id(client):
-                raise _line_error(
-                    file, line, f"client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
-                )
-            held[client] = {name: [] for name in SPLITS}
-        held[client][split].append(index)
-    ids = _sorted_ids(held)
+    seen_in: dict[str, int] = {}
+    for line, (path, client, split) in _file_rows(file):
+        where = f"partition-file {file} line {line}"
+        if path not in index_of:
+            like = next(iter(index_of), "")
+            raise UserError(
+                f"{where}: path {path!r} is no image of the data set (they look like {like!r})"
+            )
+        if seen_in.setdefault(path, line) != line:
+            raise UserError(f"{where}: path {path!r} is already in line {seen_in[path]}")
+        if not is_id(client):
+            raise UserError(
+                f"{where}: client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
+            )
+        held.setdefault(client, {name: [] for name in SPLITS})[split].append(index_of[path])
+    ids = sorted(held)
+    if all(client.isdigit() for client in held):
+        ids.sort(key=lambda client: (int(client), client))
     if not ids:
         raise UserError(f"partition-file {file}: no image in it")
     if clients not in (0, len(ids)):
@@ -143,60 +141,40 @@ def read_partition_file(
     for client in ids:
         if not held[client]["train"]:
             raise UserError(f"partition-file {file}: client {client!r} has no train image")
-    return ids, tuple(
+    return tuple(ids), tuple(
         ClientSplit(*(np.array(sorted(held[c][name]), dtype=np.int64) for name in SPLITS))
         for c in ids
     )
 
 
 def count_clients(file: str) -> int:
-    """How many clients a partition file names; UserError if it is none."""
-    return len({row[1] for _, row in _file_rows(file) if len(row) == len(HEADER)})
-
-
-def _line_error(file: str, line: int, text: str) -> UserError:
-    return UserError(f"partition-file {file} line {line}: {text}")
+    """Return how many clients a partition file names; raise UserError if it is none."""
+    return len({client for _, (_, client, _) in _file_rows(file)})
 
 
 def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of every row after the header; empty lines are skipped."""
+    """Yield line number and fields of every row after the header; empty lines are skipped."""
     try:
         with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, strict=True)
-            header = next(reader, [])
+            header, what = next(reader, []), ""
             if header != HEADER:
                 what = f"header {','.join(header)!r} must be {','.join(HEADER)!r}"
-                raise _line_error(file, 1, what)
-            yield from ((reader.line_num, row) for row in reader if row)
+            for row in reader if not what else ():
+                if row and len(row) != len(HEADER):
+                    what = f"{len(row)} fields in {','.join(row)!r}, expected 3"
+                elif row and row[2] not in SPLITS:
+                    what = f"split {row[2]!r} is not one of {', '.join(SPLITS)}"
+                if what:
+                    break
+                if row:
+                    yield reader.line_num, row
+            if what:
+                raise UserError(f"partition-file {file} line {max(1, reader.line_num)}: {what}")
     except OSError as error:
         raise UserError(f"partition-file {file}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"partition-file {file}: not a CSV text file ({error})") from error
-
-
-def _checked_row(file: str, line: int, row: list[str]) -> tuple[str, str, str]:
-    if len(row) != len(HEADER):
-        raise _line_error(file, line, f"{len(row)} fields in {','.join(row)!r}, expected 3")
-    path, client, split = row
-    if split not in SPLITS:
-        raise _line_error(file, line, f"split {split!r} is not one of {', '.join(SPLITS)}")
-    return path, client, split
-
-
-def _index_of_path(file: str, line: int, path: str, index_of: Mapping[str, int]) -> int:
-    index = index_of.get(path)
-    if index is None:
-        example = next(iter(index_of), "")
-        raise _line_error(
-            file, line, f"path {path!r} is no image of the data set (they look like {example!r})"
-        )
-    return index
-
-
-def _sorted_ids(ids: Mapping[str, object]) -> tuple[str, ...]:
-    if all(client.isdigit() for client in ids):
-        return tuple(sorted(ids, key=lambda client: (int(client), client)))
-    return tuple(sorted(ids))
 
 
 # --- who gets which example ----------------------------------------------------------------
@@ -421,127 +399,13 @@ def _draw_balanced(
     return counts
 
 
-# --- flwr-datasets' partitioners --------------------------------------------------------------
-
-PREFIX = "flwr:"
-_COLUMNS = "Vertical"  # such partitioners deal columns, not examples
-
-
-def flower_owner(
-    kind: str,
-    labels: Indices,
-    sites: npt.NDArray[np.str_] | None,
-    *,
-    clients: int,
-    seed: int,
-) -> tuple[Indices, int]:
-    """The client (n,) int64 of every example, -1 for none, and the number of clients.
-
-    ``kind`` is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those that
-    it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by`` (``label``) and
-    ``seed``. Raises UserError for what the class does not take, lacks or refuses.
-    """
-    name, *words = _words(kind)
-    make = _class(name)
-    given = _arguments(name, words, make, clients=clients, seed=seed)
-    columns = {"label": labels.tolist(), "index": list(range(len(labels)))}
-    if sites is not None:
-        columns["site"] = sites.tolist()
-    try:
-        partitioner = make(**given)
-        datasets: Any = import_module("datasets")
-        datasets.disable_progress_bars()
-        partitioner.dataset = datasets.Dataset.from_dict(columns)
-        found = int(partitioner.num_partitions)
-        held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
-    except Exception as error:  # whatever another's code raises for such values
-        raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
-    if clients not in (0, found):
-        raise UserError(f"clients {clients} is not allowed: '{kind}' makes {found} (or say 0)")
-    owner = np.full(len(labels), -1, dtype=np.int64)
-    for k, mine in enumerate(held):
-        owner[mine] = k
-    if sum(map(len, held)) != (owner >= 0).sum():
-        raise UserError(f"partition: '{kind}' gives some examples to several clients")
-    return owner, found
-
-
-def says_clients(kind: str) -> bool:
-    """Whether the partitioner itself says how many clients there are."""
-    if not kind.startswith(PREFIX):
-        return False
-    name, *_ = _words(kind)
-    return "num_partitions" not in _parameters(_class(name))
-
-
-def _words(kind: str) -> list[str]:
-    try:
-        words = shlex.split(kind.removeprefix(PREFIX))
-    except ValueError as error:
-        raise UserError(f"partition: '{kind}': {error}") from error
-    if not words or any("=" not in word for word in words[1:]):
-        raise UserError(f"partition: '{kind}' must be written {PREFIX}CLASS keyword=value ...")
-    return words
-
-
-def _class(name: str) -> Callable[..., Any]:
-    try:
-        module: Any = import_module("flwr_datasets.partitioner")
-    except ImportError as error:
-        raise UserError(
-            f"partition: '{PREFIX}{name}' needs flwr-datasets: pip install 'fedhet[hf]' "
-            f"({brief(error)})"
-        ) from error
-    known = [one for one in module.__all__ if one != "Partitioner" and _COLUMNS not in one]
-    if name not in known:
-        hint = nearest(name, known)
-        raise UserError(
-            f"partition: flwr-datasets has no '{name}' that deals examples{hint} (allowed: "
-            f"{', '.join(known)})"
-        )
-    found: Callable[..., Any] = getattr(module, name)
-    return found
-
-
-def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(make).parameters)
-
-
-def _arguments(
-    name: str, words: Sequence[str], make: Callable[..., Any], *, clients: int, seed: int
-) -> dict[str, Any]:
-    parameters = _parameters(make)
-    ours = {"num_partitions": clients, "partition_by": "label", "seed": seed}
-    given = {key: value for key, value in ours.items() if key in parameters}
-    for word in words:
-        key, _, text = word.partition("=")
-        if key not in parameters:
-            raise UserError(
-                f"partition: {name} has no '{key}'{nearest(key, parameters)} (allowed: "
-                f"{', '.join(parameters)})"
-            )
-        if key == "num_partitions":
-            raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
-        try:
-            given[key] = parse_yaml(text)
-        except Damaged as error:
-            raise UserError(f"partition: {key}={text}: {error.what}") from error
-        if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
-            raise UserError(f"partition: {key}={text}: true or false is needed")
-    needed = [
-        key for key, one in parameters.items() if one.default is one.empty and key not in given
-    ]
-    if needed:
-        raise UserError(f"partition: {name} needs {', '.join(f'{key}=...' for key in needed)}")
-    return given
-
-
 # --- partitions ----------------------------------------------------------------
 
 KINDS = (
     "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural", "file",
 )  # fmt: skip
 _OWN = ("natural", "file")  # who names the clients
+PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
 _NAMED = 5
 CODED = 8  # classes up to which it is said that sites may code them in other ways
 
@@ -597,7 +461,7 @@ class PartitionSpec:
 
 
 @dataclass(frozen=True)
-class Sites:
+class Owners:
     """Whose every example is, as the data says: ``owner`` (n,) into ``names``; or nothing."""
 
     owner: npt.NDArray[np.int32]
@@ -610,7 +474,7 @@ def make_partition(
     spec: PartitionSpec,
     paths: Sequence[str] = (),
     classes: Sequence[str] = (),
-    sites: Sites | None = None,
+    sites: Owners | None = None,
 ) -> Partition:
     """Partition the examples with labels ``dataset_labels`` (n,) int64 in 0..C-1.
 
@@ -625,33 +489,39 @@ def make_partition(
     """
     names = tuple(classes) or tuple(str(label) for label in range(num_classes))
     _check(spec, num_classes)
+    lines: list[str] = []
     if spec.kind == "file":
         known = paths or [str(index) for index in range(len(dataset_labels))]
         ids, clients = read_partition_file(spec.file, known, spec.clients)
     elif spec.kind == "natural":
-        return _natural(dataset_labels, spec, sites, names)
+        ids, clients, lines = _natural(dataset_labels, spec, sites)
     else:
         if spec.kind.startswith(PREFIX):
             owner, count = _by_flower(dataset_labels, spec, sites)
         else:
             owner, count = _allocate(Pool.of(dataset_labels, names), spec), spec.clients
         ids = tuple(str(k) for k in range(count))
-        order = np.argsort(owner, kind="stable").astype(np.int64)
-        ends = np.searchsorted(owner[order], np.arange(count + 1))
-        held = [order[ends[k] : ends[k + 1]] for k in range(count)]
         clients = tuple(
             split_client(mine, dataset_labels[mine], spec.split, spec.seed, client)
-            for client, mine in zip(ids, held, strict=True)
+            for client, mine in zip(ids, _held(owner, count), strict=True)
         )
-    partition = Partition(clients, ids, ())
-    about = _about_classes(dataset_labels, spec, names, sites)
-    lines = (*about, *_warnings(partition, dataset_labels, spec, names))
-    return Partition(clients, ids, lines)
+    lines += _about_classes(dataset_labels, spec, names, sites)
+    lines += _warnings(Partition(clients, ids, ()), dataset_labels, spec, names)
+    return Partition(clients, ids, tuple(lines))
 
 
-def _by_flower(labels: Indices, spec: PartitionSpec, sites: Sites | None) -> tuple[Indices, int]:
+def _held(owner: npt.NDArray[Any], count: int) -> list[Indices]:
+    """Return the examples of each client, ascending; ``owner`` (n,) is -1 for nobody's."""
+    order = np.argsort(owner, kind="stable").astype(np.int64)
+    ends = np.searchsorted(owner[order], np.arange(count + 1))
+    return [order[ends[k] : ends[k + 1]] for k in range(count)]
+
+
+def _by_flower(labels: Indices, spec: PartitionSpec, sites: Owners | None) -> tuple[Indices, int]:
     """As flwr-datasets deals them; UserError where somebody would have nothing to train on."""
     named = np.array(sites.names)[sites.owner] if sites is not None and sites.names else None
+    from fedhet.data.hub import flower_owner  # noqa: PLC0415  (pandas: a second)
+
     owner, count = flower_owner(spec.kind, labels, named, clients=spec.clients, seed=spec.seed)
     sizes = np.bincount(owner[owner >= 0], minlength=count)
     if sizes.min(initial=1) < 1:
@@ -663,39 +533,42 @@ def _by_flower(labels: Indices, spec: PartitionSpec, sites: Sites | None) -> tup
 
 
 def _natural(
-    labels: Indices, spec: PartitionSpec, sites: Sites | None, names: Sequence[str]
-) -> Partition:
-    """Clients as the data names them; who has too little to train and to test is left out."""
+    labels: Indices, spec: PartitionSpec, sites: Owners | None
+) -> tuple[tuple[str, ...], tuple[ClientSplit, ...], list[str]]:
+    """Return clients as the data names them, without those that cannot be trained and tested."""
     if sites is None or not sites.names:
         raise UserError(
             "partition natural needs data that says whose its examples are: `site` names the "
             "columns of a file, `clients` does in a fedhet.Data"
         )
-    ids, clients, small = [], [], []
-    order = np.argsort(sites.owner, kind="stable").astype(np.int64)
-    ends = np.searchsorted(sites.owner[order], np.arange(len(sites.names) + 1))
-    for site in sorted(range(len(sites.names)), key=lambda k: client_order(sites.names[k])):
-        name, mine = sites.names[site], order[ends[site] : ends[site + 1]]
+    found, small = {}, []
+    held = _held(sites.owner, len(sites.names))
+    for name, mine in sorted(
+        zip(sites.names, held, strict=True), key=lambda one: client_order(one[0])
+    ):
         split = split_client(mine, labels[mine], spec.split, spec.seed, name)
         if len(split.train) and len(split.test):
-            ids.append(name)
-            clients.append(split)
+            found[name] = split
         else:
             small.append(f"{name} ({len(mine)})")
-    if not ids:
+    if not found:
         raise UserError(f"partition natural: no client has enough {spec.noun} to train and to test")
-    if spec.clients not in (0, len(ids)):
+    if spec.clients not in (0, len(found)):
         raise UserError(
-            f"clients {spec.clients} is not allowed: the data names {len(ids)} clients that can be "
-            "trained and tested (or say 0)"
+            f"clients {spec.clients} is not allowed: the data names {len(found)} clients that can "
+            "be trained and tested (or say 0)"
         )
-    partition = Partition(tuple(clients), tuple(ids), ())
-    about = _about_classes(labels, spec, names, sites)
-    warnings = (*about, *_warnings(partition, labels, spec, names))
-    if small:
-        left = f"{len(small)} clients are left out, with too few {spec.noun} to train and to test: "
-        warnings = (left + _listed(small), *warnings)
-    return Partition(partition.clients, partition.ids, warnings)
+    left = f"{len(small)} clients are left out, with too few {spec.noun} to train and to test: "
+    return tuple(found), tuple(found.values()), [left + _listed(small)] if small else []
+
+
+def says_clients(kind: str) -> bool:
+    """Return whether the partitioner itself says how many clients there are."""
+    if not kind.startswith(PREFIX):
+        return False
+    from fedhet.data.hub import flower_says_clients  # noqa: PLC0415  (pandas: a second)
+
+    return flower_says_clients(kind)
 
 
 def refuse_one_class(labels: Indices, names: Sequence[str], noun: str) -> None:
@@ -709,10 +582,10 @@ def refuse_one_class(labels: Indices, names: Sequence[str], noun: str) -> None:
 
 
 def _about_classes(
-    labels: Indices, spec: PartitionSpec, names: Sequence[str], sites: Sites | None
+    labels: Indices, spec: PartitionSpec, names: Sequence[str], sites: Owners | None
 ) -> list[str]:
     """Lines about classes that may be one, or are too small."""
-    lines = []
+    lines: list[str] = []
     counts = np.bincount(labels, minlength=len(names))
     lower: dict[str, list[str]] = {}
     for name in names:
@@ -732,7 +605,7 @@ def _about_classes(
     return lines + _coded_by_site(labels, names, sites)
 
 
-def _coded_by_site(labels: Indices, names: Sequence[str], sites: Sites | None) -> list[str]:
+def _coded_by_site(labels: Indices, names: Sequence[str], sites: Owners | None) -> list[str]:
     """A line where sites have other classes than others in such a way that the coding may differ."""  # noqa: E501
     if sites is None or len(sites.names) < 2 or len(names) > CODED or len(names) < 3:
         return []

@@ -197,7 +197,7 @@ def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Signals(DataFile):
+class SignalFile(DataFile):
     """Windows (n, c, t), with their targets and sites; a file of several is a site."""
 
     dataset = "signals"
@@ -351,8 +351,8 @@ def _cut(new: npt.NDArray[Any], rows: int, length: int) -> tuple[list[int], int,
     )  # fmt: skip
 
 
-def open_signals(data_path: str, reading: Reading) -> Signals:
+def open_signals(data_path: str, reading: Reading) -> SignalFile:
     """The source at ``data_path``; UserError for no file."""
     path = Path(data_path).expanduser()
     suffixes = NPZ_SUFFIXES if path.is_dir() and holds(path, NPZ_SUFFIXES) else ROW_SUFFIXES
-    return Signals(find_files("signals", data_path, suffixes), reading)
+    return SignalFile(find_files("signals", data_path, suffixes), reading)

@@ -17,12 +17,12 @@ from PIL import Image
 
 from fedhet import plugins
 from fedhet.data.images import (
+    DataSource,
     Indices,
     Listing,
     Losses,
     Pixels,
     Shape,
-    Source,
     Unread,
     losses,
     open_image_folder,
@@ -40,7 +40,7 @@ from fedhet.data.inputs import (
     is_hub,
     load_inputs,
 )
-from fedhet.data.labels import Content, Reading, Sites, Stream
+from fedhet.data.labels import Content, Reading, SiteCodes, Stream
 from fedhet.errors import UserError, brief
 from fedhet.rng import generator
 
@@ -51,7 +51,7 @@ NAMES = ("digits", *TORCHVISION, "image-folder", *FILES, "synthetic", *SYNTHETIC
 
 def find_source(
     name: str, *, data_path: str, seed: int, downloads: Path, reading: Reading = Reading()  # noqa: B008
-) -> Source:  # fmt: skip
+) -> DataSource:  # fmt: skip
     """Return the source called ``name``; ``downloads`` is where torchvision puts files by default.
 
     ``reading`` says which column of a file is what.
@@ -71,7 +71,7 @@ def find_source(
     if name.startswith("synthetic"):
         return synthetic(name, seed)
     if plugins.is_own("dataset", name):
-        return Own(name, data_path)
+        return UserFunction(name, data_path)
     known = [*NAMES, *plugins.installed("dataset")]
     raise UserError(
         f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
@@ -79,12 +79,12 @@ def find_source(
     )
 
 
-def _of_files(name: str, data_path: str, reading: Reading) -> Source:
+def _of_files(name: str, data_path: str, reading: Reading) -> DataSource:
     from fedhet.data import hub, signals, table  # noqa: PLC0415  (pandas: a second)
 
     if is_hub(name):
         return hub.Hub(name, data_path, reading)
-    opened: dict[str, Callable[[str, Reading], Source]] = {
+    opened: dict[str, Callable[[str, Reading], DataSource]] = {
         "table": table.open_table, "texts": table.open_texts, "signals": signals.open_signals
     }  # fmt: skip
     return opened[name](data_path, reading)
@@ -166,7 +166,7 @@ def synthetic(name: str, seed: int) -> "Synthetic | SyntheticKind":
     match = _IMAGES.fullmatch(name)
     images = int(match[1] or 6000) if match else 0
     classes = int(match[2] or 10) if match else 0
-    if classes < 2 or images < classes:  # noqa: PLR2004
+    if classes < 2 or images < classes:
         raise UserError(
             f"dataset {name!r}: expected synthetic, synthetic:IMAGES or synthetic:IMAGESxCLASSES "
             "with at least 2 classes and no fewer images than classes, such as synthetic:60000x100"
@@ -191,7 +191,7 @@ def _other(name: str, kind: str, seed: int) -> "SyntheticKind":
     sides = match[4].split("x") if match and match[4] else []
     shape = tuple(int(side) for side in sides if side) or _SHAPES[kind]
     good = len(shape) == len(_SHAPES[kind]) and min(shape) >= 1 and prod(shape) <= 1 << 24
-    if classes < 2 or examples < classes or not good or (kind == TOKENS and shape[1] <= classes):  # noqa: PLR2004
+    if classes < 2 or examples < classes or not good or (kind == TOKENS and shape[1] <= classes):
         raise UserError(
             f"dataset {name!r}: expected synthetic-{kind}, synthetic-{kind}:EXAMPLES, "
             f"...:EXAMPLESxCLASSES or ...:EXAMPLESxCLASSES:{_FORM[kind]} with at least 2 classes "
@@ -298,7 +298,7 @@ class SyntheticKind:
                 continue
             found = patterns[wanted] + rng.normal(size=(len(wanted), *self.shape))
             if self.kind == TABLE:
-                found[rng.random(found.shape) < 0.05] = np.nan  # noqa: PLR2004
+                found[rng.random(found.shape) < 0.05] = np.nan
             yield found.astype(np.float32)
 
     def _words(
@@ -310,7 +310,7 @@ class SyntheticKind:
         own = (anything - 1) // self.num_classes * self.num_classes + labels[:, None] + 1
         words = np.where(
             rng.random(anything.shape) < 0.5, anything, np.minimum(own, vocabulary - 1)
-        )  # noqa: PLR2004
+        )
         ends = rng.integers(1, length + 1, len(labels))
         words[np.arange(length) >= ends[:, None]] = 0
         return words.astype(np.int32)
@@ -347,7 +347,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Own:
+class UserFunction:
     """A user's function: ``load(data_path)`` -> :class:`Data`, or examples, labels, class names."""
 
     name: str
@@ -405,7 +405,7 @@ class Own:
 
     def _sites(self, data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
         """The client column, if there is one."""
-        sites = Sites(frozenset())
+        sites = SiteCodes(frozenset())
         codes = np.zeros(0, dtype=np.int32)
         if data.clients is not None:
             if len(data.clients) != count:
@@ -447,11 +447,11 @@ class Own:
 
 def _kind(examples: npt.NDArray[Any]) -> str:
     """What dtype and shape say; empty where they do not."""
-    if examples.dtype == np.uint8 or examples.ndim == 4:  # noqa: PLR2004
+    if examples.dtype == np.uint8 or examples.ndim == 4:
         return IMAGE
-    if examples.ndim == 3:  # noqa: PLR2004
+    if examples.ndim == 3:
         return SIGNAL
-    return TABLE if examples.ndim == 2 and examples.dtype.kind == "f" else ""  # noqa: PLR2004
+    return TABLE if examples.ndim == 2 and examples.dtype.kind == "f" else ""
 
 
 def _shown(array: npt.NDArray[Any]) -> str:
@@ -477,7 +477,7 @@ def _rows(examples: npt.NDArray[Any], inputs: Inputs) -> npt.NDArray[np.float32]
 
 
 def _tokens(examples: npt.NDArray[Any], inputs: Inputs) -> npt.NDArray[np.int32]:
-    if examples.dtype.kind not in "iu" or examples.ndim != 2:  # noqa: PLR2004
+    if examples.dtype.kind not in "iu" or examples.ndim != 2:
         raise ValueError("must be whole numbers (n, l)")
     if examples.min() < 0 or examples.max() >= inputs.vocabulary:
         raise ValueError(
@@ -517,13 +517,13 @@ def as_pixels(name: str, images: npt.NDArray[Any]) -> Pixels:
 
     Whole numbers from 0 to 255 of any dtype, channels first or last.
     """
-    planes = images.shape[1:] if images.ndim == 4 else ()  # noqa: PLR2004
+    planes = images.shape[1:] if images.ndim == 4 else ()
     if planes and planes[2] not in _PLANES and planes[0] in _PLANES:
         images = images.transpose(0, 2, 3, 1)
         planes = images.shape[1:]
     if planes and planes[2] == 1:
         images = images[..., 0]
-    fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 3)  # noqa: PLR2004
+    fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] == 3)
     whole = images.dtype.kind in "iu" and images.size > 0
     if not fits or not whole or images.min() < 0 or images.max() > _BYTE:
         what = f" from {images.min()} to {images.max()}" if fits and whole else ""

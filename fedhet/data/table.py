@@ -414,7 +414,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Table(DataFile):
+class TableFile(DataFile):
     """Rows: the target, the sites, and everything else that is not ignored."""
 
     dataset = "table"
@@ -561,7 +561,7 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
 
 
 @dataclass(frozen=True)
-class Texts(DataFile):
+class TextFile(DataFile):
     """Texts, with the target and the sites."""
 
     dataset = "texts"
@@ -596,11 +596,11 @@ class Texts(DataFile):
         return Stream(chunks(), content)
 
 
-def open_table(data_path: str, reading: Reading) -> Table:
+def open_table(data_path: str, reading: Reading) -> TableFile:
     """The source at ``data_path``; UserError for no file."""
-    return Table(find_files("table", data_path, ROW_SUFFIXES), reading)
+    return TableFile(find_files("table", data_path, ROW_SUFFIXES), reading)
 
 
-def open_texts(data_path: str, reading: Reading) -> Texts:
+def open_texts(data_path: str, reading: Reading) -> TextFile:
     """The source at ``data_path``; UserError for no file."""
-    return Texts(find_files("texts", data_path, ROW_SUFFIXES), reading)
+    return TextFile(find_files("texts", data_path, ROW_SUFFIXES), reading)

@@ -23,9 +23,9 @@ from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
 from fedhet.data.labels import Form, Reading
 from fedhet.data.partition import (
     ClientSplit,
+    Owners,
     Partition,
     PartitionSpec,
-    Sites,
     make_partition,
     read_partition_file,
     refuse_one_class,
@@ -125,7 +125,7 @@ def _partition(config: RunConfig, clients: int, *_: tuple[int, int]) -> tuple[Da
         seed=config.data_seed,
         noun=noun(config.dataset),
     )
-    sites = Sites(dataset.sites, dataset.site_names)
+    sites = Owners(dataset.sites, dataset.site_names)
     labels, classes = dataset.labels, dataset.classes
     partition = make_partition(labels, len(classes), spec, dataset.paths, classes, sites)
     return dataset, partition

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedhet.config.load import build_config
-from fedhet.data.partition import PartitionSpec, Sites, make_partition
+from fedhet.data.partition import Owners, PartitionSpec, make_partition
 from fedhet.engines.session import resolve_clients
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
@@ -57,7 +57,7 @@ def test_it_is_the_partitioners_own_deal():
 
 
 def test_by_the_datas_own_clients():
-    sites = Sites(np.arange(600, dtype=np.int32) // 200, ("x", "y", "z"))
+    sites = Owners(np.arange(600, dtype=np.int32) // 200, ("x", "y", "z"))
     partition = made("NaturalIdPartitioner partition_by=site", 0, sites=sites)
     assert held(partition) == [list(range(k * 200, (k + 1) * 200)) for k in range(3)]
     with pytest.raises(UserError, match=r"clients 7 is not allowed: 'flwr:Nat.*' makes 3"):

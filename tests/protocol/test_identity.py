@@ -123,7 +123,7 @@ def test_a_node_of_other_examples_is_refused_in_the_handshake(tmp_path):
             "shape (3, 32, 32)"
         ),
         '{"kind": "signal", "shape": [6, 128]}': "signal of shape (6, 128), and this run's are",
-        "nonsense": "inputs: not readable",
+        "nonsense": "inputs: no description of examples",
     }
     for text, reason in wrong.items():
         folder, _ = simulate(

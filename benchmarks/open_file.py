@@ -1,11 +1,15 @@
 """Time and peak memory of opening a generated file for the first time, and of opening it again.
 
-python -m benchmarks.open_file [--format csv|parquet|texts] [--rows 1000000] [--columns 30]
-[--folder FOLDER] [--hold GIB]
+python -m benchmarks.open_file [--format csv|parquet|texts|npz] [--rows 1000000] [--columns 30]
+[--folder FOLDER] [--hold GIB] [--beside TREE PYTHON]
 
 The file is generated in FOLDER (a temporary one), opened in a process of its own, and deleted.
-Peaks are of that process, beside what it has after its imports, and of the child that unpacks
-Parquet. `--hold 1` lets it have so many GiB of data beside its imports (RLIMIT_DATA).
+Peaks are of that process, beside what it has after its imports. `--hold 1` lets it have so many
+GiB of data beside its imports (RLIMIT_DATA). `--beside` opens the same file with the code of
+another checkout and its Python, too: a line for each. Files of 2 GB in bounded memory:
+
+python -m benchmarks.open_file --rows 8000000 --hold 1
+python -m benchmarks.open_file --format npz --rows 8000000 --columns 64 --hold 1
 """
 
 import argparse
@@ -15,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +38,9 @@ def write(path: Path, kind: str, rows: int, columns: int) -> None:
     names = [f"c{number}" for number in range(columns)]
     if kind == "parquet":
         _write_parquet(path, rows, names)
+        return
+    if kind == "npz":
+        _write_npz(path, rows, columns)
         return
     with path.open("w") as file:
         file.write(",".join(["y", "text"] if kind == "texts" else ["y", *names]) + "\n")
@@ -62,6 +70,20 @@ def _write_parquet(path: Path, rows: int, names: list[str]) -> None:
             writer.write_table(pa.table(columns, schema=schema))
 
 
+def _write_npz(path: Path, rows: int, columns: int) -> None:
+    """Windows of one channel: float32 (rows, 1, columns), in ten classes."""
+    rng = np.random.default_rng(0)
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, 1, columns)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for start in range(0, rows, CHUNK):
+                count = min(CHUNK, rows - start)
+                file.write(rng.normal(size=(count, columns)).astype(np.float32).tobytes())
+        with archive.open("y.npy", "w") as file:
+            np.save(file, rng.integers(10, size=rows))
+
+
 def peak() -> int:
     """Largest resident size of this process so far, KiB, without what a fork inherited."""
     status = Path("/proc/self/status").read_text()
@@ -73,7 +95,7 @@ def open_once(path: Path, kind: str, hold: float) -> None:
     if hold:
         limit = int((hold * 2**20 + peak()) * 2**10)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    dataset = "texts" if kind == "texts" else "table"
+    dataset = {"texts": "texts", "npz": "signals"}.get(kind, "table")
     reading = Reading(target="y", text="text" if kind == "texts" else "")
     before, seconds = peak(), []
     for _ in range(2):
@@ -93,25 +115,32 @@ def open_once(path: Path, kind: str, hold: float) -> None:
 def main() -> None:
     """Generate, open, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--format", choices=["csv", "parquet", "texts"], default="csv")
+    parser.add_argument("--format", choices=["csv", "parquet", "texts", "npz"], default="csv")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=30)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--hold", type=float, default=0)
+    parser.add_argument("--beside", nargs=2, metavar=("TREE", "PYTHON"))
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.open:
         open_once(asked.open, asked.format, asked.hold)
         return
+    trees = [("this", ".", sys.executable)]
+    if asked.beside:
+        trees.append(("other", *asked.beside))
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        path = Path(folder) / ("in.parquet" if asked.format == "parquet" else "in.csv")
+        name = {"parquet": "in.parquet", "npz": "in.npz"}.get(asked.format, "in.csv")
+        path = Path(folder) / name
         write(path, asked.format, asked.rows, asked.columns)
-        words = [sys.executable, "-m", "benchmarks.open_file", "--open", str(path)]
-        words += ["--format", asked.format, "--hold", str(asked.hold)]
-        done = subprocess.run(words, check=True, capture_output=True, text=True)
-        size = path.stat().st_size >> 20
-    figures = json.loads(done.stdout)
-    emit("open_file", format=asked.format, columns=asked.columns, file_mib=size, **figures)
+        for tree, place, python in trees:
+            words = [python, "-m", "benchmarks.open_file", "--open", str(path)]
+            words += ["--format", asked.format, "--hold", str(asked.hold)]
+            done = subprocess.run(words, cwd=place, check=True, capture_output=True, text=True)
+            emit(
+                "open_file", tree=tree, format=asked.format, columns=asked.columns,
+                file_mib=path.stat().st_size >> 20, **json.loads(done.stdout),
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -326,7 +326,7 @@ class ImageFolder:
         if not self.path.is_dir():
             stat = self.path.stat()
             return ["image-folder", str(self.path), stat.st_size, stat.st_mtime_ns]
-        tree = self._scan()
+        tree = _scan(self.path)
         files: list[object] = []
         try:
             for name in tree.images:
@@ -341,12 +341,9 @@ class ImageFolder:
         tree = self._checked()
         return len(tree.images), len(tree.classes)
 
-    def _scan(self) -> _Tree:
-        return _scan_folder(self.path) if self.path.is_dir() else _scan_zip(self.path)
-
     def _checked(self) -> _Tree:
         """The tree with the images of the right level; UserError if most are of another."""
-        tree = self._scan()
+        tree = _scan(self.path)
         if tree.by_site:
             return tree
         level = [path for path in tree.images if path.count("/") == 1]
@@ -462,53 +459,44 @@ def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def _scan_folder(root: Path) -> _Tree:
-    images: list[str] = []
-    folders: list[str] = []
-    ignored: list[str] = []
-
-    def walk(below: str, depth: int) -> None:
-        with os.scandir(root / below) as entries:
-            found = sorted(
-                (one for one in entries if not _is_hidden(one.name)), key=lambda e: e.name
-            )
-        for entry in found:
-            path = f"{below}{entry.name}"
-            if entry.is_dir():
-                if not below:
-                    folders.append(path)
-                before = len(images)
-                if depth < MAX_DEPTH and len(images) + len(ignored) < MAX_FILES:
-                    walk(f"{path}/", depth + 1)
-                if depth and len(images) == before:
-                    ignored[:] = [one for one in ignored if not one.startswith(f"{path}/")]
-                    ignored.append(path)
-            else:
-                (images if is_image(entry.name) and entry.is_file() else ignored).append(path)
-
-    try:
-        walk("", 0)
-    except OSError as error:
-        raise UserError(f"data-path {root}: {error.strerror}: {error.filename}") from error
-    return _Tree(tuple(sorted(images)), tuple(folders), tuple(sorted(ignored)))
-
-
-def _scan_zip(path: Path) -> _Tree:
-    with open_zip(path) as archive:
-        names = [name for name in dict.fromkeys(archive.namelist())
-                 if not any(_is_hidden(part) for part in name.split("/"))]  # fmt: skip
-    prefix = _top_folder(names)
+def _scan(root: Path) -> _Tree:
+    """Return what is in a folder or a zip, without hidden files."""
+    prefix = ""
+    if root.is_dir():
+        names = _files_below(root)
+    else:
+        with open_zip(root) as archive:
+            names = list(dict.fromkeys(archive.namelist()))
+    names = [n for n in names if not any(map(_is_hidden, n.split("/")))]
+    if not root.is_dir():
+        prefix = _top_folder(names)
     folders: set[str] = set()
     images: list[str] = []
     ignored: list[str] = []
     for name in names:
         inner = name[len(prefix) :] if name.startswith(prefix) else ""
-        first = inner.split("/")[0]
         if "/" in inner:
-            folders.add(first)
+            folders.add(inner.split("/")[0])
         if not name.endswith("/"):
-            (images if inner and is_image(inner) else ignored).append(inner or name)
+            (images if is_image(inner) else ignored).append(inner or name)
     return _Tree(tuple(sorted(images)), tuple(sorted(folders)), tuple(sorted(ignored)), prefix)
+
+
+def _files_below(root: Path) -> list[str]:
+    """Return the regular files and, with a slash at their end, the folders below a folder."""
+    found: list[str] = []
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"data-path {root}: {error.strerror}: {error.filename}") from error
+
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        below = "" if folder == str(root) else f"{os.path.relpath(folder, root)}/"
+        found += [f"{below}{name}/" for name in folders]
+        found += [f"{below}{n}" for n in files if os.path.isfile(os.path.join(folder, n))]
+        if below.count("/") >= MAX_DEPTH or len(found) > MAX_FILES:
+            folders.clear()
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+    return found
 
 
 def _top_folder(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -148,7 +148,9 @@ def as_numbers(series: pd.Series, form: Form) -> pd.Series:
 
 def to_numbers(texts: pd.Series, form: Form) -> pd.Series:
     """Float64 of texts without gaps; NaN for one that is no number."""
-    plain = texts.astype("str")
+    codes, unique = pd.factorize(texts)  # a category's few values are looked at once
+    known = pd.Series(unique, dtype="str")
+    plain = known
     if form.thousands:
         plain = plain.str.replace(form.thousands, "", regex=False)
     if form.decimal == ",":
@@ -157,7 +159,8 @@ def to_numbers(texts: pd.Series, form: Form) -> pd.Series:
         ["inf", "-inf", "+inf", "infinity", "-infinity"]
     )
     numbers = pd.to_numeric(plain.where(good), errors="coerce").astype(np.float64)
-    return numbers.fillna(texts.str.lower().map(TRUTH))
+    numbers = numbers.fillna(known.str.lower().map(TRUTH))
+    return pd.Series(numbers.to_numpy(np.float64)[codes], index=texts.index, dtype=np.float64)
 
 
 def is_number(text: str) -> bool:
@@ -296,10 +299,10 @@ class CsvFile:
 
 
 def _spellings(form: Form) -> list[str]:
-    known = form.missing
-    return sorted(known | {one.upper() for one in known} | {one.title() for one in known}
-                  | {"NaN", "nan", "None", "<NA>", "#N/A"} & {one for one in ("NaN", "nan", "None",
-                     "<NA>", "#N/A") if one.lower() in known})  # fmt: skip
+    """Return the gaps as pandas must be told them, which minds capitals."""
+    styles = (str.lower, str.upper, str.title)
+    found = {style(one) for one in form.missing for style in styles}
+    return sorted(found | ({"NaN"} if "nan" in form.missing else set()))
 
 
 def _format(form: Form, comment: str | None) -> dict[str, Any]:
@@ -458,9 +461,11 @@ class _Sniffer:
                     rows.append((reader.line_num, row))
                 if len(rows) > SAMPLE_ROWS:
                     break
-            widths = Counter(len(row) for _, row in rows[1:] or rows)  # names may lack one
+            # Names of rows have no name in a file that R wrote with spaces.
+            body = rows[1:] if separator == SEPARATORS["space"] and len(rows) > 1 else rows
+            widths = Counter(len(row) for _, row in body)
             width, count = max(widths.items(), key=lambda one: (one[1], one[0]), default=(0, 0))
-            even = count / max(1, len(rows[1:])) if width > 1 or given else 0.0
+            even = count / max(1, len(body)) if width > 1 or given else 0.0
             if separator == SEPARATORS["space"] and even < 0.95 and not given:
                 continue
             if (round(even, 1), width) > (round(best[0], 1), best[1]):
@@ -709,25 +714,16 @@ def arrow_column(column: Any, as_text: bool, form: Form) -> pd.Series:  # noqa: 
     return texts if as_text else as_numbers(texts, form)
 
 
-@dataclass
 class _Several:
     """Files of the same columns, in whatever order each has them; each is a site."""
 
-    files: Sequence[RowFile]
-    paths: Sequence[Path]
-    where: str = field(init=False)
-    form: Form = field(init=False)
-    columns: list[str] = field(init=False)
-    index: tuple[str, ...] = field(init=False)
-    found: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        first = self.files[0]
-        self.where, self.form = first.where, first.form
+    def __init__(self, files: Sequence[RowFile], paths: Sequence[Path]) -> None:
+        first = files[0]
+        self.files, self.paths, self.where, self.form = files, paths, first.where, first.form
         self.columns, self.index = first.columns, first.index
-        self.found = tuple(dict.fromkeys(line for file in self.files for line in file.found))
+        self.found = tuple(dict.fromkeys(line for file in files for line in file.found))
         own = set(self.columns) - set(self.index)
-        for file in self.files:
+        for file in files:
             if other := sorted((set(file.columns) - set(file.index)) ^ own):
                 raise UserError(
                     f"{file.where}: column '{other[0]}' is not in all files of the folder"

@@ -28,6 +28,7 @@ from fedhet.errors import UserError
 
 FEW = 50  # values of a column of texts that is taken for categories
 COUNTED = 1000  # different values of a column that are counted
+LOOKED = 1 << 17  # rows of a column that are held against each other
 ROWS_OF_IDS = 20  # rows from which on a column that differs in all of them is no feature
 SENTENCE = 4.0  # words in the mean from which on a column holds sentences
 ABOUT = 6.0  # the same, for a file that is about its texts
@@ -74,22 +75,23 @@ class Column:
         known = values.dropna()
         self.gaps += len(values) - len(known)
         self.rows += len(values)
-        counts = known.value_counts(sort=False)
-        if self.differs and len(self._seen) < 1 << 20:
-            new = set(counts.index)
-            self.differs = len(new) == len(known) == len(values) and not new & self._seen
-            self._seen |= new
         if values.dtype.kind == "f":
             self._numbers(known)
         else:
             self._texts(known, values, chunk)
-        if self.counts is not None:
+        if self.is_number and not self.whole:
+            self.differs = False  # measured, and no feature for all that
+        if self.differs and len(self._seen) < LOOKED:
+            new = set(known)
+            self.differs = len(new) == len(values) and not new & self._seen
+            self._seen |= new
+        counts = known.value_counts(sort=False) if self.counts is not None else known[:0]
+        if self.counts is not None and len(counts) <= COUNTED:
             for value, count in counts.items():
                 plain = canonical(value if isinstance(value, str) else f"{value:.10g}")
                 self.counts[plain] = self.counts.get(plain, 0) + int(count)
-                if len(self.counts) > COUNTED:
-                    self.counts = None
-                    break
+        if len(counts) > COUNTED or len(self.counts or ()) > COUNTED:
+            self.counts = None
 
     def _numbers(self, known: pd.Series) -> None:
         if len(known):
@@ -101,15 +103,15 @@ class Column:
         self._numbers(numbers.dropna())
         bad = known[numbers.isna()]
         self.words += len(bad)
-        if len(bad):
-            if not self.word:
-                self.word = str(bad.iloc[0])
-                self.at = chunk.at(int(values.index.get_loc(bad.index[0])), self.name)
-            head = bad.head(200)
-            self.dates += int(
-                head.str.fullmatch(_DATE.pattern, case=False).sum() * len(bad) / len(head)
-            )
-            self.length = max(self.length, float(head.str.split().str.len().mean()))
+        if not len(bad):
+            return
+        if not self.word:
+            self.word = str(bad.iloc[0])
+            self.at = chunk.at(int(values.index.get_loc(bad.index[0])), self.name)
+        head = bad.head(200)
+        dates = head.str.fullmatch(_DATE.pattern, case=False).sum()
+        self.dates += int(dates * len(bad) / len(head))
+        self.length = max(self.length, float(head.str.split().str.len().mean()))
 
     @property
     def known(self) -> int:

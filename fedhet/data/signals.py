@@ -162,7 +162,8 @@ class Windows:
             if found.shape[1:] == tuple(shape):
                 return found
         raise UserError(
-            f"{file.where}: windows are {found.shape[1:]}, and the model takes {tuple(shape)}"
+            f"{file.where}: windows are {file.header(found.name)[0][1:]}, and the model takes "
+            f"{tuple(shape)}"
         )
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:

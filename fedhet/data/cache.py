@@ -144,7 +144,7 @@ def _load(folder: Path) -> Dataset | None:
         )
         if not sound:
             return None
-        lists = {key: tuple(value) for key, value in about.items()}
+        lists: dict[str, Any] = {key: tuple(value) for key, value in about.items()}
         inputs = load_inputs(meta["inputs"])
         return Dataset(examples=examples, labels=labels, sites=sites, inputs=inputs, **lists)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
@@ -181,7 +181,8 @@ def _write_examples(folder: Path, chunks: Iterator[npt.NDArray[Any]]) -> dict[st
 
     Written, not mapped: a full disk is an error and not a SIGBUS.
     """
-    count, start, shape, dtype = 0, 0, (), ""
+    count, start, dtype = 0, 0, ""
+    shape: tuple[int, ...] = ()
     with (folder / _EXAMPLES).open("w+b") as file:
         for chunk in chunks:
             if not count:
@@ -246,7 +247,8 @@ class _Images:
         notes = _about_scans(folder, listing) if self._inputs.scan else []
         if turned := lost.count(TURNED):
             notes.append(f"{turned} photographs were turned upright, as their EXIF says")
-        labels, classes, gone = listing.labels[kept], listing.classes, []
+        labels, classes = listing.labels[kept], listing.classes
+        gone: list[str] = []
         present = np.bincount(labels, minlength=len(classes)) > 0
         if not listing.keep_empty and not present.all():
             gone = [name for name, ok in zip(classes, present, strict=True) if not ok]

@@ -541,7 +541,8 @@ def _natural(
             "partition natural needs data that says whose its examples are: `site` names the "
             "columns of a file, `clients` does in a fedhet.Data"
         )
-    found, small = {}, []
+    found: dict[str, ClientSplit] = {}
+    small: list[str] = []
     held = _held(sites.owner, len(sites.names))
     for name, mine in sorted(
         zip(sites.names, held, strict=True), key=lambda one: client_order(one[0])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -12,7 +13,7 @@ from fedhet.data.images import Indices
 from fedhet.errors import UserError
 
 _PANEL_CLIENTS, _PANEL_CLASSES, _MAX_PANELS = 50, 20, 4
-_BUBBLE = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
+_BUBBLE: dict[str, Any] = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
 # Settings of a process and of how figures are shown; to touch them chooses a backend.
 _NOT_LOOKS = {"backend", "backend_fallback", "interactive", "toolbar", "timezone"}
 
@@ -35,7 +36,7 @@ def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str =
     margin = 1.8 + 0.075 * max(len(name) for name in classes)
     size = (max(columns * cell, 2.4) + margin, panels * (labels * cell + 0.5) + 0.8)
     largest, full_area = max(int(counts.max(initial=0)), 1), (0.92 * cell * 72) ** 2
-    looks = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _NOT_LOOKS}
+    looks: Any = {k: v for k, v in mpl.rcParamsDefault.items() if k not in _NOT_LOOKS}
     with mpl.rc_context(looks):
         figure = Figure(figsize=size, dpi=150, layout="constrained")
         FigureCanvasAgg(figure)

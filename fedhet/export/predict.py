@@ -54,7 +54,8 @@ def predict(
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
     paths, images = [path.expanduser() for path in places], model.inputs.kind == IMAGE
     truth = Truth(reading_of(model.config), model.classes)
-    found, files = batches(places, model.inputs, reading_of(model.config).form, truth), None
+    found = batches(places, model.inputs, reading_of(model.config).form, truth)
+    files: ImageFiles | None = None
     if images:
         files = ImageFiles(find_images(paths), model.inputs.image_shape, model.window())
         paths, found = [Path(path) for path in files.paths], _by_folder(files, truth)

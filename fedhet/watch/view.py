@@ -171,7 +171,7 @@ class RunView:
         step = 1 + len(rows) // ROUNDS
         return {
             "name": one_line(folder.path.name, 200),
-            "title": one_line(f"{config.get('method')} on {config.get('dataset')}", 160),
+            "title": one_line(f"{config.get('method', '?')} on {config.get('dataset', '?')}", 160),
             "status": status, "over": status not in {RUNNING, WAITING}, "says": says,
             "facts": list(facts.items()),
             "tables": tables, "grids": [], "columns": columns, "of": len(rows),
@@ -333,7 +333,9 @@ class SweepView:
         self._busy = _Recent(self._is_run)
 
     def _is_run(self) -> bool:
-        return any(held(one.parent / LOCK) for one in self.path.glob("sweeps/*/sweep.json"))
+        with contextlib.suppress(Damaged):
+            return any(held(one.parent / LOCK) for one in self.path.glob("sweeps/*/sweep.json"))
+        return False
 
     def look(self) -> Look:
         """Read what is new; never raises for what the files say."""

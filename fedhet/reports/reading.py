@@ -200,17 +200,15 @@ def _unpacked(path: Path) -> RunRecord:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
     counts = None
     if held := content["partition"]:
-        own = {
-            client: {int(k): int(n) for k, n in (pair.split(":") for pair in text.split())}
-            for client, text in held["clients"].items()
-        }
-        numbers = range(len(held["classes"]))
-        counts = pd.DataFrame.from_dict(own, orient="index").reindex(columns=numbers)
-        counts = counts.fillna(0).astype(int).set_axis(list(map(str, held["classes"])), axis=1)
+        rows = [[0] * len(held["classes"]) for _ in held["clients"]]
+        for row, text in zip(rows, held["clients"].values(), strict=True):
+            for label, count in (pair.split(":") for pair in text.split()):
+                row[int(label)] = int(count)
+        counts = pd.DataFrame(rows, list(held["clients"]), list(map(str, held["classes"])))
     return _checked(
         RunRecord(
             path.stem, content["config"], content["summary"], content["environment"],
-            pd.DataFrame(content["rounds"]),
+            pd.DataFrame(content["rounds"], dtype=float),
             pd.DataFrame(content["clients"]).rename(columns=_OLDER),
             counts, title=str(content.get("title", "")),
         )
@@ -300,19 +298,20 @@ def _checked(run: RunRecord) -> RunRecord:
         for key, value in run.config.items()
     }
     rounds, clients = run.rounds.astype(float), run.clients.reset_index(drop=True)
-    numbers = clients.columns.difference(_TEXTS)
-    clients = clients.astype({**dict.fromkeys(numbers, float), **dict.fromkeys(_TEXTS, object)})
-    if rounds.empty or rounds["round"].tolist() != list(range(1, len(rounds) + 1)):
+    clients = clients.astype(dict.fromkeys(clients.columns.difference(_TEXTS), float))
+    if not len(rounds) or rounds["round"].tolist() != list(range(1, len(rounds) + 1)):
         raise ValueError(f"rounds: {len(rounds)} lines are not the rounds from 1 on")
-    if not (rounds[_NEEDED] >= 0).all(axis=None):
+    if not (rounds[_NEEDED].to_numpy() >= 0).all():
         raise ValueError(f"rounds: one of {', '.join(_NEEDED)} is missing or negative")
-    if clients["client"].duplicated().any():
+    if not clients["client"].is_unique:
         raise ValueError("clients: a client is there twice")
-    if ((clients[_SCORES] < 0) | (clients[_SCORES] > 100)).any(axis=None):
+    scores = clients[_SCORES].to_numpy()
+    if ((scores < 0) | (scores > 100)).any():
         raise ValueError("clients: an accuracy is not from 0 to 100")
-    repeated = rounds["round"] % int(config.get("evaluate-every", 1)) != 0
-    repeated.iloc[-1] = False
-    rounds.loc[repeated, rounds.columns.str.startswith(("test_", "val_"))] = math.nan
+    if (every := int(config.get("evaluate-every", 1))) > 1:
+        repeated = rounds["round"] % every != 0
+        repeated.iloc[-1] = False
+        rounds.loc[repeated, rounds.columns.str.startswith(("test_", "val_"))] = math.nan
     if rounds["test_accuracy_mean"].isna().all():
         raise ValueError("no round was evaluated")
     made = replace(run, config=config, rounds=rounds, clients=clients)

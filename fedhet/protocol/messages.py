@@ -51,7 +51,8 @@ def read_fields(kind: type[Wired], values: Mapping[str, Any]) -> Wired:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place, why = ".".join(map(str, first["loc"])), one_line(first["msg"])
-        value = f"{shown(first['input'])} is not allowed: " if place else ""
+        named = place and first["type"] != "missing"
+        value = f"{shown(first['input'])} is not allowed: " if named else ""
         raise ValueError(f"{place or kind.__name__}: {value}{why}") from error
 
 

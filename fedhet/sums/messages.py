@@ -55,10 +55,13 @@ class Introduction:
     def by_client(self) -> dict[str, SumKey]:
         """Return the keys; raise ValueError if they are none, or if a client has two."""
         columns = (self.keys, self.certificates, self.signatures)
-        found = {m: SumKey(*key) for m, *key in zip(self.members, *columns, strict=True)}
-        if len(found) < len(self.members):
-            raise ValueError("a client is introduced twice")
-        return found
+        if any(len(column) != len(set(self.members)) for column in (self.members, *columns)):
+            raise ValueError("members: one is named twice, or keys and proofs are not as many")
+        names = [one.name for one in fields(SumKey)]
+        return {
+            member: read_fields(SumKey, dict(zip(names, key, strict=True)))
+            for member, *key in zip(self.members, *columns, strict=True)
+        }
 
 
 @dataclass(frozen=True, config=WIRE)
@@ -131,7 +134,7 @@ def read_sum(kind: type[Wired], message: Message) -> Wired:
     found = read_fields(kind, message.content.config_records.get(SUM) or {})
     opens = message.metadata.message_type == UNMASK
     if isinstance(found, Survivors) and (found.boxes is not None) != opens:
-        raise ValueError(f"boxes came{'' if found.boxes else ' not'}")
+        raise ValueError("boxes: they come with a message that unmasks, and with no other")
     return found
 
 

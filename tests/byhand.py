@@ -1,8 +1,9 @@
-"""Plain torch for the tests that work a round out by hand: no function of a client is used."""
+"""Plain torch for the tests that work a round out by hand, and the comparison with a client's."""
 
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -11,10 +12,11 @@ from fedhet.protocol.payload import Array, ModelArrays
 from fedhet.rng import generator
 
 Batch = tuple[Tensor, Tensor]
+ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
 
 def train_images(client: MethodClient) -> Batch:
-    """All training images (n, 3, s, s) in [-1, 1] and labels (n,)."""
+    """Return all training images (n, 3, s, s) in [-1, 1] and labels (n,)."""
     data = client.setup.data
     pixels = torch.from_numpy(np.array(data.dataset.examples[data.split.train]))
     labels = torch.from_numpy(data.dataset.labels[data.split.train])
@@ -22,14 +24,14 @@ def train_images(client: MethodClient) -> Batch:
 
 
 def shuffler(client: MethodClient) -> np.random.Generator:
-    """The generator of the round's batches; phases take from it one after the other."""
+    """Return the generator of the round's batches; phases take from it one after the other."""
     return generator(client.config.seed, "shuffle", client.setup.data.client, 1)
 
 
 def epochs(
     rng: np.random.Generator, images: Batch, count: int, size: int = 16
 ) -> Iterator[list[Batch]]:
-    """The batches of ``count`` epochs; sizes must not leave a last batch of one image."""
+    """Yield the batches of ``count`` epochs; sizes must not leave a last batch of one image."""
     for _ in range(count):
         order = torch.from_numpy(rng.permutation(len(images[1])))
         assert len(order) % size != 1
@@ -42,9 +44,9 @@ def descend(
     rates: Sequence[Sequence[float]],
     all_epochs: Iterator[list[Batch]],
 ) -> float:
-    """SGD with momentum 0.9: ``losses[i]`` moves ``networks[i]``, all on the same batches.
+    """Train ``networks[i]`` on ``losses[i]`` by SGD with momentum 0.9, all on the same batches.
 
-    Returns the mean over the last epoch's images of the sum of the losses.
+    Return the mean over the last epoch's images of the sum of the losses.
     """
     parameters = [[p for one in group for p in one.parameters()] for group in networks]
     speeds = [
@@ -70,26 +72,54 @@ def descend(
 
 
 def some_arrays(module: nn.Module, seed: int = 5) -> list[Array]:
-    """What a server might send for ``module``: close to nothing that the client has."""
+    """Return what a server might send for ``module``; the client has nothing like it."""
     rng = np.random.default_rng(seed)
     return [rng.normal(0, 0.05, tuple(p.shape)).astype(np.float32) for p in module.parameters()]
 
 
-def put(module: nn.Module, arrays: Sequence[Array]) -> None:
-    """Overwrite the parameters of a module."""
+def overwritten(module: nn.Module, plus: float = 0.0) -> list[Array]:
+    """Overwrite the parameters of a module with what a server might send, and return that."""
+    arrays = [array + np.float32(plus) for array in some_arrays(module)]
     with torch.no_grad():
         for parameter, array in zip(module.parameters(), arrays, strict=True):
             parameter.copy_(torch.from_numpy(array))
+    return arrays
 
 
 def filled(arrays: Sequence[Array], value: float) -> ModelArrays:
-    """A payload of these shapes, every number ``value``."""
+    """Return a payload of these shapes, every number ``value``."""
     return ModelArrays(tuple(np.full(a.shape, value, np.float32) for a in arrays))
 
 
 def same(mine: nn.Module, theirs: nn.Module, tolerance: float = 1e-5) -> bool:
-    """Equal parameters; a tolerance of 0 means bit-identical, buffers included."""
+    """Return whether parameters are equal; for tolerance 0 to the bit, buffers included."""
     a, b = mine.state_dict(), theirs.state_dict()
     if not tolerance:
         return all(torch.equal(a[key], b[key]) for key in a)
     return all(torch.allclose(a[key], b[key], rtol=1e-4, atol=tolerance) for key in a)
+
+
+def check_round(
+    client: MethodClient,
+    received: Sequence[Array],
+    by_hand: dict[str, nn.Module],
+    sent: nn.Module,
+    loss: float | None = None,
+    tolerance: float = 1e-5,
+) -> dict[str, float]:
+    """Train a client's round; compare its networks, upload and loss with those by hand."""
+    uploaded, count, metrics = client.fit(list(received), ROUND)
+    assert count == len(client.examples("train"))
+    if loss is not None:
+        assert metrics["train_loss"] == pytest.approx(loss, rel=1e-4)
+    for name, network in by_hand.items():
+        assert same(network, client.modules[name], tolerance), name
+    for parameter, array in zip(sent.parameters(), uploaded, strict=True):
+        assert np.allclose(parameter.detach().numpy(), array, rtol=1e-4, atol=tolerance)
+    return metrics
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """Return KL(teacher || student) of the logits' probabilities, mean over the batch."""
+    p, q = teacher.softmax(dim=1), student.softmax(dim=1)
+    return (p * (p.log() - q.log())).sum(dim=1).mean()

@@ -5,12 +5,10 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch.nn.functional as F
-from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
+from byhand import check_round, descend, epochs, overwritten, same, shuffler, train_images
 
 from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, make_strategy, simulate, small
-
-ROUND = {"round": 1, "generation": 0, "evaluate": True}
 
 
 def fedavg(tmp_path, **changes):
@@ -20,21 +18,14 @@ def fedavg(tmp_path, **changes):
 def test_one_round_by_hand(tmp_path):
     client = make_client(fedavg(tmp_path, local_epochs=2), 0, tmp_path)
     theta = deepcopy(client.model)
-    received = some_arrays(theta)
-    put(theta, received)
+    received = overwritten(theta)
 
     def loss(inputs, labels):
         return F.cross_entropy(theta(inputs), labels)
 
     batches = epochs(shuffler(client), train_images(client), 2)
     expected = descend([loss], [[theta]], [[0.01]], batches)
-    uploaded, _, metrics = client.fit(received, ROUND)
-    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
-    for mine, sent in zip(theta.parameters(), uploaded, strict=True):
-        assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
-    answers = theta(client.examples("test").batch(slice(None))[0]).argmax(dim=1)
-    hits = (answers == client.examples("test").labels).float().mean()
-    assert metrics["test_accuracy"] == pytest.approx(100 * float(hits))
+    check_round(client, received, {"model": theta}, theta, expected)
 
 
 def test_all_clients_have_the_one_model_and_670058_floats_cross_each_way(tmp_path):

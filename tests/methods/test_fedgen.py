@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import descend, epochs, same, shuffler, train_images
+from byhand import ROUND, descend, epochs, same, shuffler, train_images
 
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed
-from fedhet.strategies.fedgen import FedGenParams, Generator
 from fedhet.testing import make_client, make_strategy, small, uploads_of
-
-ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
 
 def fedgen(tmp_path, **changes):
@@ -136,14 +133,6 @@ def test_one_round_of_a_client_by_hand(tmp_path):
     assert np.allclose(uploaded[0], own.head.weight.detach().numpy(), atol=1e-5)
     frozen = [tensor.numpy() for tensor in client.generator.floating()]
     assert all(np.array_equal(a, b) for a, b in zip(frozen, payload.tensors[2:], strict=True))
-
-
-def test_labels_follow_the_declared_images():
-    generator = Generator(FedGenParams(), 4)
-    shares = torch.tensor([1.0, 0.0, 3.0, 0.0])
-    _, labels = generator.eval().sample(shares, 4000, torch.Generator().manual_seed(0))
-    counts = torch.bincount(labels, minlength=4) / 4000
-    assert counts[1] == counts[3] == 0 and counts[2] == pytest.approx(0.75, abs=0.03)
 
 
 def test_a_server_that_diverges_keeps_its_generator(tmp_path):

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
+from byhand import ROUND, descend, epochs, overwritten, same, shuffler, train_images
 
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import torch_seed
 from fedhet.testing import make_client, make_strategy, small, uploads_of
-
-ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
 
 def fedgh(tmp_path, **changes):
@@ -28,8 +26,7 @@ def vectors(classes, seed=0, images=25):
 def test_one_round_of_a_client_by_hand(tmp_path):
     client = make_client(fedgh(tmp_path, local_epochs=2), 0, tmp_path)
     own = deepcopy(client.model)
-    received = some_arrays(own.head)
-    put(own.head, received)
+    received = overwritten(own.head)
 
     def loss(inputs, labels):
         return F.cross_entropy(own(inputs), labels)

@@ -80,16 +80,6 @@ def test_fusion_by_hand_and_unseen_rows_bit_identical(tmp_path, fusion, scale):
     assert torch.equal(head.bias[unseen], bias[unseen])
 
 
-def test_a_single_owner_gets_one_plus_mu_times_its_row_in_paper_mode(tmp_path):
-    for fusion, factor in (("paper", 1.5), ("convex", 1.0)):
-        client = make_client(small(tmp_path, fusion=fusion), 0, tmp_path)
-        own = client.upload()
-        kept = client.model.head.weight.detach().clone()
-        client.receive(own)
-        seen = client.seen()
-        assert torch.allclose(client.model.head.weight[seen], factor * kept[seen])
-
-
 def test_whole_download_overwrites_unseen_rows(tmp_path):
     config = small(tmp_path, download_rows="whole", stabilise=False)
     client = make_client(config, 0, tmp_path)

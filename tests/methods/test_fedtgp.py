@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import descend, epochs, same, shuffler, train_images
+from byhand import ROUND, descend, epochs, same, shuffler, train_images
 
 from fedhet.protocol.payload import ClassVectors
 from fedhet.rng import torch_seed
 from fedhet.strategies.fedtgp import adaptive_margin, distances
 from fedhet.testing import make_client, make_strategy, small, uploads_of
-
-ROUND = {"round": 1, "generation": 0, "evaluate": True}
 
 
 def fedtgp(tmp_path, **changes):
@@ -78,7 +76,7 @@ def test_one_round_of_a_client_by_hand(tmp_path):
         return F.cross_entropy(own.head(features), answers) + 0.7 * pulled
 
     expected = descend([loss], [[own]], [[0.01]], epochs(shuffler(client), (images, labels), 1))
-    (classes, _, means), _, metrics = client.fit(sent.to_ndarrays(), ROUND)
+    (classes, _, means), _, metrics = client.fit(sent.to_ndarrays(), ROUND | {"evaluate": True})
     assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
     assert same(own, client.model) and classes.tolist() == seen
     with torch.no_grad():

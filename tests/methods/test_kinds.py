@@ -11,7 +11,6 @@ from fedhet.config.registry import METHODS
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
-from fedhet.models import build_model
 from fedhet.models.names import MODELS, MORE
 from fedhet.models.zoo import SMALLEST
 from fedhet.site.state import forgotten
@@ -70,23 +69,20 @@ def test_every_built_in_model_trains(tmp_path, kind):
     assert folder.read_rounds()[0]["replied"] == len(names)
 
 
-@pytest.mark.parametrize("kind", (SIGNAL, TABLE))
-def test_a_cut_run_ends_with_the_same_bytes(tmp_path, kind):
+def test_a_cut_run_ends_with_the_same_bytes(tmp_path):
     """The preparation was fitted once and comes back with the state."""
-    values = keys("fedssa", kind, models=[MODELS[kind][0]])
+    values = keys("fedssa", TABLE, models=[MODELS[TABLE][0]])
     check_method(values.pop("method"), tmp_path, **values)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", SHARED)
-def test_the_small_model_is_the_smallest_of_the_kind(tmp_path, method, kind):
+def test_the_small_model_is_the_smallest_of_the_kind(tmp_path):
     """Not CNN-5 over whatever the data are."""
-    client = make_client(
-        small(tmp_path, **keys(method, kind, models=[MODELS[kind][1]])), 0, tmp_path
-    )
-    shared = client.modules.get("student") or client.shared()
-    smallest = {SIGNAL: "Conv1d", TABLE: "MLP", TOKENS: "TokenModel"}
-    assert type(shared).__name__ == smallest[kind]
+    for kind, smallest in ((SIGNAL, "Conv1d"), (TABLE, "MLP"), (TOKENS, "TokenModel")):
+        for method in SHARED:
+            config = small(tmp_path, **keys(method, kind, models=[MODELS[kind][1]]))
+            client = make_client(config, 0, tmp_path)
+            shared = client.modules.get("student") or client.shared()
+            assert type(shared).__name__ == smallest, method
 
 
 def test_small_model_is_a_key_of_those_that_share_one(tmp_path):
@@ -99,12 +95,12 @@ def test_small_model_is_a_key_of_those_that_share_one(tmp_path):
         small(tmp_path, **keys("fml", TABLE, models=["mlp-1"], small_model="cnn-1"))
 
 
-@pytest.mark.parametrize("method", SHARED)
-def test_other_peoples_models_need_a_word_on_the_small_one(method):
-    values = {"method": method, "models": ["tiny_net:make"]}
-    with pytest.raises(UserError, match=f"small-model: method={method} shares a small model"):
-        build_config(values)
-    build_config(values | {"small-model": SMALLEST["image"]})
+def test_other_peoples_models_need_a_word_on_the_small_one():
+    for method in SHARED:
+        values = {"method": method, "models": ["tiny_net:make"]}
+        with pytest.raises(UserError, match=f"small-model: method={method} shares a small model"):
+            build_config(values)
+        build_config(values | {"small-model": SMALLEST["image"]})
     build_config({"method": "fedssa", "models": ["tiny_net:make"]})
 
 
@@ -113,26 +109,6 @@ def test_one_architecture_of_images_for_all(tmp_path):
     for small_model, hidden in (("", 2000), ("cnn-5", 500)):
         config = small(tmp_path, method="fml", models=["resnet18"], small_model=small_model)
         assert make_client(config, 0, tmp_path).shared().fc1.out_features == hidden
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pfedafm_mixes_representations_of_the_kinds_smallest(tmp_path, kind):
-    """R = alpha R_F + (1 - alpha) R_g through the own header, and the floats that cross."""
-    config = small(tmp_path, **keys("pfedafm", kind, models=[MODELS[kind][1]]))
-    client = make_client(config, 0, tmp_path)
-    twin = build_model(SMALLEST[kind], classes=3, d=16, inputs=client.inputs)
-    twin.load_state_dict(client.shared().state_dict(), strict=False)  # all but its header
-    for module in client.modules.values():
-        module.eval()
-    inputs, _ = client.examples("train").batch(torch.arange(5))
-    with torch.no_grad():
-        client.mixture.alpha.copy_(torch.linspace(0, 1, 16))
-        alpha = client.mixture.alpha
-        mixed = alpha * client.model.features(inputs) + (1 - alpha) * twin.eval().features(inputs)
-        assert torch.allclose(client.predict(inputs)[""], client.model.head(mixed), atol=1e-6)
-    header = sum(p.numel() for p in twin.head.parameters())
-    floats = sum(p.numel() for p in twin.parameters()) - header
-    assert sum(array.size for array in client.upload().to_ndarrays()) == floats
 
 
 # --- preparation -------------------------------------------------------------------------------
@@ -152,7 +128,7 @@ def test_a_client_is_prepared_by_its_own_train_split_alone(tmp_path):
     assert not any(array.size == fitted.mean.numel() for array in sent)
 
 
-def test_a_table_without_a_word_on_gaps(tmp_path):
+def test_a_table_without_a_word_on_gaps():
     """Numbers by hand: median for a gap, a column that says so, one-hot categories."""
     inputs = Inputs.table(("a", "kind"), (("kind", ("x", "y", "z")),))
     module = preparation(inputs)
@@ -165,12 +141,8 @@ def test_a_table_without_a_word_on_gaps(tmp_path):
     assert np.allclose(module(train), expected, atol=1e-6)
 
 
-def test_jitter_scale_is_for_signals(tmp_path):
-    folder, _ = simulate(small(tmp_path, **keys("standalone", SIGNAL, augment="jitter-scale",
-                                                models=["conv1d-5"])))  # fmt: skip
-    plain, _ = simulate(small(tmp_path, **keys("standalone", SIGNAL, models=["conv1d-5"])))
-    losses = [run.read_rounds()[-1]["train_loss"] for run in (folder, plain)]
-    assert losses[0] != losses[1]
+def test_jitter_scale_is_for_signals_and_crops_for_images():
+    build_config({"augment": "jitter-scale", "dataset": "synthetic-signal"})
     with pytest.raises(UserError, match="augment: 'jitter-scale' is not allowed with dataset=digi"):
         build_config({"augment": "jitter-scale"})
     with pytest.raises(UserError, match="augment: 'crop-flip' is not allowed with dataset=synthe"):

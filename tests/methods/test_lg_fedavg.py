@@ -3,9 +3,8 @@
 from copy import deepcopy
 
 import numpy as np
-import pytest
 import torch.nn.functional as F
-from byhand import descend, epochs, put, same, shuffler, some_arrays, train_images
+from byhand import check_round, descend, epochs, overwritten, shuffler, train_images
 
 from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, simulate, small
@@ -15,20 +14,14 @@ def test_one_round_by_hand(tmp_path):
     """The received header, then all layers by SGD with momentum; the header goes up."""
     client = make_client(small(tmp_path, method="lg_fedavg", local_epochs=2), 0, tmp_path)
     own = deepcopy(client.model)
-    received = some_arrays(own.head)
-    put(own.head, received)
+    received = overwritten(own.head)
 
     def loss(inputs, labels):
         return F.cross_entropy(own(inputs), labels)
 
     batches = epochs(shuffler(client), train_images(client), 2)
     expected = descend([loss], [[own]], [[0.01]], batches)
-    rounds = {"round": 1, "generation": 0, "evaluate": False}
-    uploaded, _, metrics = client.fit(received, rounds)
-    assert metrics["train_loss"] == pytest.approx(expected, rel=1e-4)
-    assert same(own, client.model)
-    for mine, sent in zip(own.head.parameters(), uploaded, strict=True):
-        assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
+    check_round(client, received, {"model": own}, own.head, expected)
 
 
 def test_the_mean_of_a_round_is_weighted_by_what_the_clients_declared(tmp_path):

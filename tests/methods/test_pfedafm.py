@@ -2,16 +2,13 @@
 
 from copy import deepcopy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import epochs, put, same, shuffler, some_arrays, train_images
+from byhand import ROUND, check_round, epochs, overwritten, shuffler, some_arrays, train_images
 
 from fedhet.clients.pfedafm import Mixture
 from fedhet.testing import make_client, small
-
-ROUND = {"round": 1, "generation": 0, "evaluate": False}
 
 
 def pfedafm(tmp_path, **changes):
@@ -21,8 +18,7 @@ def pfedafm(tmp_path, **changes):
 def test_one_round_by_hand(tmp_path):
     client = make_client(pfedafm(tmp_path, momentum=0.0, lr_alpha=5.0), 0, tmp_path)
     own, g = (deepcopy(client.modules[name]) for name in ("model", "extractor"))
-    received = some_arrays(g)
-    put(g, received)
+    received = overwritten(g)
     alpha = torch.ones(500, requires_grad=True)
     rng, images = shuffler(client), train_images(client)
     for batches in epochs(rng, images, 1):
@@ -47,17 +43,13 @@ def test_one_round_by_hand(tmp_path):
             slopes = torch.autograd.grad(second(inputs, labels), moved)
             for parameter, slope in zip(moved, slopes, strict=True):
                 parameter.data -= 0.01 * slope
-    uploaded, _, metrics = client.fit(received, ROUND)
-    assert same(own, client.model) and same(g, client.shared())
+    metrics = check_round(client, received, {"model": own, "extractor": g}, g)
     assert torch.allclose(client.mixture.alpha, alpha, atol=1e-4)
     assert metrics["alpha_mean"] == pytest.approx(alpha.mean().item(), abs=1e-5)
-    for mine, sent in zip(g.parameters(), uploaded, strict=True):
-        assert np.allclose(mine.detach().numpy(), sent, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rate", [1e3, 1e6])
-def test_alpha_stays_between_0_and_1(tmp_path, rate):
-    client = make_client(pfedafm(tmp_path, lr_alpha=rate), 0, tmp_path)
+def test_alpha_stays_between_0_and_1(tmp_path):
+    client = make_client(pfedafm(tmp_path, lr_alpha=1e6), 0, tmp_path)
     client.fit(some_arrays(client.shared()), ROUND)
     assert 0 <= client.mixture.alpha.min() < client.mixture.alpha.max() <= 1
 

@@ -2,12 +2,15 @@
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from fedhet import files
-from fedhet.files import appearing, plain_path, replacing
+from fedhet.export.save import export
+from fedhet.files import appearing, plain_path, private_files, replacing
+from fedhet.testing import simulate, small
 
 
 class Stop(BaseException):
@@ -142,3 +145,64 @@ def test_cpus_are_those_that_the_process_may_use(monkeypatch, tmp_path, cgroup, 
     monkeypatch.setattr(files, "_OWN_CGROUPS", own)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     assert files.cpus() == count
+
+
+# --- who else on the machine can read what is made from examples: nobody ----------------------
+
+
+@pytest.fixture
+def usual_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def readable(root):
+    """What others may read or enter at or below ``root``."""
+    return [
+        str(path)
+        for path in [root, *root.rglob("*")]
+        if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
+    noise = {"dp_clip": 1.0, "dp_epsilon": 9.0, "dp_delta": 1e-3}
+    folder, _ = simulate(small(tmp_path, rounds=1, state_dir=str(tmp_path / "state"), **noise))
+    made = list((tmp_path / "state").rglob("*")) + list((tmp_path / "cache").rglob("*"))
+    assert {"client.json", "privacy.json", "00000001.safetensors", "examples.npy"} <= {
+        path.name for path in made
+    }
+    for private in ("state", "cache"):
+        assert readable(tmp_path / private) == []
+    assert readable(folder.checkpoint.parent) == []
+    for private in (folder.partition, folder.clients, folder.rounds, folder.summary):
+        assert readable(private) == []
+    # What is to be shown stays as the user's own umask has it.
+    assert stat.S_IMODE((folder.path / "config.yaml").stat().st_mode) == 0o644
+    assert os.umask(0o022) == 0o022
+
+    state = next((tmp_path / "state").rglob("client.json")).parent
+    export(state, tmp_path / "model")
+    assert readable(tmp_path / "model") == []
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_the_users_umask_comes_back_whoever_leaves_last():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with private_files():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with private_files():
+        thread.start()
+        assert entered.wait(60)
+    assert os.umask(0o077) == 0o077  # the other thread is still making its files
+    leave.set()
+    thread.join()
+    assert os.umask(0o022) == 0o022

@@ -6,6 +6,7 @@ import sys
 import pytest
 from cli.refusals import refused
 
+from fedhet.cli import deploy
 from fedhet.cli.app import main
 from fedhet.cli.common import RunProgress, tell
 
@@ -33,6 +34,7 @@ def test_a_run_goes_on_where_nobody_reads_its_progress(unwritable, monkeypatch):
             progress.note("starting")
             progress.update(ROUNDS)
             tell("note")
+            deploy._say("a node goes on as well")
     print("the result")
     unwritable.flush()  # and what is left over is not tried again
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -100,11 +99,9 @@ def test_a_command_leaves_nothing_and_its_run_goes_on(tmp_path):
     command = run(tmp_path, "cut", "rounds=400", "actors=2")
     command.wait_rounds(1)
     assert len(command.children) == 3
-    began = time.monotonic()
     command.process.send_signal(signal.SIGINT)
     code, _, error = command.end()
     assert code == 130 and "fedhet resume" in error and "Traceback" not in error
-    assert time.monotonic() - began < 60  # a second, on an idle machine
     assert summary(command.folder)["status"] == "stopped"
     finished = len(command.rounds())
 

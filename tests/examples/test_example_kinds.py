@@ -122,8 +122,3 @@ def test_signals_of_ones_own(here, tmp_path):
     assert config.clients == 6
     folder, _ = simulate(config)
     assert folder.read_rounds()[-1]["test_accuracy_mean"] > 60
-
-
-def test_they_are_under_forty_lines():
-    for name in ("own_table.py", "own_signals.py"):
-        assert len((EXAMPLES / name).read_text().splitlines()) < 40

@@ -63,7 +63,6 @@ def scaled(name, factor):
 # FedSSA uploads class ids, weight rows and biases. One client per line.
 MALFORMED = {
     "class out of range": sends(lambda a, _: [a[0] + 99, *a[1:]]),
-    "negative class": sends(lambda a, _: [a[0] - 99, *a[1:]]),
     "duplicated class": sends(lambda a, _: [a[0] * 0 + a[0][0], *a[1:]]),
     "wrong shape": sends(lambda a, _: [a[0], a[1][:, :-1], a[2]]),
     "8 MB": sends(lambda a, _: [a[0], np.zeros((2, 1_000_000), np.float32), a[2]]),
@@ -71,41 +70,29 @@ MALFORMED = {
     "no info": without("info"),
     "no metrics": without("metrics"),
     "zero images": counts(num_examples=0.0),
-    "minus one image": counts(num_examples=-1.0),
     "half an image": counts(num_examples=36.5),
-    "1e18 images": counts(num_examples=1e18),
     "metric not finite": counts(train_loss=float("nan")),
     "a loss of 1e300": counts(train_loss=1e300),
     "accuracy above 100": counts(test_accuracy=100.001),
-    "accuracy below 0": counts(val_accuracy=-1.0),
     "FLOPs whose sum is infinite": counts(train_flops=1.7e308),
-    "negative FLOPs": counts(train_flops=-1e30),
     "ten thousand times its FLOPs": scaled("train_flops", 10_000),
     "negative seconds": counts(seconds=-5.0),
     "a number that is not declared": counts(novelty=0.5),
     "a number of the server's": counts(sha256=0.5),
     "a metric's name of two lines": counts(**{"\n": 1.0}),
-    "a list for a metric": counts(train_loss=[1.0, 2.0]),
     "10,000 metrics": counts(**{f"a{i}": 0.0 for i in range(10_000)}),
     "another round": says(round=7),
     "round as text": says(round="1"),
-    "a list of rounds": says(round=[1]),
     "another client": says(client="0"),
-    "client as bytes": says(client=b"0"),
     "2 MB of text": says(client="1" * (2 << 20)),
     "no digest": says(state=""),
     "a digest that is none": says(state="F" * 64),
-    "a digest as a number": says(state=0),
     "an empty error": says(error=""),
-    "an error of 2,000 numbers": says(error=[1] * 2000),
     "an error as long as a book": says(error="x\n\x1b[31m" * 9999),
     "a pickle": inner(npy(head("|O", 1), b"cos\n")),
     "a zip": inner(b"PK\x03\x04" + b"\0" * 100),
-    "no array": inner(b"\x93NUMPY"),
     "claims 4 EB": inner(npy(head("<f4", 10**18))),
     "nested header": inner(npy("(" * 4000)),
-    "packed pickle": outer(npy(head("|O", 1), b"cos\n")),
-    "packed zip": outer(b"PK\x03\x04" + b"\0" * 100),
     "packed claims 4 EB": outer(npy(head("|u1", 10**18))),
     "packed floats": outer(npy(head("<f4", 1), b"\0" * 4)),
     "packed and more": outer(npy(head("|u1", 0), b"\0")),
@@ -263,12 +250,6 @@ def failures(folder):
     return folder.read_summary()["failures"]
 
 
-def test_a_liar_is_taken_again_once_it_is_honest(tmp_path):
-    tamper = liars({LIAR: only_in(1, HUGE)})
-    folder, _ = simulate(small(tmp_path, rounds=2, **FIVE), tamper=tamper)
-    assert [r["replied"] for r in folder.read_rounds()] == [CLIENTS - 1, CLIENTS]
-
-
 def test_a_liar_alone_is_held_against_what_it_was_sent(tmp_path):
     """With one client a round nobody else can tell what is usual."""
     config = small(tmp_path, method="lg_fedavg", rounds=2, fraction=0.2, **FIVE)
@@ -277,18 +258,6 @@ def test_a_liar_alone_is_held_against_what_it_was_sent(tmp_path):
     (failure,) = failures(folder)
     assert failure["round"] == 1 and "max-update-ratio" in failure["reason"]
     assert [r["replied"] for r in folder.read_rounds()] == [0, 1]
-
-
-def test_a_deployed_liar_is_left_out_as_a_simulated_one(tmp_path):
-    def own_folders(grid):
-        for context in grid.contexts.values():
-            context.node_config["state-dir"] = str(tmp_path / "nodes")
-
-    tamper = liars({LIAR: HUGE})
-    near, _ = simulate(small(tmp_path, **FIVE, name="near"), tamper=tamper)
-    config = small(tmp_path, **FIVE, name="far")
-    far, _ = simulate(config, tamper=tamper, before=own_folders, simulated=False)
-    assert lines(near) == lines(far) and failures(near) == failures(far)
 
 
 def test_a_resumed_run_leaves_the_same_replies_out(tmp_path):

@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from fedhet.clients.averaging import AveragingClient
+from fedhet.clients.base import MethodClient
 from fedhet.clients.standalone import StandaloneClient
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import Params
 from fedhet.errors import Refused, UserError
 from fedhet.strategies.averaging import AveragingStrategy
+from fedhet.strategies.base import MethodStrategy
 from fedhet.strategies.lg_fedavg import LGFedAvgStrategy
 from fedhet.strategies.standalone import StandaloneStrategy
 from fedhet.testing import check_method, make_client, simulate, small
@@ -168,3 +170,28 @@ def test_a_configuration_seen_before_sets_the_process_again(tmp_path):
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)
+
+
+class Misspelt(MethodClient):
+    """Its phases would never be called."""
+
+    def phase(self):
+        return []
+
+
+class Fine(MethodClient):
+    """A helper of its own."""
+
+    def _phase(self):
+        return []
+
+
+def test_what_is_nearly_a_hook_is_refused():
+    with pytest.raises(UserError, match=r"Misspelt: nothing calls 'phase': did you mean 'phases'"):
+        _ = Method(MethodStrategy, Misspelt, "misspelt").client
+    assert Method(MethodStrategy, Fine, "fine").client is Fine
+
+
+def test_our_own_methods_are_spelt_well():
+    for method in METHODS.values():
+        assert method.client and method.strategy

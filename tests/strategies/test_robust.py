@@ -1,4 +1,4 @@
-"""Means that some liars cannot move, and shares with a ceiling; numbers worked out by hand."""
+"""Means, those that some liars cannot move, and shares with a ceiling; worked out by hand."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,35 @@ import pytest
 from fedhet.config.load import build_config
 from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
+from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
-from fedhet.strategies.averaging import class_means, weighted_mean
+from fedhet.strategies.averaging import BLOCK, class_means, weighted_mean
+from fedhet.strategies.base import Upload
 from fedhet.strategies.robust import Rule, capped
 from fedhet.testing import make_strategy, simulate, small, uploads_of
 
 TRIMMED, MEDIAN = Rule("trimmed-mean", 0.2), Rule("median")
+
+
+def test_the_weighted_mean_of_many_uploads():
+    """More than go through the cache at a time."""
+    random, count = np.random.default_rng(0), 2 * BLOCK + 3
+    weights = random.random(count)
+    weights /= weights.sum()
+    layers = [(3, 4), (5,), ()]
+    given = [tuple(random.random(shape, dtype=np.float32) for shape in layers) for _ in weights]
+    info = ClientInfo("0", (), (), (), 1, "cnn-5", "cpu")
+    uploads = [
+        Upload(info, ModelArrays(arrays), weight, {})
+        for arrays, weight in zip(given, weights.tolist(), strict=True)
+    ]
+    means = weighted_mean(uploads)
+    for i, mean in enumerate(means):
+        exact = sum(
+            w * arrays[i].astype(np.float64) for w, arrays in zip(weights, given, strict=True)
+        )
+        assert mean.dtype == np.float32 and mean.shape == layers[i]
+        np.testing.assert_allclose(mean, exact, rtol=1e-6)
 
 
 def test_a_trimmed_mean_and_a_median_by_hand():
@@ -115,19 +138,19 @@ def test_a_run_with_medians(tmp_path, method):
     assert one.read_rounds()[0]["sha256"] != two.read_rounds()[0]["sha256"]
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"method": "fd", "aggregation": "median"}, "aggregation: 'median' is not allowed with"),
-        ({"method": "standalone", "aggregation": "trimmed-mean"}, "allowed: mean"),
-        ({"aggregation": "trimmed-mean", "trim": 0.5}, "trim: '0.5' is not allowed"),
-        ({"trim": 0.3}, "trim: 0.3 is only used with aggregation=trimmed-mean"),
-        ({"method": "fml", "aggregation": "median", "max-weight": 0.5}, "knows no weights"),
-        ({"max-weight": 0.5}, "max-weight: '0.5' changes nothing with method=fedssa"),
-        ({"max-weight": 0}, "max-weight: '0' is not allowed"),
-        ({"client-keys": "tls/clients"}, "client-keys: 'tls/clients' is not allowed"),
-    ],
+MISTAKES = (
+    ({"method": "fd", "aggregation": "median"}, "aggregation: 'median' is not allowed with"),
+    ({"method": "standalone", "aggregation": "trimmed-mean"}, "allowed: mean"),
+    ({"aggregation": "trimmed-mean", "trim": 0.5}, "trim: '0.5' is not allowed"),
+    ({"trim": 0.3}, "trim: 0.3 is only used with aggregation=trimmed-mean"),
+    ({"method": "fml", "aggregation": "median", "max-weight": 0.5}, "knows no weights"),
+    ({"max-weight": 0.5}, "max-weight: '0.5' changes nothing with method=fedssa"),
+    ({"max-weight": 0}, "max-weight: '0' is not allowed"),
+    ({"client-keys": "tls/clients"}, "client-keys: 'tls/clients' is not allowed"),
 )
-def test_settings_that_cannot_work(keys, message):
-    with pytest.raises(UserError, match=message):
-        build_config(keys)
+
+
+def test_settings_that_cannot_work():
+    for keys, message in MISTAKES:
+        with pytest.raises(UserError, match=message):
+            build_config(keys)

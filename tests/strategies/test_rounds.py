@@ -13,8 +13,8 @@ from fedhet.errors import RunFailed, UserError
 from fedhet.files import client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import arrays_of, instruction
+from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate, small
-from fedhet.training.denormals import without_denormals
 
 
 def sha(folder) -> str:
@@ -30,33 +30,6 @@ def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path):
     second, _ = simulate(small(tmp_path), before=lambda grid: setattr(grid, "reverse", True))
     other, _ = simulate(small(tmp_path, seed=1))
     assert sha(first) == sha(second) != sha(other)
-
-
-def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
-    whole, _ = simulate(small(tmp_path, rounds=4))
-
-    class Crash(Exception):
-        pass
-
-    def crash(node, message, reply):
-        training = message.metadata.message_type == "train"
-        if training and instruction(message).round == 3 and node == 1:
-            raise Crash  # client 0 has trained and saved generation 3 already
-        return reply
-
-    config = small(tmp_path, rounds=4, name="crashed")
-    with pytest.raises(Crash):
-        simulate(config, tamper=crash)
-    from fedhet.records.run_folder import RunFolder
-
-    folder = RunFolder(tmp_path / "runs" / "crashed")
-    with folder.rounds.open("a") as file:
-        file.write('{"round": 3, "cut sho')  # the crash hit while a line was written
-    resumed, _ = simulate(config, folder=folder)
-    assert sha(resumed) == sha(whole)
-    assert [r["round"] for r in resumed.read_rounds()] == [1, 2, 3, 4]
-    rows = list(csv.DictReader(resumed.clients.open()))
-    assert [row["round"] for row in rows] == [str(r) for r in (1, 2, 3, 4) for _ in range(3)]
 
 
 def test_a_repeated_message_changes_nothing(tmp_path):
@@ -80,37 +53,21 @@ def test_a_repeated_message_changes_nothing(tmp_path):
 
 
 def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
+    """In round 1 one valid reply comes, and is named as well; all come in round 2, then none."""
+
     def mute(node, message, reply):
-        if message.metadata.message_type == "train" and instruction(message).round != 2:
+        round_ = instruction(message).round
+        if message.metadata.message_type == "train" and round_ != 2 and (round_, node) != (1, 1):
             return Message(Error(code=1, reason="mute"), reply_to=message)
         return reply
 
-    config = small(tmp_path, rounds=9, max_skipped_rounds=2, name="skips")
+    config = small(tmp_path, rounds=9, min_replies=2, max_skipped_rounds=2, name="skips")
     with pytest.raises(RunFailed, match="3 rounds in a row.*mute"):
         simulate(config, tamper=mute)
-    from fedhet.records.run_folder import RunFolder
-
     rounds = RunFolder(tmp_path / "runs" / "skips").read_rounds()
     assert [r["replied"] for r in rounds] == [0, 3, 0, 0, 0]
-
-
-def test_a_valid_reply_of_a_skipped_round_is_named(tmp_path):
-    def mute(node, message, reply):
-        if message.metadata.message_type == "train" and (instruction(message).round, node) != (
-            2,
-            1,
-        ):
-            return Message(Error(code=1, reason="mute"), reply_to=message)
-        return reply
-
-    config = small(tmp_path, rounds=2, min_replies=2, max_skipped_rounds=1, name="skips")
-    with pytest.raises(RunFailed, match="1 of min-replies=2 came"):
-        simulate(config, tamper=mute)
-    from fedhet.records.run_folder import RunFolder
-
-    for record in RunFolder(tmp_path / "runs" / "skips").read_rounds():
-        assert record["replied"] == 0
-        assert [f["client"] for f in record["failures"]] == ["0", "1", "2"]
+    assert [f["client"] for f in rounds[0]["failures"]] == ["0", "1", "2"]
+    assert "1 of min-replies=2 came" in rounds[0]["failures"][1]["reason"]
 
 
 def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
@@ -126,15 +83,6 @@ def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
     assert float(tiny * 0.5) > 0
 
 
-def test_denormal_numbers_come_back_only_when_the_outermost_is_left():
-    tiny = torch.tensor([1e-39])
-    with without_denormals():
-        with without_denormals():
-            assert float(tiny * 0.5) == 0
-        assert float(tiny * 0.5) == 0
-    assert float(tiny * 0.5) > 0
-
-
 def test_a_reply_that_never_comes_closes_the_round_at_the_timeout(tmp_path):
     def swallow(node, message, reply):
         silent = node == 2 and message.metadata.message_type == "train"
@@ -142,7 +90,6 @@ def test_a_reply_that_never_comes_closes_the_round_at_the_timeout(tmp_path):
 
     folder, _ = simulate(small(tmp_path, rounds=1, round_timeout=1.0), tamper=swallow)
     assert summary(folder)["failures"][0]["reason"].startswith("Flower error 1000: no reply within")
-    assert folder.read_rounds()[0]["seconds"] < 30
 
 
 def test_an_offline_client_is_failed_at_once_and_not_replaced(tmp_path):

@@ -21,7 +21,7 @@ from benchmarks.common import config_of, emit, median, settings
 from fedhet.config.schema import RunConfig
 from fedhet.models import build_model
 from fedhet.site.local_data import load_partition
-from fedhet.training.denormals import without_denormals
+from fedhet.training.loop import without_denormals
 
 Client = tuple[nn.Module, dict[str, tuple[Tensor, Tensor]]]
 

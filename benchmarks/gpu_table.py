@@ -27,7 +27,7 @@ from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import LocalData, assigned_model, examples_of, load_local
 from fedhet.site.state import FileStore
 from fedhet.strategies.base import Upload
-from fedhet.training.denormals import without_denormals
+from fedhet.training.loop import without_denormals
 
 SETTINGS = {"n10": (10, 1.0, 100), "n50": (50, 0.2, 500), "n100": (100, 0.1, 500)}
 

@@ -1,6 +1,5 @@
 """The client half of weighted averaging: overwrite the shared module, train, send it back."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -54,9 +53,9 @@ class AveragingClient(MethodClient[P]):
 
     download_type: type[Payload] = ModelArrays
 
-    @abstractmethod
     def shared(self) -> nn.Module:
-        """The module that crosses the wire."""
+        """Return the module that crosses the wire: by default the header."""
+        return self.model.head
 
     def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
         """A shared module with the weights that the server sends in round 1.

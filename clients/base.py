@@ -20,6 +20,7 @@ from fedhet.data.preparation import Preparation, normalise, preparation
 from fedhet.errors import Refused, RunFailed, UserError, brief
 from fedhet.models import SplitModel, build_model
 from fedhet.models.names import plain_names, with_weights
+from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
 from fedhet.protocol.payload import Array, Empty, Payload
@@ -42,8 +43,15 @@ from fedhet.site.state import (
 from fedhet.sums.client import Part
 from fedhet.sums.contribution import Vector
 from fedhet.training.augment import crop_flip, jitter_scale
-from fedhet.training.flop_cost import phase_flops
-from fedhet.training.loop import Examples, Fixed, Phase, Steps, set_trainable, train
+from fedhet.training.loop import (
+    Examples,
+    Fixed,
+    Phase,
+    StepCount,
+    phase_flops,
+    set_trainable,
+    train,
+)
 from fedhet.training.metrics import evaluate
 
 __all__ = ["MethodClient", "Needs", "Setup"]
@@ -190,13 +198,12 @@ class MethodClient(NumPyClient, Generic[P]):
     @property
     def model(self) -> SplitModel:
         """The client's own heterogeneous model."""
-        model: SplitModel = self.modules["model"]  # type: ignore[assignment]
-        return model
+        return cast("SplitModel", self.modules["model"])
 
     @property
-    def local_work(self) -> int | Steps:
+    def local_work(self) -> int | StepCount:
         """How long a phase of local training is: ``local-epochs``, or ``local-steps`` if set."""
-        return Steps(self.config.local_steps) or self.config.local_epochs
+        return StepCount(self.config.local_steps) or self.config.local_epochs
 
     def cross_entropy(
         self, logits: Tensor, labels: Tensor, targets: Tensor | None = None
@@ -223,13 +230,12 @@ class MethodClient(NumPyClient, Generic[P]):
         return weights.to(self.device)
 
     def local_model(self) -> nn.Module:
-        """A new instance of this client's architecture."""
-        return build_model(
-            self.setup.model,
-            classes=self.classes,
-            d=self.d,
-            inputs=self.inputs,
-        )
+        """Return a new model of this client's architecture."""
+        return build_model(self.setup.model, classes=self.classes, d=self.d, inputs=self.inputs)
+
+    def new_small(self, chosen: str = "") -> SplitModel:
+        """Return a new small model that all clients share: ``chosen``, or ``small-model``."""
+        return small_model(self.config, self.inputs, chosen, self.classes)
 
     def examples(self, part: str) -> Examples:
         """This client's examples on its device; ``part`` is ``train``, ``val`` or ``test``."""
@@ -260,21 +266,16 @@ class MethodClient(NumPyClient, Generic[P]):
     def fit(
         self, parameters: list[Array], config: dict[str, Scalar]
     ) -> tuple[list[Array], int, dict[str, Scalar]]:
-        """One round: restore, receive, train, evaluate, upload, save as generation r."""
+        """Run one round: restore, receive, train, upload, evaluate, save as generation r."""
         started = time.perf_counter()
         self.round, source = int(config["round"]), int(config["generation"])
         self.evaluating = bool(config["evaluate"])
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
         self._go_back_to(source, str(config.get("state", "")))
-        self._keep_best(source)
         received = self._received(parameters)
         self.receive(received)
-        if self.config.evaluate_before:
-            self.score_received()
-        data = self.examples("train")
-        check_steps(self.setup.limits, self.config, len(data))
-        metrics = self._trained(data)
+        metrics = self._trained()
         self.uploaded = self.leaving.leave(self.upload(), received, self.round, budget)
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
@@ -282,12 +283,15 @@ class MethodClient(NumPyClient, Generic[P]):
             metrics |= self.accuracies()
         metrics |= self.metrics() | self.before
         self.save(self.round, source, metrics)
-        self._note_validation(metrics)
         metrics["seconds"] = time.perf_counter() - started
-        return self.uploaded.flat, len(data), metrics
+        return self.uploaded.flat, len(self.setup.data.split.train), metrics
 
-    def _trained(self, data: Examples) -> dict[str, Scalar]:
-        """Train in all phases, and leave the modules as they answer; return losses and FLOPs."""
+    def _trained(self) -> dict[str, Scalar]:
+        """Train in all phases, then set evaluation mode; return losses and FLOPs."""
+        if self.config.evaluate_before:
+            self.score_received()
+        data = self.examples("train")
+        check_steps(self.setup.limits, self.config, len(data))
         drawn = self._augmented(data)
         metrics: dict[str, Scalar] = {"train_flops": 0.0}
         flops = 0.0
@@ -303,17 +307,19 @@ class MethodClient(NumPyClient, Generic[P]):
                     phase.after()
         if phases:
             metrics.setdefault("train_loss", loss)
+        self._set_eval()
+        return metrics | {"train_flops": flops}
+
+    def _set_eval(self) -> None:
         for module in self.modules.values():
             module.eval()
-        return metrics | {"train_flops": flops}
 
     def evaluate(
         self, parameters: list[Array], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Accuracy of the state that the server names, without training."""
+        """Evaluate the state that the server names, without training."""
         self._go_back_to(int(config["generation"]), str(config.get("state", "")))
-        for module in self.modules.values():
-            module.eval()
+        self._set_eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
 
     def finish(self, generation: int, state: str) -> Tensor:
@@ -324,9 +330,7 @@ class MethodClient(NumPyClient, Generic[P]):
         Keeps what ``keep-best`` and ``keep-predictions`` ask for in the private state.
         """
         self._go_back_to(generation, state)
-        for module in self.modules.values():
-            module.eval()
-        self._keep_best(generation)
+        self._set_eval()
         kept: dict[str, Tensor] = {}
         confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
         for part in ("val", "test"):
@@ -360,7 +364,7 @@ class MethodClient(NumPyClient, Generic[P]):
             store.write_note(BEST, score)
 
     def _note_validation(self, metrics: Mapping[str, Scalar]) -> None:
-        """With ``keep-best``: note what the state that was just saved is worth."""
+        """With ``keep-best``: note the validation metric of the state that was just saved."""
         value = metrics.get(f"val_{self.config.metric}")
         if self.config.keep_best and value is not None:
             worth = -float(value) if self.config.metric in LOWER else float(value)
@@ -368,10 +372,9 @@ class MethodClient(NumPyClient, Generic[P]):
             self.setup.store.write_note(VALIDATION, note)
 
     def score_received(self) -> None:
-        """Accuracies as things stand, before the models train, of a round that is evaluated."""
+        """Evaluate before the models train, in a round that is evaluated."""
         if self.evaluating:
-            for module in self.modules.values():
-                module.eval()
+            self._set_eval()
             found = self.accuracies()
             self.before = {f"{n}_before": value for n, value in found.items() if n not in BESIDE}
 
@@ -387,7 +390,7 @@ class MethodClient(NumPyClient, Generic[P]):
     # --- the base's own work -----------------------------------------------------------------
 
     def accuracies(self) -> dict[str, float]:
-        """Metrics on the test and validation split, by ``test_`` and ``val_``; see DESIGN 5.
+        """Return the metrics of the test and validation split, by ``test_`` and ``val_``.
 
         An empty split has none. All predictions have an accuracy, :meth:`infer` all metrics.
         """
@@ -412,10 +415,11 @@ class MethodClient(NumPyClient, Generic[P]):
         return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
 
     def _go_back_to(self, generation: int, state: str) -> None:
-        """:meth:`restore` on the server's word; Refused for a start that is long left behind."""
+        """Restore what the server names; raise Refused for a start that is long left behind."""
         if generation == 0 and not self.setup.store.keeps_start():
             raise Refused("generation 0 is not kept: it has trained on since", Word.GENERATION)
         self.restore(generation, state)
+        self._keep_best(generation)
 
     def _received(self, arrays: Sequence[Array]) -> Payload:
         """The arrays as the payload that this client expects, checked; Refused if they are none."""
@@ -516,6 +520,7 @@ class MethodClient(NumPyClient, Generic[P]):
             )
         self.setup.store.describe(self.description())
         self.saved = self.setup.store.save(generation, source, bundle)
+        self._note_validation(metrics)
 
     def description(self) -> dict[str, Any]:
         """What it takes to rebuild this client without the run's configuration and its examples."""

@@ -3,7 +3,6 @@
 Prototypes (FedProto, FedTGP) are mean representations, to which the model is drawn.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,6 +15,7 @@ from fedhet.errors import Refused
 from fedhet.protocol.checks import check_ids
 from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
+from fedhet.strategies.class_vectors import PP
 from fedhet.training.loop import class_means
 
 
@@ -25,9 +25,9 @@ class ClassVectorClient(MethodClient[P]):
     download_type: type[Payload] = ClassVectors
     shares_model = False
 
-    @abstractmethod
     def outputs(self, inputs: Tensor) -> Tensor:
-        """The vectors (B, w) whose means per class are sent."""
+        """Return the vectors (B, w) whose means are sent: by default the representations."""
+        return self.model.features(inputs)
 
     def sent_classes(self) -> Array:
         """Ids of the classes whose vectors may come; by default of all."""
@@ -71,22 +71,12 @@ class ClassVectorClient(MethodClient[P]):
         return ClassVectors(seen, images[seen], rows[seen])
 
 
-class PrototypeClient(ClassVectorClient[P]):
+class PrototypeClient(ClassVectorClient[PP]):
     """Sends mean representations; keeps the prototypes that it answers by."""
-
-    @property
-    @abstractmethod
-    def lam(self) -> float:
-        """Lambda, weight of the distance to the prototypes."""
-
-    @property
-    @abstractmethod
-    def download_classes(self) -> str:
-        """Whose prototypes come: of its ``seen`` classes, or of ``all``."""
 
     def sent_classes(self) -> Array:
         """Those that the configuration says."""
-        if self.download_classes == "all" or self.config.summed:
+        if self.params.download_classes == "all" or self.config.summed:
             return super().sent_classes()
         own: Array = self.seen().numpy()
         return own
@@ -94,7 +84,7 @@ class PrototypeClient(ClassVectorClient[P]):
     def receive(self, payload: Payload) -> None:
         """As of any vectors; of those that come to everybody, its own classes' where asked for."""
         super().receive(payload)
-        if self.download_classes != "all":
+        if self.params.download_classes != "all":
             own = torch.zeros_like(self.known)
             own[self.seen().to(self.device)] = True
             self.known &= own
@@ -107,16 +97,12 @@ class PrototypeClient(ClassVectorClient[P]):
             "known": torch.zeros(self.classes, dtype=torch.bool),
         }
 
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """Representations (B, d)."""
-        return self.model.features(inputs)
-
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """CE + lambda MSE, the latter 0 for images whose class has no global prototype."""
         features = self.model.features(inputs)
         distance = (features.float() - self.vectors[labels]).square().mean(dim=1)
         pulled = (distance * self.known[labels]).mean()
-        return self.cross_entropy(self.model.head(features), labels) + self.lam * pulled
+        return self.cross_entropy(self.model.head(features), labels) + self.params.lam * pulled
 
     def upload(self) -> Payload:
         """Own prototypes, which also stand in for global ones that do not exist yet."""

@@ -8,18 +8,18 @@ L_sh = CE(z_s, y) + KL(p_p || p_s) + CE(lambda sg(z_p) + (1 - lambda) z_s, y).
 Inference is the ensemble; logits are mixed, not probabilities.
 """
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.clients.base import Needs
-from fedhet.models.zoo import small_model
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.strategies.fedapen import FedAPENParams
-from fedhet.training.loop import Phase
-from fedhet.training.losses import kl
+from fedhet.training.loop import Phase, kl
 from fedhet.training.optimisers import schedule
 
 
@@ -64,17 +64,14 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         """w_k, theta and lambda."""
         return {
             "model": self.local_model(),
-            "small": self.as_sent_first(
-                lambda: small_model(self.config, self.inputs, "", self.classes)
-            ),
+            "small": self.as_sent_first(self.new_small),
             "ensemble": Ensemble(),
         }
 
     @property
     def ensemble(self) -> Ensemble:
         """Lambda and what it mixes."""
-        ensemble: Ensemble = self.modules["ensemble"]  # type: ignore[assignment]
-        return ensemble
+        return cast("Ensemble", self.modules["ensemble"])
 
     def shared(self) -> nn.Module:
         """Theta crosses the wire."""

@@ -3,7 +3,6 @@
 from torch import nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.models.zoo import small_model
 from fedhet.strategies.fedavg import FedAvgParams
 
 
@@ -12,11 +11,7 @@ class FedAvgClient(AveragingClient[FedAvgParams]):
 
     def build(self) -> dict[str, nn.Module]:
         """The common model, as the server's is before round 1."""
-        common = self.params.common_model
-        make = self.as_sent_first(
-            lambda: small_model(self.config, self.inputs, common, self.classes)
-        )
-        return {"model": make}
+        return {"model": self.as_sent_first(lambda: self.new_small(self.params.common_model))}
 
     def shared(self) -> nn.Module:
         """All of it."""

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.clients.averaging import AveragingClient
 from fedhet.protocol.payload import Payload
@@ -31,10 +31,6 @@ class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
     """Shares the header of its own model."""
 
     shares_model = False
-
-    def shared(self) -> nn.Module:
-        """The last fully connected layer."""
-        return self.model.head
 
     def receive(self, payload: Payload) -> None:
         """Overwrite the header and remember it for the proximal term."""

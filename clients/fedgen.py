@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.clients.averaging import AveragingClient, blanks_of, set_parameters
 from fedhet.errors import Refused
@@ -17,10 +17,6 @@ class FedGenClient(AveragingClient[FedGenParams]):
     """Shares the header of its own model; borrows the generator for a round."""
 
     download_type = HeaderAndGenerator
-
-    def shared(self) -> nn.Module:
-        """The last fully connected layer."""
-        return self.model.head
 
     def expect_download(self, came: Payload) -> Payload | None:
         """Images per class, the header's shapes and G's."""

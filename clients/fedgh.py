@@ -1,7 +1,5 @@
 """FedGH on the client: the global header overwrites the local one; mean representations go up."""
 
-from torch import Tensor
-
 from fedhet.clients.averaging import blanks_of, set_parameters
 from fedhet.clients.class_vectors import ClassVectorClient
 from fedhet.protocol.payload import ModelArrays, Payload
@@ -12,10 +10,6 @@ class FedGHClient(ClassVectorClient[FedGHParams]):
     """Receives a header, sends mean representations."""
 
     download_type = ModelArrays
-
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """Representations (B, d)."""
-        return self.model.features(inputs)
 
     def expect_download(self, came: Payload) -> Payload | None:
         """The header's shapes."""

@@ -1,5 +1,7 @@
 """FedKD on the client: mentor and student teach each other; the student's update goes up."""
 
+from typing import cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -7,11 +9,9 @@ from fedhet.clients.averaging import blanks_of, get_parameters, set_parameters
 from fedhet.clients.base import MethodClient
 from fedhet.errors import Refused
 from fedhet.models import SplitModel
-from fedhet.models.zoo import small_model
 from fedhet.protocol.payload import LowRank, Payload
 from fedhet.strategies.fedkd import WHOLE, FedKDParams, apply, blanks, compress, update_norm, whole
-from fedhet.training.loop import Phase
-from fedhet.training.losses import kl
+from fedhet.training.loop import Phase, kl
 
 SMALLEST = 1e-3  # of n: where both networks are certain, 1 / n would let L_h explode
 
@@ -25,16 +25,17 @@ class FedKDClient(MethodClient[FedKDParams]):
         """Mentor, student, W_h; with ``compress-down`` the student that the server sent last."""
         modules = {
             "model": self.local_model(),
-            "student": self._new_student(),
+            "student": self.new_small(self.params.student),
             "projector": nn.Linear(self.d, self.d, bias=False),
         }
-        return modules | ({"received": self._new_student()} if self.params.compress_down else {})
+        if self.params.compress_down:
+            modules["received"] = self.new_small(self.params.student)
+        return modules
 
     @property
     def student(self) -> SplitModel:
         """The shared network."""
-        student: SplitModel = self.modules["student"]  # type: ignore[assignment]
-        return student
+        return cast("SplitModel", self.modules["student"])
 
     def expect_download(self, came: Payload) -> Payload | None:
         """The student; with ``compress-down`` it may be an update, whose shapes its ranks tell."""
@@ -85,6 +86,3 @@ class FedKDClient(MethodClient[FedKDParams]):
         pairs = zip(get_parameters(self.student), self.received, strict=True)
         share = self.params.share(self.round, self.config.rounds)
         return compress([after - before for after, before in pairs], share)
-
-    def _new_student(self) -> SplitModel:
-        return small_model(self.config, self.inputs, self.params.student, self.classes)

@@ -7,6 +7,7 @@ such step (``strategies/fedl2g.py`` has the formula). Inference is the model alo
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import torch
@@ -125,8 +126,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     @property
     def guides(self) -> Tensor:
         """G (C, w)."""
-        guides: Guides = self.modules["guides"]  # type: ignore[assignment]
-        return guides.vectors
+        return cast("Guides", self.modules["guides"]).vectors
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What is guided: logits (B, C) or representations (B, d)."""

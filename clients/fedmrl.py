@@ -7,6 +7,7 @@ every round; the trained one is kept as part of the client's inference model.
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +44,7 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
     @property
     def small(self) -> SplitModel:
         """G."""
-        small: SplitModel = self.modules["small"]  # type: ignore[assignment]
-        return small
+        return cast("SplitModel", self.modules["small"])
 
     def shared(self) -> nn.Module:
         """G crosses the wire."""

@@ -6,13 +6,3 @@ from fedhet.strategies.fedtgp import FedTGPParams
 
 class FedTGPClient(PrototypeClient[FedTGPParams]):
     """Sends mean representations, is drawn to trained prototypes."""
-
-    @property
-    def lam(self) -> float:
-        """Lambda."""
-        return self.params.lam
-
-    @property
-    def download_classes(self) -> str:
-        """Whose prototypes come."""
-        return self.params.download_classes

@@ -8,10 +8,8 @@ the local model.
 from torch import Tensor, nn
 
 from fedhet.clients.averaging import AveragingClient
-from fedhet.models.zoo import small_model
 from fedhet.strategies.fml import FMLParams
-from fedhet.training.loop import Phase
-from fedhet.training.losses import kl
+from fedhet.training.loop import Phase, kl
 
 
 class FMLClient(AveragingClient[FMLParams]):
@@ -21,7 +19,7 @@ class FMLClient(AveragingClient[FMLParams]):
         """The local model and the meme model."""
         return {
             "model": self.local_model(),
-            "meme": small_model(self.config, self.inputs, "", self.classes),
+            "meme": self.new_small(),
         }
 
     def shared(self) -> nn.Module:

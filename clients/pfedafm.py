@@ -6,6 +6,8 @@ clamped after every step. Step 2, with F_k and alpha frozen: g minimises CE(F_hd
 is by the mixture, with the trained g.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -51,13 +53,11 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
     @property
     def mixture(self) -> Mixture:
         """Alpha and what it mixes."""
-        mixture: Mixture = self.modules["mixture"]  # type: ignore[assignment]
-        return mixture
+        return cast("Mixture", self.modules["mixture"])
 
     def shared(self) -> SplitModel:
         """The extractor g crosses the wire."""
-        extractor: SplitModel = self.modules["extractor"]  # type: ignore[assignment]
-        return extractor
+        return cast("SplitModel", self.modules["extractor"])
 
     def phases(self) -> list[Phase]:
         """Step 1, then step 2; the base freezes what a phase does not train."""

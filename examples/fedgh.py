@@ -6,7 +6,7 @@ the package's own `fedgh`, to show all hooks of a strategy at work:
 `fedhet run quickstart method=fedgh:METHOD server-lr=0.1`.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ class FedGHParams(Params):
 class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     """Trains a header on mean representations."""
 
+    broadcasts = True
     width = REPRESENTATION
 
     def initialise(self) -> None:
@@ -43,10 +44,6 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """The header."""
         return ModelArrays(tuple(self.arrays().values()))
-
-    def audience(self, info: ClientInfo) -> Hashable:
-        """The same for everybody."""
-        return "all"
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """One step per client."""

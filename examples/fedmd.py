@@ -14,7 +14,7 @@ on before round 1, since public classes need not be the clients'. `aggregation=m
 consensus that some liars cannot move (as in Cronus, Chang et al. 2019, arXiv 1912.11279).
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +52,7 @@ class Scores(Payload):
 class FedMDStrategy(MethodStrategy[FedMDParams]):
     """Averages logits."""
 
+    broadcasts = True
     upload_type = Scores
     public_set = "everybody"
     aggregations = ROBUST
@@ -68,10 +69,6 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """The consensus of the last round that counted."""
         return self.consensus
-
-    def audience(self, info: ClientInfo) -> Hashable:
-        """The same for everybody."""
-        return "all"
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """Logits on as many images as a round takes."""

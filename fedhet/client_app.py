@@ -49,7 +49,7 @@ from fedhet.site.local_data import (
 from fedhet.site.state import SUM_KEY, FileStore
 from fedhet.sums import client as sums
 from fedhet.sums.client import SumNotes, own_terms
-from fedhet.training.denormals import without_denormals
+from fedhet.training.loop import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 # What may happen without a mistake in any program, and the word for it: a line says all of it.

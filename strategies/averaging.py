@@ -4,8 +4,7 @@ theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of t
 (FedAvg, McMahan et al. 2017, arXiv 1602.05629, Algorithm 1).
 """
 
-from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -16,6 +15,7 @@ from torch import nn
 
 from fedhet.config.schema import P, RunConfig
 from fedhet.models.base import exchanged
+from fedhet.models.zoo import small_model
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ModelArrays, Payload
 from fedhet.rng import torch_seeded
@@ -27,7 +27,7 @@ BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
 
 def weighted_mean(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
-    """Mean of payloads of equal shapes with the uploads' weights: float64 sums, float32 result.
+    """Return the weighted mean of payloads of equal shapes: float64 sums, float32 result.
 
     A rule other than the mean is taken coordinate by coordinate, without weights.
     """
@@ -38,14 +38,14 @@ def weighted_mean(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, 
 
 
 def total_of(uploads: Sequence[Upload]) -> Vector:
-    """:func:`weighted_total` of uploads, whose shares add up to 1 but for rounding."""
+    """Return the :func:`weighted_total` of uploads, whose shares add up to 1 but for rounding."""
     total = weighted_total([u.payload for u in uploads], [u.weight for u in uploads])
     total[-1] = 1.0
     return total
 
 
 def weighted_total(payloads: Sequence[Payload], weights: Sequence[float]) -> Vector:
-    """Sum (L + 1,) float64 of payloads of equal shapes, flat and weighted, and then of the weights.
+    """Return the weighted sum (L + 1,) float64 of flat payloads, and at its end of the weights.
 
     Block by block over the payloads, so that no second copy of all is made.
     """
@@ -61,9 +61,9 @@ def weighted_total(payloads: Sequence[Payload], weights: Sequence[float]) -> Vec
 
 
 def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
-    """What :func:`weighted_total` gave, divided by the weights: float32 of the shapes of ``like``.
+    """Return :func:`weighted_total`'s sum over the weights: float32, of the shapes of ``like``.
 
-    Where no weight is left, ``like`` stays as it is.
+    Without any weight ``like`` stays as it is.
     """
     if not total[-1] > 0:
         return tuple(like)
@@ -76,11 +76,7 @@ def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
-    """sum_i weights_i arrays_i, float64.
-
-    What the plain path's bytes hang on: a product and a sum of BLAS, which contributions, weighted
-    one by one and by other numbers, agree with to rounding only.
-    """
+    """Return sum_i weights_i arrays_i, float64, by BLAS: other orders differ in the last bits."""
     total = np.zeros(arrays[0].shape)
     for start in range(0, len(arrays), BLOCK):
         block = np.stack(arrays[start : start + BLOCK], dtype=np.float64)
@@ -90,9 +86,9 @@ def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True)
 class ClassSums:
-    """Weighted rows (C, w) summed by class, the weights (C,) behind them, and owners (C,) of each.
+    """Weighted rows (C, w) summed by class, their weights (C,) and owners (C,), all float64.
 
-    All float64. Where every row weighs 1 the weights are the owners.
+    If every row weighs 1 the weights are the owners.
     """
 
     rows: Vector
@@ -107,20 +103,16 @@ class ClassSums:
         return cls(rows, vector[-ends:][:classes], vector[-classes:])
 
     def summand(self, *, weighted: bool = False) -> Summand:
-        """Rows, and the counts: weights if they are other than the owners, owners."""
+        """Return rows, and as counts the weights, if they are not the owners, and the owners."""
         counts = np.concatenate([self.weights, self.owners]) if weighted else self.owners
         return Summand(self.rows.ravel(), counts)
 
     def present(self, least: int = 1) -> Array:
-        """Classes (C,) bool that have a mean: with ``least`` owners."""
+        """Return which classes (C,) have a mean: those of ``least`` owners."""
         return (self.owners >= least) & (self.weights > 0)
 
-    def short(self, least: int) -> int:
-        """How many classes somebody has, and fewer than ``least``."""
-        return too_few(self.owners, least)
-
     def means(self, before: Array, least: int = 1) -> Array:
-        """Means (C, w) float32 of classes with ``least`` owners; others keep theirs of before."""
+        """Return means (C, w) float32; classes of fewer owners keep theirs of ``before``."""
         present = self.present(least)
         result = before.copy()
         result[present] = (self.rows[present] / self.weights[present, None]).astype(np.float32)
@@ -128,8 +120,9 @@ class ClassSums:
 
 
 def short_of(sums: ClassSums, config: RunConfig) -> dict[str, float]:
-    """For the record of a sum: how many classes stayed as they were for lack of owners."""
-    return {"short_classes": float(sums.short(config.sum_owners))} if config.summed else {}
+    """Return how many classes of a sum stayed as they were for lack of owners."""
+    short = float(too_few(sums.owners, config.sum_owners))
+    return {"short_classes": short} if config.summed else {}
 
 
 def class_sums(
@@ -139,12 +132,10 @@ def class_sums(
     count: int,
     rule: Rule = MEAN,
 ) -> ClassSums:
-    """Sums of rows by class, float64, in the order given.
+    """Return sums of rows by class, float64, in the order given.
 
     ``rows`` are arrays (S_i, w) float32 whose class ids, one after the other, are ``classes`` (M,);
-    ``weights`` (M,) are all one if None. Rows pass through the processor's cache in blocks, so that
-    10,000 uploads cost little more than reading them. ``max-weight`` bounds the share of one row in
-    its class.
+    ``weights`` (M,) are all one if None. ``max-weight`` bounds the share of one row in its class.
     """
     owners = np.bincount(classes, minlength=count).astype(np.float64)
     if weights is None:
@@ -162,10 +153,9 @@ def class_means(
     before: Array,
     rule: Rule = MEAN,
 ) -> Array:
-    """Weighted mean of rows by class; classes without a row keep theirs of ``before`` (C, w).
+    """Return the mean of rows by class; classes without a row keep theirs of ``before`` (C, w).
 
-    Arguments as of :func:`class_sums`. A rule other than the mean is taken row by row of a class
-    and coordinate by coordinate, without weights.
+    Arguments as of :func:`class_sums`. A rule other than the mean is taken without weights.
     """
     if rule.kind != "mean":
         return rule.middle_by_class(classes, np.concatenate(rows), before)
@@ -173,7 +163,7 @@ def class_means(
 
 
 def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, count: int) -> Vector:
-    """Sums (C, w) float64 of weighted rows by class."""
+    """Return sums (C, w) float64 by class; rows pass through the processor's cache in blocks."""
     width = rows[0].shape[1]
     sums = torch.zeros((count, width), dtype=torch.float64)
     ids = torch.from_numpy(np.asarray(classes, dtype=np.int64))
@@ -195,12 +185,19 @@ class AveragingStrategy(MethodStrategy[P]):
 
     upload_type: type[Payload] = ModelArrays
     aggregations = ROBUST
+    broadcasts = True
     not_summed = ""
     sums_updates = True
 
-    @abstractmethod
     def shared_module(self) -> nn.Module:
-        """A new instance of the module that crosses the wire (called inside a seeded context)."""
+        """Return a new module that crosses the wire (called inside a seeded context).
+
+        By default the small model if ``shares_small_model``, else a header d -> C.
+        """
+        if self.shares_small_model:
+            chosen = self.own_small(self.params)
+            return small_model(self.config, self.inputs, chosen, self.classes)
+        return nn.Linear(self.d, self.classes)
 
     def initialise(self) -> None:
         """Draw the shared module from the run's "global" generator."""
@@ -211,19 +208,15 @@ class AveragingStrategy(MethodStrategy[P]):
         self.tensors = tuple(t.detach().numpy().copy() for t in named.values())
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The shared module's arrays."""
+        """Return the shared module's arrays."""
         return ModelArrays(self.tensors)
 
-    def audience(self, info: ClientInfo) -> Hashable:
-        """The same for everybody."""
-        return "all"
-
     def expect(self, info: ClientInfo) -> Payload | None:
-        """The same shapes come back."""
+        """Return the same arrays: their shapes come back."""
         return ModelArrays(self.tensors)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """The weighted mean replaces the shared module, or what the run's rule takes."""
+        """Replace the shared module by the uploads' mean, or what the run's rule takes."""
         if self.rule.kind == "mean":
             return self.combine(total_of(uploads), round_)
         self.tensors = weighted_mean(uploads, self.rule)
@@ -231,12 +224,12 @@ class AveragingStrategy(MethodStrategy[P]):
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """w_k times the shared arrays, flat, and w_k."""
+        """Return w_k times the shared arrays, flat, and w_k."""
         total = weighted_total([upload], [own.weight])
         return Summand(total[:-1], total[-1:])
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """The weighted mean replaces the shared module."""
+        """Replace the shared module by the weighted mean."""
         means = means_of(total, self.tensors)
         if self.of_updates and total[-1] > 0:
             means = tuple(old + step for old, step in zip(self.tensors, means, strict=True))
@@ -244,7 +237,7 @@ class AveragingStrategy(MethodStrategy[P]):
         return {}
 
     def arrays(self) -> dict[str, Array]:
-        """The shared module's parameters and running statistics by name."""
+        """Return the shared module's parameters and running statistics by name."""
         return dict(zip(self.names, self.tensors, strict=True))
 
     def load(self, arrays: Mapping[str, Array]) -> None:

@@ -70,8 +70,9 @@ class MethodStrategy(Strategy, Generic[P]):
     metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics: all
     public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
     shares_small_model = False  # one that `small-model` names
-    # Why `secure-sum` is refused; empty where `contribution` and `combine` do the whole of it.
+    broadcasts = False  # whether everybody is sent the same
     sums_updates = False  # with noise: steps from what was sent are summed, not what came of them
+    # Why `secure-sum` is refused; empty if `contribution` and `combine` do all of it.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
 
@@ -97,44 +98,37 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def check_config(cls, config: RunConfig, params: P) -> None:
-        """Raise UserError for settings that this method cannot work with.
-
-        ``config`` is the whole configuration, ``params`` the method's own part of it.
-        """
+        """Raise UserError for settings of ``config``, or ``params`` of it, that cannot work."""
 
     @classmethod
     def own_small(cls, params: P) -> str:
-        """The small model that one of ``params`` names, before ``small-model``; empty: none."""
+        """Return the small model that a key of the method's names; empty: ``small-model``'s."""
         return ""
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
-        """Common keys that change nothing under ``config`` and ``params``, each with the reason.
-
-        A configuration that sets one of them to something else than its default is refused.
-        """
+        """Return common keys without effect, each with the reason; setting one is refused."""
         return {}
 
     def initialise(self) -> None:
-        """Create the global arrays as they are before round 1; a resumed run calls ``load``."""
+        """Create the global arrays of before round 1; a resumed run calls ``load`` instead."""
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """What is sent to the client ``info`` at the start of round ``round_`` (1 to T).
+        """Return what is sent to client ``info`` at the start of round ``round_`` (1 to T).
 
         Copies, never views of the strategy's own arrays.
         """
         return Empty()
 
-    def audience(self, info: ClientInfo) -> Hashable:
-        """Clients of one audience are sent the same payload: it is made and encoded once a round.
+    def broadcast_group(self, info: ClientInfo) -> Hashable:
+        """Return the group of client ``info``, whose payload is made and encoded once a round.
 
-        By default every client, as ``info`` has it, is an audience of its own; with ``secure-sum``
-        all are one.
+        By default all are one group with ``broadcasts`` or ``secure-sum``; otherwise each is alone.
         """
-        return "all" if self.config.summed else info.client
+        return "all" if self.broadcasts or self.config.summed else info.client
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """A payload with the shapes and dtypes of the upload of client ``info``; None: they vary.
+        """Return a payload with the shapes and dtypes of an upload of ``info``; None: they vary.
 
         Its values are what the client went on from, or zeros: see :meth:`step_length`.
         """
@@ -144,23 +138,22 @@ class MethodStrategy(Strategy, Generic[P]):
         """Raise Rejected if ``payload``, of the right shapes, is not acceptable from ``info``."""
 
     def step_length(self, payload: Payload, length: float) -> float | None:
-        """Length of the step that ``payload`` makes: by default from what ``expect`` returned.
+        """Return the length of the step that ``payload`` makes, which ``max-update-ratio`` bounds.
 
-        That is ``length``, a root mean square over its values, which ``max-update-ratio`` bounds;
+        By default ``length``, a root mean square over its values, from what ``expect`` returned;
         None: ``check`` bounds them by itself.
         """
         return length
 
     def step_start(self, info: ClientInfo) -> float:
-        """Root mean square of what the step of client ``info`` starts from; 0: from nothing."""
+        """Return the root mean square of what a step of ``info`` starts from; 0: from nothing."""
         expected = self.expect(info)
         return 0.0 if expected is None else size(expected.flat)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Combine ``uploads``, sorted by client, in float64, at the end of round ``round_``.
 
-        Their weights n_k / sum n_j add up to 1. Returns numbers worth recording in the round's
-        line.
+        Their weights n_k / sum n_j add up to 1. Return numbers for the round's line.
         """
         return {}
 
@@ -169,35 +162,31 @@ class MethodStrategy(Strategy, Generic[P]):
         """Return what one client adds to the sum; called in the client's process.
 
         It is linear in what ``upload`` shares, and as long for every client of a run; ``own`` is
-        what the client knows of itself. Raises NotImplementedError where there is no sum.
+        what the client knows of itself.
         """
         raise NotImplementedError(cls.not_summed)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Set the global arrays from ``total`` (L,) float64, the flat sum of a round's summands.
 
-        Returns numbers worth recording. Raises NotImplementedError where there is no sum.
+        Return numbers for the round's line.
         """
         raise NotImplementedError(self.not_summed)
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: P) -> bool:
-        """Whether a contribution has rows of the client's classes, which ``sum-owners`` guards.
-
-        ``config`` is the run's, ``params`` the method's own part of it.
-        """
+        """Return whether contributions have rows of classes, which ``sum-owners`` guards."""
         return False
 
     def arrays(self) -> dict[str, Array]:
-        """The global arrays by name, of any shape (n, ...) and dtype: checkpointed and hashed."""
+        """Return the global arrays by name, of any shape and dtype: checkpointed and hashed."""
         return {}
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Raise Rejected for arrays (n, ...) of a checkpoint that :meth:`load` cannot take.
+        """Raise Rejected for arrays of a checkpoint that :meth:`load` cannot take.
 
-        Called after :meth:`initialise`, before a run is said to be whole or goes on: names in
-        their order, dtypes and shapes are those of :meth:`arrays`, but for the length of those
-        that are :attr:`growing`, and all numbers are finite. Extended by a method that wants more.
+        Called after :meth:`initialise`. Names in their order, dtypes and shapes must be those of
+        :meth:`arrays`, but for the length of :attr:`growing` ones; all numbers must be finite.
         """
         own = self.arrays()
         if list(arrays) != list(own):
@@ -210,16 +199,15 @@ class MethodStrategy(Strategy, Generic[P]):
                 raise Rejected(f"array '{name}' is {form(array)}, expected {form(like)}")
             if not np.isfinite(array).all():
                 raise Rejected(f"array '{name}' holds NaN or infinity")
+        if len({len(arrays[name]) for name in self.growing}) > 1:
+            raise Rejected(f"the arrays {', '.join(self.growing)} differ in length")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Take ``arrays``, of shapes (n, ...) and dtypes as :meth:`arrays` gave them.
-
-        In the same order; called instead of :meth:`initialise` in a run that goes on.
-        """
+        """Take ``arrays`` as :meth:`arrays` gave them; called instead of :meth:`initialise`."""
 
     @property
     def growing(self) -> Collection[str]:
-        """Names of :meth:`arrays` that have another length from round to round."""
+        """Names of :meth:`arrays` whose length varies from round to round."""
         return ()
 
     @property
@@ -234,10 +222,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: P) -> bool:
-        """Whether a contribution is weighed by images, in units of weights.
-
-        ``config`` and ``params`` are as in :meth:`sums_classes`.
-        """
+        """Return whether a contribution is weighed by images, in units of weights."""
         return config.weighting == "samples" and "weighting" not in cls.ignores(config, params)
 
     @property
@@ -367,11 +352,11 @@ class MethodStrategy(Strategy, Generic[P]):
         self._requests = []
         for client in self.aggregation.members(server_round, self._sampled(server_round)):
             info = self.roster.infos[client]
-            audience = self.audience(info)
-            if audience not in made:
+            group = self.broadcast_group(info)
+            if group not in made:
                 payload = self.download(info, server_round)
-                made[audience] = payload, to_record(payload.flat)
-            payload, record = made[audience]
+                made[group] = payload, to_record(payload.flat)
+            payload, record = made[group]
             message = self.message(TRAIN, client, server_round, record)
             for name, more in self.aggregation.records.items():
                 message.content[name] = more
@@ -380,7 +365,7 @@ class MethodStrategy(Strategy, Generic[P]):
         if self.config.summed and len(made) > 1:
             raise UserError(
                 f"{type(self).__name__}: with secure-sum `download` must be the same for "
-                "everybody: let `audience` say so"
+                "everybody: let `broadcast_group` say so"
             )
         return [message for _, message in self._requests]
 

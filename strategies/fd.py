@@ -92,7 +92,9 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """Also: every vector is a probability distribution."""
         super().check(info, payload)
         assert isinstance(payload, ClassVectors)
-        check_distributions(payload.vectors)
+        sums = payload.vectors.sum(axis=1, dtype=np.float64)
+        if (payload.vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
+            raise Rejected("a vector is not a probability distribution")
 
     def step_length(self, payload: Payload, length: float) -> float | None:
         """Probabilities are bounded as they are."""
@@ -136,25 +138,6 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """All, unless sums are kept: one entry per owner and class."""
         return () if self.config.summed else ("owners", "labels", "vectors")
 
-    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Also: an owner and a class of this run for every vector."""
-        super().check_arrays(arrays)
-        if self.config.summed:
-            if (arrays["owners"] < 0).any() or (arrays["rounds"] < 0).any():
-                raise Rejected("a number of owners or a round is below 0")
-            return
-        labels = arrays["labels"]
-        if len({len(array) for array in arrays.values()}) > 1:
-            raise Rejected("not as many owners as labels and vectors")
-        if (labels < 0).any() or (labels >= self.classes).any():
-            raise Rejected(f"a label is none of {self.classes} classes")
-        if (arrays["owners"] > 127).any():
-            raise Rejected("an owner's name is not ASCII")
-        check_distributions(arrays["vectors"])
-        pairs = np.column_stack([arrays["owners"], labels.astype(np.int64)[:, None].view(np.uint8)])
-        if len(np.unique(pairs, axis=0)) < len(pairs):
-            raise Rejected("an owner has a class twice")
-
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         if self.config.summed:
@@ -170,13 +153,6 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         self.owners, self.labels, self.vectors = owners[order], labels[order], vectors[order]
         found = class_sums(self.labels, [self.vectors], None, self.classes)
         self.sums, self.counts = found.rows, np.bincount(self.labels, minlength=self.classes)
-
-
-def check_distributions(vectors: Array) -> None:
-    """Rejected unless every row of vectors (S, C) is at least 0 and adds up to 1."""
-    sums = vectors.sum(axis=1, dtype=np.float64)
-    if (vectors < 0).any() or (np.abs(sums - 1) > _TOLERANCE).any():
-        raise Rejected("a vector is not a probability distribution")
 
 
 def mean_of_others(sums: Array, others: Array) -> Array:

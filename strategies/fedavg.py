@@ -16,10 +16,8 @@ averaged like the rest, as the model is sent whole.
 """
 
 from pydantic import Field
-from torch import nn
 
 from fedhet.config.schema import Params
-from fedhet.models.zoo import small_model
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -38,7 +36,3 @@ class FedAvgStrategy(AveragingStrategy[FedAvgParams]):
     def own_small(cls, params: FedAvgParams) -> str:
         """``common-model``."""
         return params.common_model
-
-    def shared_module(self) -> nn.Module:
-        """The common model, freshly drawn."""
-        return small_model(self.config, self.inputs, self.params.common_model, self.classes)

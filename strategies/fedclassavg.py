@@ -23,7 +23,6 @@ is the last FC alone and the contrastive features are non-negative.
 """
 
 from pydantic import Field
-from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import UserError
@@ -60,7 +59,3 @@ class FedClassAvgStrategy(AveragingStrategy[FedClassAvgParams]):
                 "legacy: true is not allowed with optimizer=sgd: the authors' loss is 1,429 times "
                 "the usual one and diverges; take optimizer=adam lr=0.0001, as they do"
             )
-
-    def shared_module(self) -> nn.Module:
-        """A header: d -> C."""
-        return nn.Linear(self.d, self.classes)

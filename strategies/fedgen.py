@@ -17,10 +17,7 @@ n_k-weighted mean; then ``server-epochs`` steps of Adam for G on
 
 with ``batch-size`` labels each. Headers are linear, so that this sum is the mean header's answer.
 Adam goes on with its moments from round to round, as HtFLlib's does: started anew, its first steps
-are as long for a gradient of rounding as for any, and float32 parts from float64 (weights of G by
-0.4 after four rounds from the same headers, mean losses .016 and .008; with the moments kept by
-1e-5 and in no digit shown). What remains is the first layer's bias, which BatchNorm takes out
-again: it wanders and changes nothing. Inference is by the local model.
+are as long for a gradient of rounding as for any. Inference is by the local model.
 
 As HtFLlib, which has the federation's labels, this loss and these steps (with 512 numbers of
 noise); the paper also shares whole models, adds a diversity term and lets the weight of the second
@@ -37,7 +34,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedhet.config.schema import REPRESENTATION, Params
-from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Float32, Int64, Payload, rest
 from fedhet.rng import torch_seeded
@@ -122,10 +118,6 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         "sends those numbers down; a sum of headers says nothing of them: take lg_fedavg"
     )
 
-    def shared_module(self) -> nn.Module:
-        """A header: d -> C."""
-        return nn.Linear(self.d, self.classes)
-
     def initialise(self) -> None:
         """Draw the header and G."""
         super().initialise()
@@ -158,22 +150,13 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         moments = {name: tensor.numpy().copy() for name, tensor in self._moments()}
         return super().arrays() | state_arrays(self.generator, PREFIX) | moments
 
-    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """A run that an older fedhet began kept no moments."""
-        missing = {n: a for n, a in self.arrays().items() if n.startswith(MOMENTS)}
-        whole = {**arrays, **{n: a for n, a in missing.items() if n not in arrays}}
-        super().check_arrays(whole)
-        if any(whole[name].min() < 0 for name in missing if "first" not in name):
-            raise Rejected("Adam's steps and second moments are not below 0")
-
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
         super().load({n: a for n, a in arrays.items() if not n.startswith((PREFIX, MOMENTS))})
         self._begin()
         load_state(self.generator, arrays, PREFIX)
         for name, tensor in self._moments():
-            if name in arrays:  # a run that an older fedhet began kept none
-                tensor.copy_(torch.tensor(arrays[name]))
+            tensor.copy_(torch.tensor(arrays[name]))
 
     def _begin(self) -> None:
         with torch_seeded(self.config.seed, "generator"):

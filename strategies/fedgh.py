@@ -17,7 +17,7 @@ Differs from HtFLlib, which trains the header for 100 epochs a round (``server-e
 the paper's server makes one pass over what came).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -51,15 +51,11 @@ class FedGHParams(Params):
 class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     """Trains one header on the clients' mean representations."""
 
+    broadcasts = True
     not_summed = (
         "the server trains its header on every client's mean representations, one by one; their "
         "sum would not do: take fedproto"
     )
-
-    @property
-    def width(self) -> int:
-        """The representation's d."""
-        return self.d
 
     def initialise(self) -> None:
         """Draw the header from the run's "global" generator."""
@@ -68,10 +64,6 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """The header."""
         return ModelArrays(tuple(self.arrays().values()))
-
-    def audience(self, info: ClientInfo) -> Hashable:
-        """The same for everybody."""
-        return "all"
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """``server-epochs`` epochs of the header over the pairs of this round."""

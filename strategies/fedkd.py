@@ -33,11 +33,9 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import nn
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import Rejected, RunFailed, UserError
-from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import check_shapes, size
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.protocol.payload import Array, LowRank, Payload, blank
@@ -47,18 +45,12 @@ from fedhet.strategies.base import Upload
 
 # --- truncated singular value decompositions --------------------------------------------------
 
-
 ZERO, DENSE, WHOLE = 0, -1, -2
 Shape = tuple[int, ...]
 
 
-def energy(start: float, end: float, round_: int, rounds: int) -> float:
-    """E(t) = T_start + (T_end - T_start) t / T for message round r = t + 1."""
-    return start + (end - start) * (round_ - 1) / rounds
-
-
 def smallest_rank(singular: Array, share: float) -> int:
-    """Fewest of the singular values, largest first, that hold this share of the energy, in (0, 1].
+    """Return how many singular values, largest first, hold this share of the energy, in (0, 1].
 
     0 only if all are zero; never more than there are.
     """
@@ -91,10 +83,7 @@ def compress(updates: Sequence[Array], share: float | None) -> LowRank:
 
 
 def apply(payload: LowRank, before: Sequence[Array]) -> tuple[Array, ...]:
-    """The parameters after an update of ``before``, float32.
-
-    Server and client call this on equal arrays and, on one kind of machine, stay equal to the bit.
-    """
+    """Return the parameters after an update of ``before``, float32."""
     after = []
     for (rank, parts), old in zip(entries(payload), before, strict=True):
         if rank == WHOLE:
@@ -105,7 +94,7 @@ def apply(payload: LowRank, before: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
-    """Stand-ins for the tensors of an update with these ranks, as :func:`compress` would make them.
+    """Return stand-ins for the tensors of an update with these ranks, as of :func:`compress`.
 
     Raises ValueError for ranks that it would not give to parameters of these shapes.
     """
@@ -126,12 +115,12 @@ def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
 
 
 def update_norm(payload: LowRank) -> float:
-    """L2 norm of an update: the factors' own norms say nothing about their product's."""
+    """Return the L2 norm of an update, which its factors' norms do not give."""
     return math.sqrt(sum(_square(rank, parts) for rank, parts in entries(payload)))
 
 
 def _square(rank: int, parts: Sequence[Array]) -> float:
-    """Squared norm of one entry: |U S V|^2 = sum((U S)^T (U S) * V V^T), r x r."""
+    """Return the squared norm of one entry: sum((U S)^T (U S) * V V^T), r x r."""
     if rank <= 0:
         return float(sum(np.square(part, dtype=np.float64).sum() for part in parts))
     u, s, v = (part.astype(np.float64) for part in parts)
@@ -212,10 +201,10 @@ class FedKDParams(Params):
     )
 
     def share(self, round_: int, rounds: int) -> float | None:
-        """E(t) of message round t + 1; None where updates are not compressed."""
+        """Return E(t) of message round t + 1; None if updates are not compressed."""
         if self.compress == "off":
             return None
-        return energy(self.t_start, self.t_end, round_, rounds)
+        return self.t_start + (self.t_end - self.t_start) * (round_ - 1) / rounds
 
 
 class FedKDStrategy(AveragingStrategy[FedKDParams]):
@@ -255,16 +244,12 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         self.update = LowRank(np.zeros(0, dtype=np.int64), ())
         self.updated = 0  # the round of that update: who took part in it holds the student before
 
-    def shared_module(self) -> nn.Module:
-        """A student."""
-        return small_model(self.config, self.inputs, self.params.student, self.classes)
-
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """The student, or the last update for a client that holds the student before it."""
         return self.update if self._is_current(info) else whole(self.tensors)
 
-    def audience(self, info: ClientInfo) -> Hashable:
-        """Those who are sent the student, and those who are sent the update."""
+    def broadcast_group(self, info: ClientInfo) -> Hashable:
+        """Return whether the client is sent the update, or else the student."""
         return self._is_current(info)
 
     def expect(self, info: ClientInfo) -> Payload | None:

@@ -27,12 +27,9 @@ of a class to 100; here each client clips its rows, so that the mean is no longe
 up for 50 rounds; the default is none, since what G moves by in five rounds is little beside its
 vectors.
 
-With few classes vectors of logits may do harm. The loss CE + MSE of an example of class y is least
-at o = G_y + (C/2) (e_y - softmax(o)), whose largest entry is y's only if no other entry of G_y is
-more than C/2 above it. Of standard normal vectors that is so for 24 % of the classes at C = 2, 18 %
-at C = 4, 0.2 % at C = 10. Such classes are ``misguided_classes`` of a round, and the start warns of
-them: a model that follows its vectors perfectly is wrong about them, until ``server-lr`` has moved
-them.
+With few classes vectors of logits may do harm (docs/reference/methods.md). The loss CE + MSE of an
+example of class y is least at o = G_y + (C/2) (e_y - softmax(o)), whose largest entry is y's only
+if no other entry of G_y is more than C/2 above it. Other classes are ``misguided_classes``.
 
 With ``secure-sum`` the classes are counted whose gradients are sent, and ``sum-owners`` guards
 those that few clients *have*: of a class that one of its owners alone studied in a round, the sum
@@ -115,6 +112,7 @@ def misguided(logits: Array) -> list[int]:
 class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     """Moves the guiding vectors by what the clients found."""
 
+    broadcasts = True
     not_summed = ""
 
     @property
@@ -145,10 +143,6 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         """All of G."""
         every = np.arange(self.classes, dtype=np.int64)
         return ClassVectors(every, np.ones(self.classes, dtype=np.int64), self.guides)
-
-    def audience(self, info: ClientInfo) -> str:
-        """Everybody is sent the same."""
-        return ""
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
         """The declared classes, each with or without a gradient."""

@@ -22,7 +22,9 @@ prototype yet answers by its classifier there as well.
 
 Differs from the authors' code, which averages clients without weights (``prototype-weighting:
 uniform``), takes prototypes in train mode while weights still move, forgets prototypes of classes
-that were not sent in a round, and does not reset its counters between clients in evaluation. The
+that were not sent in a round, and does not reset its counters between clients in evaluation. One
+pass cannot serve for both: in the last epoch's each batch is seen by other weights, in train mode,
+so its means would not be those of the model that the round ends with. The
 paper's eq. 6 divides by the number of owners once more; here weights sum to 1.
 """
 
@@ -36,22 +38,22 @@ from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
 from fedhet.strategies.averaging import ClassSums, short_of
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import PrototypeStrategy, payloads_of, sums_of, told
+from fedhet.strategies.class_vectors import (
+    PrototypeParams,
+    PrototypeStrategy,
+    payloads_of,
+    sums_of,
+    told,
+)
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
 
 
-class FedProtoParams(Params):
+class FedProtoParams(PrototypeParams):
     """Hyper-parameters of FedProto."""
 
-    lam: float = Field(
-        1.0, ge=0, description="lambda, weight of the mean-MSE to the prototypes, >= 0; code: 1"
-    )
     prototype_weighting: Literal["count", "uniform"] = Field(
         "count", description="weights of a class's prototypes: images (eq. 6), or equal (code)"
-    )
-    download_classes: Literal["seen", "all"] = Field(
-        "seen", description="prototypes sent down: of the client's classes, or of every class"
     )
 
 
@@ -68,11 +70,6 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
         if params.prototype_weighting == "count":
             del ignored["max-weight"]
         return ignored
-
-    @property
-    def download_classes(self) -> str:
-        """Whose prototypes are sent down."""
-        return self.params.download_classes
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Eq. 6 per class over the replies of the round; absent classes keep theirs."""

@@ -87,7 +87,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
             return self._rows(info, "whole")
         return self._rows(info, self.params.download_rows)
 
-    def audience(self, info: ClientInfo) -> Hashable:
+    def broadcast_group(self, info: ClientInfo) -> Hashable:
         """Whole headers are the same for everybody, rows for clients with the same classes."""
         whole = self.config.summed or self.params.download_rows == "whole"
         return "all" if whole else info.seen

@@ -35,11 +35,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedhet.config.schema import REPRESENTATION, Params
+from fedhet.config.schema import REPRESENTATION
 from fedhet.protocol.payload import Array
 from fedhet.rng import torch_seeded
 from fedhet.strategies.base import Upload
-from fedhet.strategies.class_vectors import PrototypeStrategy, stacked
+from fedhet.strategies.class_vectors import PrototypeParams, PrototypeStrategy, stacked
 from fedhet.strategies.server_training import (
     MOST_EPOCHS,
     load_state,
@@ -50,12 +50,9 @@ from fedhet.strategies.server_training import (
 SMALLEST = 1e-12  # of a squared distance: its root has no slope at 0
 
 
-class FedTGPParams(Params):
+class FedTGPParams(PrototypeParams):
     """Hyper-parameters of FedTGP."""
 
-    lam: float = Field(
-        1.0, ge=0, description="lambda, weight of the mean-MSE to the prototypes, >= 0; code: 1"
-    )
     margin: float = Field(
         100.0, ge=0, description="tau, largest margin between prototypes, >= 0; code: 100"
     )
@@ -109,11 +106,6 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
         "the server trains its prototypes on every client's, one by one; their sum would not do: "
         "take fedproto"
     )
-
-    @property
-    def download_classes(self) -> str:
-        """Whose prototypes are sent down."""
-        return self.params.download_classes
 
     def initialise(self) -> None:
         """Draw embedding and layers from the run's "global" generator; no class is known."""

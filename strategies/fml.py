@@ -10,10 +10,8 @@ every KL term train its teacher as well, and divide it by the number of classes.
 """
 
 from pydantic import Field
-from torch import nn
 
 from fedhet.config.schema import Params
-from fedhet.models.zoo import small_model
 from fedhet.strategies.averaging import AveragingStrategy
 
 
@@ -32,7 +30,3 @@ class FMLStrategy(AveragingStrategy[FMLParams]):
     """Averages meme models."""
 
     shares_small_model = True
-
-    def shared_module(self) -> nn.Module:
-        """A meme model, freshly drawn."""
-        return small_model(self.config, self.inputs, "", self.classes)

@@ -8,14 +8,8 @@ CIFAR, shares two convolutions instead of the classifier; here the classifier is
 scratch, as in the papers that compare with it.
 """
 
-from torch import nn
-
 from fedhet.strategies.averaging import AveragingStrategy
 
 
 class LGFedAvgStrategy(AveragingStrategy):
     """Averages whole headers."""
-
-    def shared_module(self) -> nn.Module:
-        """A header: d -> C."""
-        return nn.Linear(self.d, self.classes)

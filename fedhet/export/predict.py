@@ -18,8 +18,7 @@ from fedhet.export.images import ImageFiles, find_images
 from fedhet.export.model import Personalised, load_model
 from fedhet.files import csv_text, replacing
 from fedhet.site.local_data import reading_of
-from fedhet.training.denormals import without_denormals
-from fedhet.training.loop import EVALUATION_BATCH, autocast
+from fedhet.training.loop import EVALUATION_BATCH, autocast, without_denormals
 from fedhet.training.metrics import metrics_of
 
 if TYPE_CHECKING:
@@ -150,7 +149,8 @@ def frame_of(model: Personalised, examples: Any) -> "DataFrame":
             places = [examples] if isinstance(examples, str | Path) else list(examples)
             paths = [Path(place).expanduser() for place in places]
             if model.inputs.kind == IMAGE:
-                found = ImageFiles(find_images(paths), model.inputs.image_shape).batches()
+                shape = model.inputs.image_shape
+                found = ImageFiles(find_images(paths), shape, model.window()).batches()
             else:
                 found = batches(paths, model.inputs, form, truth)
         names: list[str] = []

@@ -437,7 +437,7 @@ def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
     rest = (inputs, classes, d)
     if inputs.kind == SIGNAL:
         if name in _HAR:
-            return HARCNN(*_HAR[name], *rest)
+            return HARCNN(*_HAR[name], inputs, classes, d)
         if name == "inception-time":
             return Inception(*rest)
         return (Conv1d if name in _CONV1D else RecurrentSignal)(name, *rest)
@@ -445,7 +445,7 @@ def network(name: str, inputs: Inputs, classes: int, d: int) -> SplitModel:
         single = {"resnet-table": TableResNet, "ft-transformer": FTTransformer}
         return single[name](*rest) if name in single else MLP(name, *rest)
     if name in _LAYERS:
-        return Transformer(*_LAYERS[name], *rest)
+        return Transformer(*_LAYERS[name], inputs, classes, d)
     plain: dict[str, Callable[..., SplitModel]] = {
         "fasttext": TokenModel, "logistic": Logistic, "textcnn": TextCNN,
     }  # fmt: skip

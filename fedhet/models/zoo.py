@@ -60,6 +60,9 @@ class Backbone(SplitModel):
     (3, 1, 1) normalise what the network sees; weights of its library set them.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, network: nn.Module, width: int, classes: int, d: int, *, cut: str) -> None:
         super().__init__()
         self.network = network

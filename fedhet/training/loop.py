@@ -5,22 +5,27 @@ preparation, without a data loader. The host waits for the device once per epoch
 batch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.preparation import normalise
 from fedhet.errors import UserError
+from fedhet.models import training_flops
+from fedhet.rng import torch_seeded
 from fedhet.training.optimisers import make_optimiser
 from fedhet.training.steps import WORTH_IT, EagerStep, GraphStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 EVALUATION_BATCH = 512
+_FLOPS: dict[tuple[object, ...], float] = {}  # per example, by what decides it
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Examples:
         return inputs, self.labels[index]
 
 
-class Steps(int):
+class StepCount(int):
     """A number of steps, where epochs are expected: their batches go on from epoch to epoch."""
 
 
@@ -67,14 +72,14 @@ class Phase:
     positions in that. ``plain`` is for fitting a number to frozen networks: SGD without momentum
     and weight decay, whatever ``optimizer`` says, at the rate given, on images as they are.
     ``after_step`` runs after every step, on tensors only; ``after`` once at the end. The mean loss
-    of the last epoch (of all :class:`Steps`) is recorded as ``train_loss`` or
+    of the last epoch (of all :class:`StepCount`) is recorded as ``train_loss`` or
     ``train_loss_<name>``. ``generators`` are those that the loss draws from (a CUDA graph must know
     them).
     """
 
     loss: Loss
     groups: Sequence[tuple[nn.Module, float]]
-    epochs: int  # or Steps
+    epochs: int  # or StepCount
     images: Tensor | None = None
     after_step: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
@@ -97,7 +102,7 @@ class Phase:
 
 
 def batches(order: Tensor, size: int) -> Iterator[Tensor]:
-    """Pieces of ``size``; a last piece of one image joins the piece before it (BatchNorm)."""
+    """Yield pieces of ``size``; a last piece of one image joins the one before it (BatchNorm)."""
     count = len(order)
     stops = list(range(size, count, size))
     if stops and count - stops[-1] == 1:
@@ -106,13 +111,30 @@ def batches(order: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
-    """bf16 autocast where ``precision: bf16`` asks for it, otherwise nothing."""
+    """Return bf16 autocast if ``precision: bf16`` asks for it, otherwise a context of no effect."""
     return torch.autocast(
         device.type,
         torch.bfloat16,
         enabled=config.precision == "bf16",
         cache_enabled=device.type == "cpu",
     )
+
+
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Count numbers below 1e-38 as zero in this thread while the body runs.
+
+    Once a client's loss is close to zero its gradients are full of them, and a CPU multiplies them
+    many times slower than others. All that computes with a client's model runs in here: its last
+    bits could otherwise differ from the run's.
+    """
+    smallest = torch.full((1,), torch.finfo(torch.float32).tiny)
+    before = bool((smallest / 2 == 0).all())
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 class Fixed:
@@ -128,7 +150,7 @@ class Fixed:
 
 
 def set_trainable(modules: Sequence[nn.Module], phase: Phase, fixed: Fixed) -> None:
-    """Train mode and gradients for what the phase trains, evaluation mode and none for the rest."""
+    """Set train mode and gradients for what ``phase`` trains, and neither for the rest."""
     switches = [*((m, False) for m in modules), *((m, True) for m, _ in phase.groups)]
     for module, active in (*switches, *((part, False) for part in phase.frozen)):
         module.train(active)
@@ -142,14 +164,14 @@ def set_trainable(modules: Sequence[nn.Module], phase: Phase, fixed: Fixed) -> N
 def train(
     phase: Phase, data: Examples, config: RunConfig, generator: np.random.Generator, round_: int
 ) -> Tensor:
-    """Run one phase of a round; returns the mean loss of its last epoch, a scalar on the device."""
+    """Run one phase of a round; return the mean loss of its last epoch, a scalar on the device."""
     data = data if phase.data is None else phase.data
     device = data.labels.device
     data = replace(data, augment=None, perturb=None) if phase.plain else data
     chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
     step = _make_step(phase, config, round_, len(chosen), device)
     total = torch.zeros((), device=device)
-    steps = phase.epochs if isinstance(phase.epochs, Steps) else None
+    steps = phase.epochs if isinstance(phase.epochs, StepCount) else None
     taken = images = 0
     for _ in range(phase.epochs):
         if taken == steps:
@@ -168,8 +190,8 @@ def train(
 
 
 def images_in(phase: Phase, count: int, size: int) -> int:
-    """How many examples the steps of a phase on ``count`` examples see, in batches of ``size``."""
-    if not isinstance(phase.epochs, Steps):
+    """Return how many examples the steps of a phase see, of ``count`` in batches of ``size``."""
+    if not isinstance(phase.epochs, StepCount):
         return count * phase.epochs
     sizes = [len(index) for index in batches(torch.arange(count), size)]
     epochs, rest = divmod(phase.epochs, len(sizes))
@@ -179,7 +201,7 @@ def images_in(phase: Phase, count: int, size: int) -> int:
 def _make_step(
     phase: Phase, config: RunConfig, round_: int, images: int, device: torch.device
 ) -> EagerStep:
-    """The step of a phase with a fresh optimiser; a CUDA graph where there are steps enough."""
+    """Return a phase's step with a fresh optimiser; a CUDA graph if there are steps enough."""
     groups = [([p for p in m.parameters() if p.requires_grad], lr) for m, lr in phase.groups]
     checked = False
     optimiser = make_optimiser(groups, config, round_, plain=phase.plain)
@@ -200,14 +222,14 @@ def _make_step(
         return loss.detach()
 
     epochs = phase.epochs
-    steps = epochs if isinstance(epochs, Steps) else epochs * (images // config.batch_size)
+    steps = epochs if isinstance(epochs, StepCount) else epochs * (images // config.batch_size)
     if device.type == "cuda" and steps >= WORTH_IT:
         return GraphStep(body, optimiser.clear, config.batch_size, list(phase.generators))
     return EagerStep(body, optimiser.clear)
 
 
 def _check_gradients(phase: Phase) -> None:
-    """UserError for a group that would not move: nothing in it takes part in the loss."""
+    """Raise UserError for a group that would not move: nothing in it takes part in the loss."""
     for number, (module, _) in enumerate(phase.groups):
         if all(parameter.grad is None for parameter in module.parameters()):
             raise UserError(
@@ -217,13 +239,49 @@ def _check_gradients(phase: Phase) -> None:
             )
 
 
+def phase_flops(
+    kind: tuple[object, ...],
+    phase: Phase,
+    data: Examples,
+    config: RunConfig,
+    modules: Mapping[str, nn.Module],
+    generators: Sequence[torch.Generator],
+) -> float:
+    """Return the FLOPs of a whole phase on ``data``, from one batch, counted once per ``kind``.
+
+    ``kind`` is what decides the work beside sizes. The counted step leaves no trace in ``modules``
+    and in ``generators``, from which its loss may draw.
+    """
+    data = data if phase.data is None else phase.data
+    device = data.labels.device
+    chosen = torch.arange(len(data), device=device) if phase.images is None else phase.images
+    batch = next(iter(batches(chosen, config.batch_size)))
+    key = (*kind, config.params, config.models, len(batch))
+    if key not in _FLOPS:
+        kept = {n: {k: v.clone() for k, v in m.state_dict().items()} for n, m in modules.items()}
+        drawn = [(made, made.get_state()) for made in generators]
+
+        def step() -> Tensor:
+            with autocast(config, device):
+                return phase.scalar(*data.batch(batch))
+
+        with torch_seeded(config.seed, "flops"):
+            _FLOPS[key] = training_flops(step) / len(batch)
+        for made, state in drawn:
+            made.set_state(state)
+        for name, module in modules.items():
+            module.load_state_dict(kept[name])
+            module.zero_grad(set_to_none=True)
+    return _FLOPS[key] * images_in(phase, len(chosen), config.batch_size)
+
+
 def _stops(count: int) -> list[int]:
     return list(range(EVALUATION_BATCH, count, EVALUATION_BATCH))
 
 
 @torch.inference_mode()
 def outputs_on(outputs: Callable[[Tensor], Tensor], data: Examples, config: RunConfig) -> Tensor:
-    """Outputs (n, w) float32 on all of ``data``, of a function of inputs (B, 3, s, s)."""
+    """Return the ``outputs`` (n, w) float32 of all inputs (B, ...) of ``data``."""
     device, found = data.labels.device, []
     for index in torch.arange(len(data), device=device).tensor_split(_stops(len(data))):
         with autocast(config, device):
@@ -235,9 +293,9 @@ def outputs_on(outputs: Callable[[Tensor], Tensor], data: Examples, config: RunC
 def class_means(
     outputs: Callable[[Tensor], Tensor], data: Examples, config: RunConfig, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Mean output vector of every class: means (C, w) float32, images behind each (C,) int64.
+    """Return the mean output of every class (C, w) float32, and images of each (C,) int64.
 
-    ``outputs`` maps inputs (B, 3, s, s) to vectors (B, w); rows of absent classes are zero.
+    ``outputs`` maps inputs (B, ...) to vectors (B, w); rows of absent classes are zero.
     """
     device = data.labels.device
     ones = torch.ones_like(data.labels)
@@ -252,3 +310,16 @@ def class_means(
         sums.index_add_(0, labels, vectors)
     assert sums is not None, "a client has at least one training image"
     return sums / counts.clamp(min=1).unsqueeze(1), counts
+
+
+def kl(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Return KL(p_teacher || p_student) of logits (B, C): summed over C, mean over B.
+
+    The teacher is detached, so the gradient teaches the student alone.
+    """
+    return F.kl_div(
+        F.log_softmax(student_logits, dim=1),
+        F.log_softmax(teacher_logits.detach(), dim=1),
+        reduction="batchmean",
+        log_target=True,
+    )

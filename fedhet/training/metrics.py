@@ -20,7 +20,7 @@ _ENTRIES = 1 << 20  # that AUROC sorts at a time
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """What a client's predictions on a split of n examples are worth.
 
     ``metrics`` are in percent, ``log_loss`` in nats; one that is not defined is absent.
@@ -45,7 +45,7 @@ class Evaluation:
 @torch.inference_mode()
 def evaluate(
     predict: Predict, data: Examples, config: RunConfig, majority: int | None = None
-) -> Evaluation:
+) -> EvaluationResult:
     """Evaluate ``predict`` on a whole split, which is not empty.
 
     ``predict`` gives logits (B, C) by name; those named "" are the client's answer. Each other
@@ -76,7 +76,7 @@ def evaluate(
     }
     rest = zip(found, values[len(hits) :], strict=True)
     metrics |= {name: value for name, value in rest if math.isfinite(value)}
-    return Evaluation(metrics, logits, wanted)
+    return EvaluationResult(metrics, logits, wanted)
 
 
 def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

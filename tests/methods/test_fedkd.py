@@ -13,9 +13,17 @@ from fedhet.errors import Rejected, RunFailed
 from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
 from fedhet.records.checkpoint import load_checkpoint
-from fedhet.strategies.fedkd import apply, compress, dense, energy, entries, smallest_rank, whole
+from fedhet.strategies.fedkd import (
+    FedKDParams,
+    apply,
+    compress,
+    dense,
+    entries,
+    smallest_rank,
+    whole,
+)
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
-from fedhet.training.losses import kl
+from fedhet.training.loop import kl
 
 TINY = {"method": "fedkd", "image_size": 16, "dataset": "synthetic:120x4"}
 
@@ -88,8 +96,8 @@ def test_certain_and_right_networks_do_not_divide_by_zero(tmp_path):
 
 
 def test_the_energy_grows_from_the_first_round():
-    assert energy(0.95, 0.98, 1, 10) == 0.95
-    assert energy(0.95, 0.98, 6, 10) == pytest.approx(0.965)
+    assert FedKDParams().share(1, 10) == 0.95
+    assert FedKDParams().share(6, 10) == pytest.approx(0.965)
 
 
 def test_the_smallest_rank_with_enough_energy_by_hand():

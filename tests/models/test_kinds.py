@@ -1,11 +1,11 @@
-"""Every built-in model for signals, tables and texts keeps the contract; three of them by hand."""
+"""Every built-in model keeps the contract; three of them by hand."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.preparation import preparation
 from fedhet.models import MODELS, build_model, check_model, forward_flops
 from fedhet.models.names import MORE
@@ -13,13 +13,15 @@ from fedhet.rng import torch_seeded
 
 CLASSES, D = 3, 12
 INPUTS = {
+    IMAGE: Inputs.image(32),
     SIGNAL: Inputs(SIGNAL, (2, 20)),
     TABLE: Inputs.table(
         ("age", "sex", "pain", "rate"), (("sex", ("f", "m")), ("pain", ("a", "b", "c")))
     ),
     TOKENS: Inputs(TOKENS, (9,), 30),
 }  # fmt: skip
-ALL = [(kind, name) for kind in INPUTS for name in (*MODELS[kind], *MORE[kind])]
+ALL = [(kind, name) for kind in (SIGNAL, TABLE, TOKENS) for name in (*MODELS[kind], *MORE[kind])]
+ALL += [(IMAGE, name) for name in MODELS[IMAGE]]
 
 
 def seeded(kind: str, name: str) -> nn.Module:

@@ -65,35 +65,15 @@ def test_what_an_honest_round_leaves_is_sound(case, tmp_path):
     assert not session.verify(folder.path)[1].findings
 
 
-def below(arrays, name):
-    return {**arrays, name: -np.ones_like(arrays[name])}
-
-
 def not_finite(arrays, name):
     return {**arrays, name: arrays[name] * np.float32(np.nan)}
-
-
-def strange(arrays, name):
-    return {**arrays, name: np.full_like(arrays[name], 10**6)}
-
-
-def twice(arrays, name):
-    del name
-    return {key: np.concatenate([array, array]) for key, array in arrays.items()}
 
 
 @pytest.mark.parametrize(
     ("case", "name", "change", "said"),
     [
-        ("fd", "labels", below, "a label is none of"),
-        ("fd", "labels", strange, "a label is none of"),
-        ("fd", "labels", twice, "an owner has a class twice"),
-        ("fd", "vectors", below, "not a probability distribution"),
         ("fd", "vectors", not_finite, "holds NaN"),
-        ("fd, summed", "owners", below, "is below 0"),
-        ("fedproto", "counts", below, "is below 0"),
         ("fedmrl", "", not_finite, "holds NaN"),
-        ("fedgen", "adam.steps", below, "are not below 0"),
     ],
 )
 def test_numbers_that_no_round_leaves_are_found(case, name, change, said, tmp_path):

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedhet.config.schema import RunConfig
 from fedhet.testing import simulate, small
-from fedhet.training.loop import Examples, Phase, Steps, images_in, train
+from fedhet.training.loop import Examples, Phase, StepCount, images_in, train
 
 
 def steps_of(epochs, count=25, size=8):
@@ -27,8 +27,8 @@ def steps_of(epochs, count=25, size=8):
 
 def test_steps_are_a_part_of_an_epoch_or_several():
     assert steps_of(1) == [8, 8, 9], "a last batch of one joins the batch before it"
-    assert steps_of(Steps(2)) == [8, 8]
-    assert steps_of(Steps(4)) == [8, 8, 9, 8]
+    assert steps_of(StepCount(2)) == [8, 8]
+    assert steps_of(StepCount(4)) == [8, 8, 9, 8]
 
 
 @pytest.mark.parametrize("method", ["fedssa", "fedmrl", "fedproto", "fedapen", "fedkd"])

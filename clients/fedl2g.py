@@ -78,8 +78,8 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     guides: Tensor,
     sets: tuple[Batch, Batch],
     lr: float,
+    cross_entropy: Callable[[Tensor, Tensor], Tensor],
     led: Tensor | None = None,
-    cross_entropy: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
     """Loss of the quiz after a guided step, a scalar, and its gradient (C, w) to the guides (C, w).
 
@@ -206,7 +206,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         with twice_differentiable():
             value, gradient = guiding_gradient(
                 answer, weights, self.guides.detach(), ((inputs, labels), quiz),
-                self.config.lr * schedule(self.config, self.round), self.led, self.cross_entropy,
+                self.config.lr * schedule(self.config, self.round), self.cross_entropy, self.led,
             )  # fmt: skip
         both.eval()
         self.latest = gradient, labels

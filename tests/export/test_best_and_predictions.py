@@ -38,6 +38,10 @@ def test_predictions_are_those_of_the_reported_accuracy(run, tmp_path):
     right = [(float(r["p_yes"]) > 0.5) == (r["y"] == "yes") for r in mine]
     assert 100 * np.mean(right) == pytest.approx(last["test_accuracy"])
     assert all(r["y"] == frame["ill"][int(r["row"])] for r in mine)
+    confusion = pd.read_csv(done.path / "confusion.csv", dtype={"client": str})
+    own = confusion[confusion["client"] == "1"].set_index("class")
+    assert own["examples"].sum() == len(mine)
+    assert sum(own.loc[name, f"predicted {name}"] for name in own.index) == sum(right)
 
 
 def test_a_model_predicts_a_frame_a_path_and_an_array_alike(run, tmp_path):

@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
+from fedhet.export.save import export
 from fedhet.models import build_model, model_sizes
 from fedhet.models.base import exchanged
 from fedhet.site.state import fill, to_bundle
+from fedhet.testing import cut_and_resume, simulate, small
 
 CLASSES, D, SIZE = 7, 40, 32
 TORCHVISION = ["resnet18", "mobilenet_v2", "googlenet", "shufflenet_v2_x1_0"]
@@ -77,6 +79,10 @@ class WrongWidth(Good):
 class Double(Good):
     def features(self, x):
         return self.body(x).double()
+
+class ComplexOutput(Good):
+    def features(self, x):
+        return self.body(x) * (1 + 1j)
 
 class NotTensor(Good):
     def features(self, x):
@@ -174,6 +180,7 @@ def test_a_users_factory(mine: str, factory: str) -> None:
         ("TupleForward", r"forward\(x\) is not head\(features\(x\)\)"),
         ("WrongWidth", r"float32 of shape \(2, 5\), must be float32 of shape \(2, 6\)"),
         ("Double", r"float64 of shape"),
+        ("ComplexOutput", r"complex64 of shape"),
         ("NotTensor", r"is list, must be"),
         ("Raises", r"fails: ValueError: two lines"),
         ("no_features", r"has no features"),
@@ -207,6 +214,20 @@ def test_tied_weights_stay_tied_in_a_state(mine: str, tmp_path) -> None:
     assert other.twin.weight is other.body[4].weight and other.again is other.body[0].weight
     names = exchanged(other)
     assert "body.4.weight" in names and "twin.weight" not in names, "sent once"
+
+
+def test_tied_weights_stay_tied_in_sums_a_resumed_run_and_an_export(mine: str, tmp_path) -> None:
+    keys = {
+        "method": "fedavg", "small_model": f"{mine}:tied", "secure_sum": "unmasked",
+        "image_size": 20, "models": [f"{mine}:tied"],
+    }  # fmt: skip
+    folder, _ = simulate(small(tmp_path, **keys))
+    cut = cut_and_resume(small(tmp_path, **keys), 2)
+    assert cut.read_rounds()[-1]["sha256"] == folder.read_rounds()[-1]["sha256"]
+    export(next(folder.path.glob("state/*/0")), tmp_path / "model", trust=True)
+    kept = load_file(tmp_path / "model" / "model.safetensors")
+    weights = [kept[f"parts.model.{name}.weight"] for name in ("body.4", "twin")]
+    assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """``class-weights`` and ``local-steps`` do what they say, in every method."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,12 @@ def test_steps_are_a_part_of_an_epoch_or_several():
     assert steps_of(StepCount(4)) == [8, 8, 9, 8]
 
 
-@pytest.mark.parametrize("method", ["fedssa", "fedmrl", "fedproto", "fedapen", "fedkd"])
+def test_every_cross_entropy_of_a_client_is_the_weighted_one():
+    for file in (Path(__file__).parents[2] / "clients").glob("*.py"):
+        assert "F.cross_entropy" not in file.read_text() or file.name == "base.py", file
+
+
+@pytest.mark.parametrize("method", ["fedssa", "fedapen"])
 def test_balanced_weights_change_training_and_nothing_else(tmp_path, method):
     values = {"method": method, "rounds": 1, "partition": "dirichlet", "alpha": 0.5}
     values |= {"models": ["cnn-5"], "image_size": 16, "representation": 128, "local_steps": 2}

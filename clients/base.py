@@ -88,14 +88,12 @@ class Needs:
 
 
 class MethodClient(NumPyClient, Generic[P]):
-    """One client of one round, of a method with parameters ``P``.
-
-    It lives for one message; what must live on is its state.
+    """One client of one round, of a method with parameters ``P``; it lives for one message.
 
     A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or
-    :meth:`phases`, :meth:`upload` and, where more than the local model answers, :meth:`infer`
-    with :meth:`inference_needs`. Everything in ``modules`` and ``tensors`` is private state: saved
-    after a round and restored before the next, strictly by name.
+    :meth:`phases`, :meth:`upload` and, if more than the local model answers, :meth:`infer` with
+    :meth:`inference_needs`. ``modules`` and ``tensors`` are private state: saved after a round and
+    restored before the next, strictly by name.
     """
 
     download_type: type[Payload] = Empty
@@ -124,21 +122,18 @@ class MethodClient(NumPyClient, Generic[P]):
     # --- hooks of a method -------------------------------------------------------------------
 
     def build(self) -> dict[str, nn.Module]:
-        """The modules of this client, freshly initialised (called inside a seeded context)."""
+        """Return the client's modules, freshly initialised (called in a seeded context)."""
         return {"model": self.local_model()}
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """Private tensors that are no module's, as they are in generation 0.
-
-        By name, each of a shape (n, ...) and dtype that stay; every round's are saved.
-        """
+        """Return private tensors of generation 0 by name; their shapes and dtypes stay."""
         return {}
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """A payload with the shapes and dtypes that what came must have; None: not to be known.
+        """Return a payload with the shapes and dtypes that ``came`` must have; None: any.
 
-        ``came`` is of ``download_type``, and nobody has looked at it yet: where a payload's length
-        varies, it says how long it is. Raise Refused or ValueError where nothing fits it.
+        ``came`` is of ``download_type`` and unchecked: it tells the lengths that vary. Raise
+        Refused or ValueError if nothing fits it.
         """
         return None
 
@@ -149,48 +144,36 @@ class MethodClient(NumPyClient, Generic[P]):
         """Take in ``payload``, what the server sent (an instance of ``download_type``)."""
 
     def phases(self) -> list[Phase]:
-        """The stretches of local training; by default the local model on :meth:`loss`."""
+        """Return the phases of local training; by default the local model on :meth:`loss`."""
         groups = [(self.model, self.config.lr)]
         return [Phase(self.loss, groups, self.local_work, generators=self._generators)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Scalar to minimise for inputs (B, ...) and labels (B,) int64; cross-entropy by default.
-
-        Inputs are as ``self.inputs`` says: (B, 3, s, s) float32 for images.
-        """
+        """Return the scalar to minimise for inputs (B, ...) and labels (B,) int64."""
         return self.cross_entropy(self.model(inputs), labels)
 
     def upload(self) -> Payload:
-        """What goes to the server after training."""
+        """Return what goes to the server after training."""
         return Empty()
 
     def added(self, vector: Vector) -> None:
-        """With ``secure-sum``: see what of the upload goes into the sum, clipped, without noise.
-
-        ``vector`` (L,) float64 is what the method's strategy makes of it (``contribution``).
-        """
+        """With ``secure-sum``: see the contribution (L,) float64, clipped and without noise."""
 
     def infer(self, inputs: Tensor) -> Tensor:
-        """Logits (B, C) float32 of ``inputs`` (B, ...), by :meth:`inference_needs` alone."""
+        """Return logits (B, C) of ``inputs`` (B, ...), by :meth:`inference_needs` alone."""
         logits: Tensor = self.model(inputs)
         return logits
 
     def inference_needs(self) -> Needs:
-        """What :meth:`infer` uses; by default the local model."""
+        """Return what :meth:`infer` uses; by default the local model."""
         return Needs()
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """Logits (B, C) float32 of ``inputs`` (B, ...) by name.
-
-        First :meth:`infer`, named "", then others worth recording.
-        """
+        """Return logits (B, C) by name: first :meth:`infer`'s, named "", then others to record."""
         return {"": self.infer(inputs)}
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of this round worth recording beside the common ones.
-
-        Their means over the round's replies, weighted by images, stand in ``rounds.jsonl``.
-        """
+        """Return further numbers of this round; ``rounds.jsonl`` has means weighted by images."""
         return {}
 
     # --- what hooks may use ------------------------------------------------------------------
@@ -208,7 +191,7 @@ class MethodClient(NumPyClient, Generic[P]):
     def cross_entropy(
         self, logits: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> Tensor:
-        """Cross-entropy of logits (B, C), a scalar; every loss of a method uses this one.
+        """Return the cross-entropy of logits (B, C), a scalar; every loss uses this one.
 
         ``labels`` (B,) int64 are the targets, unless ``targets`` (B, C) are probabilities. With
         ``class-weights: balanced`` it is the mean weighted by the labels' classes.
@@ -238,7 +221,7 @@ class MethodClient(NumPyClient, Generic[P]):
         return small_model(self.config, self.inputs, chosen, self.classes)
 
     def examples(self, part: str) -> Examples:
-        """This client's examples on its device; ``part`` is ``train``, ``val`` or ``test``."""
+        """Return the examples of ``part``, ``train``, ``val`` or ``test``, on the device."""
         prepare = self.modules.get(PREPARATION, normalise)
         if self.inputs.kind == TOKENS:
             prepare = preparation(self.inputs)
@@ -246,20 +229,16 @@ class MethodClient(NumPyClient, Generic[P]):
             return examples_of(self.setup.data, part, self.setup.classes, self.device, prepare)
 
     def seen(self) -> Tensor:
-        """Sorted ids (S,) int64 of the classes in the train split, on the CPU."""
+        """Return the sorted ids (S,) int64 of the classes in the train split, on the CPU."""
         own, positions = self.setup.data.class_counts(), list(self.setup.classes)
         return torch.tensor(sorted(positions.index(name) for name in own), dtype=torch.int64)
 
     def torch_generator(self, purpose: str) -> torch.Generator:
-        """A generator on the device for draws inside a loss (augmentation), of this round.
-
-        Seeded by (seed, ``purpose``, client, round): another purpose draws other numbers.
-        """
+        """Return a generator on the device, seeded by (seed, ``purpose``, client, round)."""
         made = torch.Generator(self.device)
         self._generators.append(made)
-        return made.manual_seed(
-            torch_seed(self.config.seed, purpose, self.setup.data.client, self.round)
-        )
+        client = self.setup.data.client
+        return made.manual_seed(torch_seed(self.config.seed, purpose, client, self.round))
 
     # --- Flower's interface ------------------------------------------------------------------
 
@@ -325,9 +304,8 @@ class MethodClient(NumPyClient, Generic[P]):
     def finish(self, generation: int, state: str) -> Tensor:
         """Return the confusion matrix (C, C) int64 of the test split, after the last round.
 
-        ``generation`` and ``state``, its digest, name the client's last state.
-
-        Keeps what ``keep-best`` and ``keep-predictions`` ask for in the private state.
+        ``generation`` and ``state``, its digest, name the client's last state. The private state
+        keeps what ``keep-best`` and ``keep-predictions`` ask for.
         """
         self._go_back_to(generation, state)
         self._set_eval()
@@ -335,15 +313,12 @@ class MethodClient(NumPyClient, Generic[P]):
         confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
         for part in ("val", "test"):
             data = self.examples(part)
-            if not len(data):
-                continue
-            found = evaluate(self.predict, data, self.config)
-            rows = torch.from_numpy(getattr(self.setup.data.split, part).astype("int64"))
-            kept |= {f"{part}/row": rows, f"{part}/y": found.labels.cpu()}
-            kept[f"{part}/p"] = found.probabilities()
-            confusion = found.confusion()
-        if not len(self.examples("test")):
-            confusion.zero_()
+            if len(data):
+                found = evaluate(self.predict, data, self.config)
+                rows = torch.from_numpy(getattr(self.setup.data.split, part).astype("int64"))
+                kept |= {f"{part}/row": rows, f"{part}/y": found.labels.cpu()}
+                kept[f"{part}/p"] = found.probabilities()
+                confusion = found.confusion() if part == "test" else confusion
         if self.config.keep_predictions:
             self.setup.store.describe(self.description())
             self.setup.store.keep(PREDICTIONS, kept)
@@ -406,7 +381,7 @@ class MethodClient(NumPyClient, Generic[P]):
         return found
 
     def _augmented(self, data: Examples) -> Examples:
-        """The examples as training draws them."""
+        """Return the examples as training draws them."""
         if self.config.augment == "none":
             return data
         if self.config.augment == "jitter-scale":
@@ -422,13 +397,13 @@ class MethodClient(NumPyClient, Generic[P]):
         self._keep_best(generation)
 
     def _received(self, arrays: Sequence[Array]) -> Payload:
-        """The arrays as the payload that this client expects, checked; Refused if they are none."""
-        name = type(self).__name__
+        """Return the arrays as the payload that this client expects; raise Refused if not so."""
         try:
             payload = self.download_type.from_ndarrays(arrays)
         except ValueError as error:
             raise Refused(
-                f"{error}: `download_type` of {name} must be what the strategy's `download` returns"
+                f"{error}: `download_type` of {type(self).__name__} must be what the strategy's "
+                "`download` returns"
             ) from error
         try:
             check_dtypes(payload)
@@ -486,13 +461,13 @@ class MethodClient(NumPyClient, Generic[P]):
         return built
 
     def _fit_preparation(self) -> None:
-        """On the own train split, once: what a model was trained behind stays with it."""
+        """Fit the preparation to the own train split, once: it stays with the model."""
         module = self.modules.get(PREPARATION)
         if module is not None and len(self.setup.data.split.train):
             cast("Preparation", module).fit(self.examples("train").examples)
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
-        """UserError for a tensor that a later round would not find."""
+        """Raise HookError for a tensor that a later round would not find."""
         undeclared = sorted(set(tensors) - set(self.initial_tensors()))
         if undeclared:
             raise UserError(
@@ -523,7 +498,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self._note_validation(metrics)
 
     def description(self) -> dict[str, Any]:
-        """What it takes to rebuild this client without the run's configuration and its examples."""
+        """Return what rebuilds this client without the run's configuration and its examples."""
         keys = {"method", "image_size", "models", "precision", "threads"}
         if self.inputs.kind != IMAGE:
             keys.remove("image_size")

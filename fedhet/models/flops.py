@@ -55,44 +55,32 @@ def _convolution_back(
     return int(forward * sum(wanted[:2]))
 
 
-def _onednn(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> int:
-    return _recurrent(args[:4], inputs)
-
-
-def _cudnn(inputs: torch.Tensor, weights: Any, *args: Any, **kwargs: Any) -> int:
-    return _recurrent(weights, inputs)
-
-
-def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> int:
-    return int(torchs_formulas().sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _attention_back(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    *_: Any, **__: Any,
-) -> int:  # fmt: skip
-    shapes = (grad.shape, query.shape, key.shape, value.shape)
-    return int(torchs_formulas().sdpa_backward_flop_count(*shapes))
-
-
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Of the operators that torch has no right formula for, where this torch has them."""
+    """Return formulas of operators that torch has no right one for, if this torch has them."""
+
+    def onednn(inputs: torch.Tensor, *args: Any, **_: Any) -> int:
+        return _recurrent(args[:4], inputs)
+
+    def cudnn(inputs: torch.Tensor, weights: Any, *_: Any, **__: Any) -> int:
+        return _recurrent(weights, inputs)
+
+    def attention(*args: Any, **_: Any) -> int:
+        return int(torchs_formulas().sdpa_flop_count(*(one.shape for one in args[:3])))
+
+    def attention_back(*args: Any, **_: Any) -> int:
+        return int(torchs_formulas().sdpa_backward_flop_count(*(one.shape for one in args[:4])))
+
     wanted: dict[str, Callable[..., int]] = {
         "convolution_backward": _convolution_back,
-        "mkldnn_rnn_layer": _onednn,
-        "mkldnn_rnn_layer_backward": lambda *args, **kwargs: 2 * _onednn(*args),
-        "_cudnn_rnn": _cudnn,
-        "_cudnn_rnn_backward": lambda *args, **kwargs: 2 * _cudnn(*args),
-        "_scaled_dot_product_flash_attention_for_cpu": _attention,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_back,
+        "mkldnn_rnn_layer": onednn,
+        "mkldnn_rnn_layer_backward": lambda *args, **_: 2 * onednn(*args),
+        "_cudnn_rnn": cudnn,
+        "_cudnn_rnn_backward": lambda *args, **_: 2 * cudnn(*args),
+        "_scaled_dot_product_flash_attention_for_cpu": attention,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": attention_back,
     }
-    return {
-        getattr(torch.ops.aten, name): formula
-        for name, formula in wanted.items()
-        if hasattr(torch.ops.aten, name)
-    }
+    aten = torch.ops.aten
+    return {getattr(aten, name): own for name, own in wanted.items() if hasattr(aten, name)}
 
 
 _OURS = _formulas()

@@ -191,35 +191,27 @@ def _check_trainable(model: nn.Module, name: str) -> None:
 
 
 def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None:
-    """One forward of two zero examples; the shapes and ``forward == head o features``."""
+    """Check one forward of two zero examples: its shapes, and ``forward == head o features``."""
+    full = logits = None
     try:
         with untouched(model):
             x = torch.from_numpy(inputs.blank(2)).to(model.head.weight.device)
-            h = model.features(x)
-            _check_tensor(h, name, d)
-            logits = model.head(h)
-            full = model(x) if _has_forward(model) else logits
-    except UserError:
-        raise
+            h: object = model.features(x)
+            if isinstance(h, Tensor) and h.shape == (2, d) and h.dtype == torch.float32:
+                logits = model.head(h)
+                full = model(x) if _has_forward(model) else logits
     except Exception as error:
         raise UserError(
             f"model {name!r}: a forward of two {_sized(inputs)} fails: {brief(error)}"
         ) from error
+    if logits is None:
+        got = _form(h) if isinstance(h, Tensor) else type(h).__name__
+        raise UserError(
+            f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
+        )
     same = isinstance(full, Tensor) and full.shape == logits.shape
     if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UserError(f"model {name!r}: forward(x) is not head(features(x)), as it must be")
-
-
-def _check_tensor(h: object, name: str, d: int) -> None:
-    if not isinstance(h, Tensor):
-        got = type(h).__name__
-    elif h.shape != (2, d) or h.dtype != torch.float32:
-        got = f"{str(h.dtype).removeprefix('torch.')} of shape {tuple(h.shape)}"
-    else:
-        return
-    raise UserError(
-        f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
-    )
 
 
 def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
@@ -299,25 +291,18 @@ def _timm(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
 
 
 def _cut(network: nn.Module) -> tuple[int, str]:
-    """Replace the last Linear, or SqueezeNet's convolution in its place, by Identity, in place.
+    """Put Identity in place of the last layer, a Linear or SqueezeNet's convolution.
 
-    Returns how many features it took, and its name.
+    Return how many features it took, and its name. It is the one with a single output.
     """
-    for kind in (nn.Linear, nn.Conv2d):
-        found = [
-            (parent, f"{path}.{key}".lstrip("."), child)
-            for path, parent in network.named_modules()
-            for key, child in parent.named_children()
-            if isinstance(child, kind)
-        ]
-        last = [(p, k, c) for p, k, c in found if 1 in (getattr(c, "out_features", 0),
-                                                        getattr(c, "out_channels", 0))]  # fmt: skip
-        if last:
-            parent, name, layer = last[-1]
-            setattr(parent, name.rpartition(".")[2], nn.Identity())
-            width: int = getattr(layer, "in_features", 0) or getattr(layer, "in_channels", 0)
-            return width, name
-    raise AssertionError("every classifier ends in a layer with as many outputs as classes")
+    single = [
+        (name, layer) for name, layer in network.named_modules()
+        if 1 in (getattr(layer, "out_features", 0), getattr(layer, "out_channels", 0))
+    ]  # fmt: skip
+    name, layer = sorted(single, key=lambda pair: isinstance(pair[1], nn.Linear))[-1]
+    network.set_submodule(name, nn.Identity())
+    width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+    return cast("int", width), name
 
 
 def _sized(inputs: Inputs) -> str:
@@ -426,7 +411,7 @@ def _check(where: str, key: str, tensor: Tensor, wanted: Tensor) -> None:
 
 
 def _form(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 # --- the small model that clients of several methods share ----------------------------------

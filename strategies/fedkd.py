@@ -9,8 +9,10 @@ with n = CE_t + CE_s, the client minimises at once
     L_t = CE_t + KL(p_s || p_t) / n + L_h,    L_s = CE_s + KL(p_t || p_s) / n + L_h,
     L_h = MSE(H_t, W_h H_s) / n               (``FedKDClient.loss``)
 
-n, at least 0.001, and the target side of each KL are constants. L_h is one term of two losses: its
-gradients at w_k, theta and W_h are each added once. Inference is by the mentor.
+n, at least 0.001, and the target side of each KL are constants. A KL is the sum over classes, and
+an MSE the mean over d, of an example, both averaged over the batch: the paper's equations. L_h is
+one term of two losses: its gradients at w_k, theta and W_h are each added once. Inference is by the
+mentor.
 
 Up: the student's update (after minus received), every matrix truncated to the smallest rank r that
 holds the share E(t) = T_start + (T_end - T_start) t / T of its energy (t counts from 0; see
@@ -23,7 +25,8 @@ needs every client in every round.
 
 Differs from the authors' code (NLP only), where t runs one ahead, a full-rank matrix becomes zero,
 kernels are not reshaped and nothing is detached; where public ones (HtFLlib, PFLlib) decompose
-weights instead of updates; and from the paper, whose downlink is always compressed.
+weights instead of updates and average a KL over classes too, C times weaker; and from the paper,
+whose downlink is always compressed.
 """
 
 import math

@@ -467,7 +467,7 @@ class MethodClient(NumPyClient, Generic[P]):
             cast("Preparation", module).fit(self.examples("train").examples)
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
-        """Raise HookError for a tensor that a later round would not find."""
+        """Raise UserError for a tensor that a later round would not find."""
         undeclared = sorted(set(tensors) - set(self.initial_tensors()))
         if undeclared:
             raise UserError(

@@ -131,14 +131,22 @@ def frame_of(model: Personalised, examples: Any) -> "DataFrame":
     """Classes and probabilities of examples: columns ``class`` and ``p_<class>``.
 
     ``examples`` are a DataFrame with the columns of the training data, a path or several, or an
-    array (n, ...) of examples as they are stored. The index is the DataFrame's, else the names of
-    files and lines. UserError if they are not what the model takes.
+    array (n, ...) of examples as they are stored, of texts (n,). The index is the DataFrame's, else
+    the names of files and lines. UserError if they are not what the model takes.
     """
     import pandas as pd  # noqa: PLC0415  (half a second)
 
     index: Any = None
     form, truth = reading_of(model.config).form, Truth(Reading(), model.classes)
     with tempfile.TemporaryDirectory() as folder:
+        if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
+            columns = list(model.inputs.columns)
+            if examples.size != len(examples) * len(columns):
+                raise UserError(
+                    f"examples: an array of text of {examples.shape}, and this model takes "
+                    f"{f'columns {columns}' if columns else 'numbers'}"
+                )
+            examples = pd.DataFrame(examples.reshape(len(examples), -1), columns=columns)
         if isinstance(examples, pd.DataFrame):
             index, path = examples.index, Path(folder) / "examples.csv"
             examples.to_csv(path, index=False)
@@ -161,8 +169,8 @@ def frame_of(model: Personalised, examples: Any) -> "DataFrame":
             names += these
             labels += answers
             rows += probabilities.tolist()
-    columns = [f"p_{name}" for name in model.classes]
-    frame = pd.DataFrame(rows, columns=columns, index=names if index is None else index)
+    shown = [f"p_{name}" for name in model.classes]
+    frame = pd.DataFrame(rows, columns=shown, index=names if index is None else index)
     frame.insert(0, "class", [model.classes[label] for label in labels])
     return frame
 

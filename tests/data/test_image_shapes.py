@@ -102,6 +102,10 @@ def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):
     assert model.window() == pytest.approx((0, 999), abs=3) and card["inputs"]["scan"]
     done = predict(tmp_path / "model", [tmp_path / "in"], tmp_path / "out.csv")
     assert done.examples == 40 and not done.warning
+    places = sorted((tmp_path / "in").rglob("*.png"))
+    array = np.stack([np.asarray(Image.open(place), dtype=np.float32) for place in places])
+    by_path, by_array = model.predict(tmp_path / "in"), model.predict(array[..., None])
+    assert (by_path.to_numpy() == by_array.to_numpy()).all()
     fixed, _ = simulate(small(tmp_path / "w", **keys, window="0,4095"))
     (state,) = fixed.path.glob("state/*/0")
     export(state, tmp_path / "fixed")

@@ -39,12 +39,12 @@ def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
 
 
 def get_parameters(module: nn.Module) -> tuple[Array, ...]:
-    """Copies of what is sent of a module as float32 arrays, in the order of ``exchanged``."""
+    """Return copies of what is sent of a module, float32, in the order of ``exchanged``."""
     return tuple(t.detach().cpu().numpy().copy() for t in exchanged(module).values())
 
 
 def blanks_of(module: nn.Module) -> tuple[Array, ...]:
-    """Stand-ins for what is sent of a module, float32."""
+    """Return stand-ins for what is sent of a module, float32."""
     return tuple(blank(t.shape) for t in exchanged(module).values())
 
 
@@ -58,7 +58,7 @@ class AveragingClient(MethodClient[P]):
         return self.model.head
 
     def as_sent_first(self, make: Callable[[], Shared]) -> Shared:
-        """A shared module with the weights that the server sends in round 1.
+        """Return a shared module with the weights that the server sends in round 1.
 
         For one that inference uses: a client that was never sampled has no other. The module's own
         draw is made and thrown away, so that what is drawn after it does not depend on this.
@@ -69,7 +69,7 @@ class AveragingClient(MethodClient[P]):
         return module
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """The shared module's shapes."""
+        """Return the shared module's shapes."""
         return ModelArrays(blanks_of(self.shared()))
 
     def receive(self, payload: Payload) -> None:
@@ -78,5 +78,5 @@ class AveragingClient(MethodClient[P]):
         set_parameters(self.shared(), payload.tensors)
 
     def upload(self) -> Payload:
-        """The shared module after training, copied."""
+        """Return the shared module after training, copied."""
         return ModelArrays(get_parameters(self.shared()))

@@ -34,11 +34,11 @@ class ClassVectorClient(MethodClient[P]):
         return np.arange(self.classes)
 
     def sent_width(self) -> int:
-        """Floats of a vector that comes; by default the representation's d."""
+        """Return the floats of a vector that comes; by default the representation's d."""
         return self.d
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """As many vectors as there are ids, of the classes that may come at most."""
+        """Return as many vectors as ids, of the classes that may come at most."""
         if not isinstance(came, ClassVectors):
             return super().expect_download(came)
         rows = min(came.classes.size, len(self.sent_classes()))
@@ -46,7 +46,7 @@ class ClassVectorClient(MethodClient[P]):
         return ClassVectors(ids, ids, blank((rows, self.sent_width())))
 
     def check_download(self, payload: Payload) -> None:
-        """Classes that may come, each once, and a positive number of images or owners of each."""
+        """Check ids, each once, and a positive number of images or owners of each."""
         if isinstance(payload, ClassVectors):
             check_ids(payload.classes, self.sent_classes())
             if not ((payload.counts > 0) & (payload.counts < EXACT)).all():
@@ -63,7 +63,7 @@ class ClassVectorClient(MethodClient[P]):
         self.vectors, self.known = vectors.to(self.device), known.to(self.device)
 
     def upload(self) -> Payload:
-        """Means over the training images of every seen class, with their numbers of images."""
+        """Return the mean of every seen class over the training images, and their numbers."""
         self.means, counts = class_means(
             self.outputs, self.examples("train"), self.config, self.classes
         )
@@ -91,21 +91,21 @@ class PrototypeClient(ClassVectorClient[PP]):
             self.vectors = self.vectors * self.known[:, None]
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """No prototype is known."""
+        """Return that no prototype is known."""
         return {
             "prototypes": torch.zeros(self.classes, self.d),
             "known": torch.zeros(self.classes, dtype=torch.bool),
         }
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """CE + lambda MSE, the latter 0 for images whose class has no global prototype."""
+        """Return CE + lambda MSE, the latter 0 for images whose class has no global prototype."""
         features = self.model.features(inputs)
         distance = (features.float() - self.vectors[labels]).square().mean(dim=1)
         pulled = (distance * self.known[labels]).mean()
         return self.cross_entropy(self.model.head(features), labels) + self.params.lam * pulled
 
     def upload(self) -> Payload:
-        """Own prototypes, which also stand in for global ones that do not exist yet."""
+        """Return own prototypes, which also stand in for global ones that do not exist yet."""
         payload = super().upload()
         known = self.known.clone()
         known[self.seen().to(self.device)] = True
@@ -114,7 +114,7 @@ class PrototypeClient(ClassVectorClient[PP]):
         return payload
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """The classifier's logits; as "prototype" minus the distance to each prototype (B, C)."""
+        """Return the logits, and as "prototype" minus the distance to each prototype (B, C)."""
         features = self.model.features(inputs)
         logits = self.model.head(features)
         prototypes, known = self.tensors["prototypes"], self.tensors["known"]

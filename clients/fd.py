@@ -28,7 +28,7 @@ class FDClient(ClassVectorClient[FDParams]):
             self.download_type = ClassTotals
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """With ``secure-sum``: nothing was added to any sum."""
+        """With ``secure-sum``: return that nothing was added to any sum."""
         if not self.config.summed:
             return {}
         vectors = torch.zeros(self.classes, self.classes)
@@ -40,23 +40,23 @@ class FDClient(ClassVectorClient[FDParams]):
         }
 
     def sent_classes(self) -> Array:
-        """Its own."""
+        """Return the ids of its own classes."""
         own: Array = self.seen().numpy()
         return own
 
     def sent_width(self) -> int:
-        """C probabilities."""
+        """Return C probabilities."""
         return self.classes
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """Sums of all classes, or what :class:`ClassVectorClient` says."""
+        """Return sums of all classes, or what :class:`ClassVectorClient` says."""
         if not isinstance(came, ClassTotals):
             return super().expect_download(came)
         ids = blank((self.classes,), np.int64)
         return ClassTotals(ids, ids, blank((self.classes, self.classes)))
 
     def check_download(self, payload: Payload) -> None:
-        """Also: probabilities, without which the loss has no bound; sums are bounded later."""
+        """Check that vectors are probabilities; sums are bounded later."""
         super().check_download(payload)
         if isinstance(payload, ClassVectors) and (
             ((payload.vectors < 0) | (payload.vectors > 1)).any()
@@ -70,11 +70,11 @@ class FDClient(ClassVectorClient[FDParams]):
                     raise Refused(f"{what} of a class are none from 0 to {most - 1}")
 
     def receive(self, payload: Payload) -> None:
-        """Means of the other owners, of its own classes that have any."""
+        """Take the means of the other owners, of its own classes that have any."""
         super().receive(self._without_own(payload) if self.config.summed else payload)
 
     def _without_own(self, payload: Payload) -> ClassVectors:
-        """The sums of its own classes without its own part, as means over the others."""
+        """Return the sums of its own classes without its own part, as means over the others."""
         assert isinstance(payload, ClassTotals)
         kept = {name: tensor.cpu().numpy() for name, tensor in self.tensors.items()}
         rounds, inside, inside_rounds = payload.rounds, kept["inside"], kept["inside_rounds"]
@@ -97,11 +97,11 @@ class FDClient(ClassVectorClient[FDParams]):
         self.tensors["added_round"] = torch.tensor([self.round], device=self.device)
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Probabilities (B, C)."""
+        """Return probabilities (B, C)."""
         return F.softmax(self.model(inputs).float(), dim=1)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """CE(y, p) + gamma CE(F^_k,y, p); a class without target has a zero row, so no term."""
+        """Return CE(y, p) + gamma CE(F^_k,y, p); a class without target has a zero row."""
         logits = self.model(inputs)
         soft = self.cross_entropy(logits, labels, self.vectors[labels])
         return self.cross_entropy(logits, labels) + self.params.gamma * soft

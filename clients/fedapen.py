@@ -31,7 +31,7 @@ class Ensemble(nn.Module):
         self.weight = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, private: Tensor, shared: Tensor) -> Tensor:
-        """The mixture lambda z_p + (1 - lambda) z_s."""
+        """Return the mixture lambda z_p + (1 - lambda) z_s."""
         return self.weight * private + (1 - self.weight) * shared
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class Ensemble(nn.Module):
 
 
 def hold_out(labels: Array, share: float, rng: np.random.Generator) -> Array:
-    """Ascending positions (H,) int64 of about ``share`` of every class, at least one image each.
+    """Return positions (H,) int64 of about ``share`` of every class, at least one image each.
 
     Empty if the share has fewer images than there are classes, or a class has one image only.
     """
@@ -61,7 +61,7 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
     """Shares one of its two models; keeps the other and lambda."""
 
     def build(self) -> dict[str, nn.Module]:
-        """w_k, theta and lambda."""
+        """Return w_k, theta and lambda."""
         return {
             "model": self.local_model(),
             "small": self.as_sent_first(self.new_small),
@@ -74,11 +74,11 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         return cast("Ensemble", self.modules["ensemble"])
 
     def shared(self) -> nn.Module:
-        """Theta crosses the wire."""
+        """Return theta, which crosses the wire."""
         return self.modules["small"]
 
     def phases(self) -> list[Phase]:
-        """Lambda on the held-out images, both models on the rest; no image serves both, ever.
+        """Return two phases: lambda on held-out images, both models on the rest.
 
         Where the share is too small (see :func:`hold_out`) lambda stays 0.5 and all images train.
         Accuracies before training are those of the received theta with the new lambda, always.
@@ -106,13 +106,13 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         return [learning, Phase(self.loss, groups, self.local_work, images=images)]
 
     def ensemble_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of the ensemble, for lambda alone."""
+        """Return the cross-entropy of the ensemble, for lambda alone."""
         with torch.no_grad():
             private, shared = self.model(inputs), self.shared()(inputs)
         return self.cross_entropy(self.ensemble(private, shared), labels)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """L_priv + L_sh: every term reaches one model only."""
+        """Return L_priv + L_sh: every term reaches one model only."""
         private, shared = self.model(inputs), self.shared()(inputs)
         of_private = self.cross_entropy(private, labels) + kl(private, shared)
         of_private = of_private + self.cross_entropy(
@@ -123,14 +123,14 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
         return of_private + of_shared
 
     def infer(self, inputs: Tensor) -> Tensor:
-        """The ensemble's logits."""
+        """Return the ensemble's logits."""
         logits: Tensor = self.ensemble(self.model(inputs), self.shared()(inputs))
         return logits
 
     def inference_needs(self) -> Needs:
-        """Both models and lambda."""
+        """Return both models and lambda."""
         return Needs(("model", "small", "ensemble"))
 
     def metrics(self) -> dict[str, float]:
-        """Lambda."""
+        """Return lambda."""
         return {"ensemble_weight": self.ensemble.weight.item()}

@@ -10,9 +10,9 @@ class FedAvgClient(AveragingClient[FedAvgParams]):
     """Shares its whole model."""
 
     def build(self) -> dict[str, nn.Module]:
-        """The common model, as the server's is before round 1."""
+        """Return the common model, as the server's is before round 1."""
         return {"model": self.as_sent_first(lambda: self.new_small(self.params.common_model))}
 
     def shared(self) -> nn.Module:
-        """All of it."""
+        """Return the whole model."""
         return self.model

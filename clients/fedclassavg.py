@@ -14,7 +14,7 @@ LEGACY_TAU, LEGACY_BASE = 100.0, 0.07  # of the authors' code; its loss is scale
 
 
 def contrastive(features: Tensor, labels: Tensor, tau: float) -> Tensor:
-    """SupCon (Khosla et al. 2020, L_out) of M features (M, d) with labels (M,), a scalar.
+    """Return SupCon (Khosla et al. 2020, L_out) of M features (M, d) with labels (M,), a scalar.
 
     Mean over anchors a of the mean over a's positives p, the others of its label, of
     -log(exp(f_a.f_p / tau) / sum_{b != a} exp(f_a.f_b / tau)). Every label must occur at least
@@ -38,12 +38,12 @@ class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
         self.received = [p.detach().clone() for p in self.shared().parameters()]
 
     def phases(self) -> list[Phase]:
-        """One phase; its views come from a generator of this client and round."""
+        """Return one phase; its views come from a generator of this client and round."""
         self.draws = self.torch_generator("views")
         return super().phases()
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The sum of the three terms."""
+        """Return the sum of the three terms."""
         features = self.model.features(two_views(inputs, self.draws, self.inputs.kind))
         first = self.model.head(features[: len(labels)])
         twice = torch.cat([labels, labels])
@@ -55,7 +55,7 @@ class FedClassAvgClient(AveragingClient[FedClassAvgParams]):
         return self.cross_entropy(first, labels) + contrast + self.params.rho / 2 * self.distance()
 
     def distance(self) -> Tensor:
-        """||theta_k - theta||^2 over weight and bias; legacy: the sum of their mean squares."""
+        """Return ||theta_k - theta||^2 over weight and bias; legacy: a sum of mean squares."""
         pairs = zip(self.shared().parameters(), self.received, strict=True)
         squares = [(now - before).square() for now, before in pairs]
         return torch.stack([s.mean() if self.params.legacy else s.sum() for s in squares]).sum()

@@ -19,14 +19,14 @@ class FedGenClient(AveragingClient[FedGenParams]):
     download_type = HeaderAndGenerator
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """Images per class, the header's shapes and G's."""
+        """Return images per class, the header's shapes and G's."""
         made = tuple(blank(tensor.shape) for tensor in self._new_generator().floating())
         return HeaderAndGenerator(
             blank((self.classes,), np.int64), (*blanks_of(self.shared()), *made)
         )
 
     def check_download(self, payload: Payload) -> None:
-        """Labels can be drawn by the images, and no running variance is below 0."""
+        """Check that labels can be drawn and that no running variance is below 0."""
         assert isinstance(payload, HeaderAndGenerator)
         images, names = payload.images, self._new_generator().state_dict()
         if (images < 0).any() or not 0 < images.astype(np.float64).sum() < EXACT:
@@ -48,12 +48,12 @@ class FedGenClient(AveragingClient[FedGenParams]):
         self.shares = torch.as_tensor(payload.images).float().to(self.device)
 
     def phases(self) -> list[Phase]:
-        """One phase; its noise and labels come from a generator of this client and round."""
+        """Return one phase; its noise and labels come from a generator of this client and round."""
         self.draws = self.torch_generator("generated")
         return super().phases()
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of the images, and of as many made representations."""
+        """Return the cross-entropy of the images, and of as many made representations."""
         made, meant = self.generator.sample(self.shares, len(labels), self.draws)
         return self.cross_entropy(self.model(inputs), labels) + self.cross_entropy(
             self.model.head(made), meant

@@ -12,7 +12,7 @@ class FedGHClient(ClassVectorClient[FedGHParams]):
     download_type = ModelArrays
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """The header's shapes."""
+        """Return the header's shapes."""
         return ModelArrays(blanks_of(self.model.head))
 
     def receive(self, payload: Payload) -> None:

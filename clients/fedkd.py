@@ -22,7 +22,7 @@ class FedKDClient(MethodClient[FedKDParams]):
     download_type = LowRank
 
     def build(self) -> dict[str, nn.Module]:
-        """Mentor, student, W_h; with ``compress-down`` the student that the server sent last."""
+        """Return mentor, student, W_h; with ``compress-down`` the student received last."""
         modules = {
             "model": self.local_model(),
             "student": self.new_small(self.params.student),
@@ -38,7 +38,7 @@ class FedKDClient(MethodClient[FedKDParams]):
         return cast("SplitModel", self.modules["student"])
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """The student; with ``compress-down`` it may be an update, whose shapes its ranks tell."""
+        """Return the student, or with ``compress-down`` an update, whose ranks tell its shapes."""
         assert isinstance(came, LowRank)
         student = blanks_of(self.student)
         if not self.params.compress_down or (came.ranks == WHOLE).any():
@@ -46,7 +46,7 @@ class FedKDClient(MethodClient[FedKDParams]):
         return LowRank(came.ranks, tuple(blanks(came.ranks, [blank.shape for blank in student])))
 
     def check_download(self, payload: Payload) -> None:
-        """The student, or a whole update of a bounded norm: its factors' say nothing."""
+        """Check for the student, or for an update of a bounded norm."""
         assert isinstance(payload, LowRank)
         whole_ones = payload.ranks == WHOLE
         if (
@@ -59,7 +59,7 @@ class FedKDClient(MethodClient[FedKDParams]):
             self.setup.limits.check_download_norm(update_norm(payload))
 
     def receive(self, payload: Payload) -> None:
-        """The student itself, or the update of the one received before."""
+        """Take the student itself, or the update of the one received before."""
         assert isinstance(payload, LowRank)
         held = self.modules.get("received", self.student)
         self.received = apply(payload, get_parameters(held))
@@ -67,13 +67,13 @@ class FedKDClient(MethodClient[FedKDParams]):
         set_parameters(held, self.received)
 
     def phases(self) -> list[Phase]:
-        """Mentor, student and projector together."""
+        """Return one phase: mentor, student and projector together."""
         trained = [self.model, self.student, self.modules["projector"]]
         lr = self.config.lr
         return [Phase(self.loss, [(m, lr) for m in trained], self.local_work)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """L_t + L_s with L_h once: each network gets the gradient of its own loss."""
+        """Return L_t + L_s with L_h once: each network gets the gradient of its own loss."""
         hidden_t, hidden_s = self.model.features(inputs), self.student.features(inputs)
         logits_t, logits_s = self.model.head(hidden_t), self.student.head(hidden_s)
         certain = self.cross_entropy(logits_t, labels) + self.cross_entropy(logits_s, labels)
@@ -82,7 +82,7 @@ class FedKDClient(MethodClient[FedKDParams]):
         return certain + taught / certain.detach().clamp(min=SMALLEST)
 
     def upload(self) -> Payload:
-        """The student after training minus as received, compressed."""
+        """Return the student after training minus as received, compressed."""
         pairs = zip(get_parameters(self.student), self.received, strict=True)
         share = self.params.share(self.round, self.config.rounds)
         return compress([after - before for after, before in pairs], share)

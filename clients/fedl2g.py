@@ -44,7 +44,7 @@ class Both(nn.Module):
         self.model = model
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Both."""
+        """Return both."""
         features = self.model.features(inputs)
         return features, self.model.head(features)
 
@@ -62,7 +62,7 @@ def twice_differentiable() -> Iterator[None]:
 
 
 def distance(output: Tensor, guides: Tensor, labels: Tensor, led: Tensor | None) -> Tensor:
-    """MSE of outputs (B, w) to the guides (C, w) of their labels (B,), a scalar.
+    """Return MSE of outputs (B, w) to the guides (C, w) of their labels (B,), a scalar.
 
     Classes outside ``led`` (C,), bool, have none, and pull nowhere; None: all have.
     """
@@ -81,7 +81,7 @@ def guiding_gradient(  # noqa: PLR0913, PLR0917  (all that the step depends on)
     cross_entropy: Callable[[Tensor, Tensor], Tensor],
     led: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss of the quiz after a guided step, a scalar, and its gradient (C, w) to the guides (C, w).
+    """Return the quiz's loss after a guided step, and its gradient (C, w) to the guides (C, w).
 
     ``answer(weights, x)`` gives the guided output (B, w) and logits (B, C); ``sets`` are the study
     and the quiz batch; ``led`` is :func:`distance`'s. Exact: see the docstring of
@@ -115,12 +115,12 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     """Receives guiding vectors, sends how they should move."""
 
     def build(self) -> dict[str, nn.Module]:
-        """The model, and room for G."""
+        """Return the model, and room for G."""
         width = width_of(self.params, self.classes, self.d)
         return {"model": self.local_model(), "guides": Guides(self.classes, width)}
 
     def sent_width(self) -> int:
-        """C or d."""
+        """Return C or d."""
         return width_of(self.params, self.classes, self.d)
 
     @property
@@ -129,12 +129,12 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         return cast("Guides", self.modules["guides"]).vectors
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """What is guided: logits (B, C) or representations (B, d)."""
+        """Return what is guided: logits (B, C) or representations (B, d)."""
         features = self.model.features(inputs)
         return self.model.head(features) if self.params.guide == "logits" else features
 
     def receive(self, payload: Payload) -> None:
-        """G of this round; no gradient is known yet.
+        """Take G of this round; no gradient is known yet.
 
         In a sum, a class with too few owners has a vector that was drawn and never moves: it is
         learned without.
@@ -150,7 +150,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         self.studied = torch.zeros(self.classes, dtype=torch.bool, device=self.device)
 
     def phases(self) -> list[Phase]:
-        """Training on the study set, but for the warm-up; then the quiz, which moves nothing.
+        """Return training on the study set, after warm-up, and the quiz, which moves nothing.
 
         A client with fewer than eight training examples has no quiz set, since BatchNorm needs two
         examples. It sends rows of zeros, marked as not studied, which count as traffic.
@@ -181,7 +181,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         return [*found, quiz]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """CE + MSE to the guiding vectors of the labels."""
+        """Return CE + MSE to the guiding vectors of the labels."""
         features = self.model.features(inputs)
         logits = self.model.head(features)
         guided = logits if self.params.guide == "logits" else features
@@ -190,7 +190,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         return self.cross_entropy(logits, labels) + pull
 
     def quiz_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The quiz's CE after a guided step; its gradient is put in by hand, the value stays."""
+        """Return the quiz's CE after a guided step, with the gradient put in by hand."""
         both = Both(self.model)
         self._train_mode(both)
         frozen = {id(p) for p in self._fixed.parameters}
@@ -214,7 +214,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         return value + pull - pull.detach()
 
     def upload(self) -> Payload:
-        """The gradients of seen classes, clipped, marked by whether they were studied."""
+        """Return the gradients of seen classes, clipped, marked by whether they were studied."""
         seen = self.seen()
         own = self.gradient[seen.to(self.device)].float()
         norms = own.norm(dim=1, keepdim=True)

@@ -21,7 +21,7 @@ from fedhet.training.loop import Phase
 
 
 def make_projector(kind: str, d1: int, d2: int = REPRESENTATION) -> nn.Module:
-    """P_k: (B, d1 + d2) -> (B, d2), with bias and without a last activation."""
+    """Return P_k: (B, d1 + d2) -> (B, d2), with bias and without a last activation."""
     first = nn.Linear(d1 + d2, d2)
     if kind == "linear":
         return first
@@ -32,7 +32,7 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
     """Shares the small model; keeps its own model and the projector."""
 
     def build(self) -> dict[str, nn.Module]:
-        """F_k, G and P_k."""
+        """Return F_k, G and P_k."""
         return {
             "model": self.local_model(),
             "small": self.as_sent_first(
@@ -47,11 +47,11 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         return cast("SplitModel", self.modules["small"])
 
     def shared(self) -> nn.Module:
-        """G crosses the wire."""
+        """Return G, which crosses the wire."""
         return self.small
 
     def phases(self) -> list[Phase]:
-        """Eq. 10: all three at once, each with its own learning rate."""
+        """Return eq. 10: all three at once, each with its own learning rate."""
         lr = self.config.lr
         groups = [
             (self.model, lr),
@@ -61,7 +61,7 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         return [Phase(self.loss, groups, self.local_work)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Eq. 9: m^G l^G + m^F l^F."""
+        """Return eq. 9: m^G l^G + m^F l^F."""
         fused = self.fuse(self.small.features(inputs), self.model.features(inputs))
         loss = self.params.m_local * self.cross_entropy(self.model.head(fused), labels)
         if self.params.matryoshka:
@@ -69,17 +69,17 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         return loss
 
     def fuse(self, general: Tensor, personal: Tensor) -> Tensor:
-        """Eq. 3 and 4: R~ (B, d2) of the representations (B, d1) of G and (B, d2) of F_k."""
+        """Return eq. 3 and 4: R~ (B, d2) of the representations (B, d1) of G and (B, d2) of F_k."""
         fused: Tensor = self.modules["projector"](torch.cat([general, personal], dim=1))
         return fused
 
     def coarse(self, fused: Tensor) -> Tensor:
-        """Eq. 5 and 6: the global header's logits (B, C), from the first d1 entries alone."""
+        """Return eq. 5 and 6: the global header's logits (B, C) of the first d1 entries."""
         logits: Tensor = self.small.head(fused[:, : self.params.d1])
         return logits
 
     def infer(self, inputs: Tensor) -> Tensor:
-        """Logits of the chosen inference model."""
+        """Return the logits of the chosen inference model."""
         kind = self.params.inference
         logits: Tensor
         if kind.startswith("single"):
@@ -90,7 +90,7 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         return logits
 
     def inference_needs(self) -> Needs:
-        """A mixed model needs all but one header, a single one nothing else."""
+        """Return all but one header for a mixed model, a single model otherwise."""
         mixed = ("model", "small", "projector")
         return {
             "mix-large": Needs(mixed, without=("small.head",)),
@@ -100,7 +100,7 @@ class FedMRLClient(AveragingClient[FedMRLParams]):
         }[self.params.inference]
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """The chosen model, and with ``report-all-inference`` all that there are, by name."""
+        """Return the chosen model's logits; with ``report-all-inference`` those of all, by name."""
         if not self.params.report_all_inference:
             return super().predict(inputs)
         general, personal = self.small.features(inputs), self.model.features(inputs)

@@ -17,7 +17,7 @@ from fedhet.strategies.fedssa import FedSSAParams
 
 
 def stabilisation(params: FedSSAParams, round_: int) -> float:
-    """mu^t of eq. 4 for message round r = t + 1: mu_0 cos(pi t / (2 T_stable)), then 0."""
+    """Return mu^t of eq. 4 for message round r = t + 1: mu_0 cos(pi t / (2 T_stable)), then 0."""
     t = round_ - 1
     if not params.stabilise or t >= params.t_stable:
         return 0.0
@@ -31,13 +31,13 @@ class FedSSAClient(MethodClient[FedSSAParams]):
     download_type = HeaderRows
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """The rows of the classes that come."""
+        """Return the rows of the classes that come."""
         rows = len(self._sent())
         bias = blank((rows if self.params.header_bias else 0,))
         return HeaderRows(blank((rows,), np.int64), blank((rows, self.d)), bias)
 
     def check_download(self, payload: Payload) -> None:
-        """Exactly the classes that come, each once."""
+        """Check for exactly the classes that come, each once."""
         assert isinstance(payload, HeaderRows)
         if not np.array_equal(payload.classes, self._sent()):
             raise Refused(
@@ -45,13 +45,13 @@ class FedSSAClient(MethodClient[FedSSAParams]):
             )
 
     def _sent(self) -> Array:
-        """Ids of the classes whose rows come, ascending."""
+        """Return ids of the classes whose rows come, ascending."""
         whole = self.params.download_rows == "whole" or self.config.summed
         ids: Array = np.arange(self.classes) if whole else self.seen().numpy()
         return ids
 
     def receive(self, payload: Payload) -> None:
-        """Eq. 4 on seen rows; with ``download-rows: whole`` unseen rows are overwritten.
+        """Apply eq. 4 to seen rows; ``download-rows: whole`` overwrites unseen rows.
 
         In a sum, rows of classes with too few owners stay: the global ones are what was drawn.
         """
@@ -74,7 +74,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
                 local[sent] = torch.where(fused.view(-1, *[1] * (new.dim() - 1)), mixed, new)
 
     def upload(self) -> Payload:
-        """Rows of the seen classes after training, or the whole header."""
+        """Return rows of the seen classes after training, or the whole header."""
         weight, bias = _array(self.model.head.weight), _array(self.model.head.bias)
         if not np.isfinite(weight).all():
             raise RunFailed(

@@ -16,24 +16,24 @@ class FMLClient(AveragingClient[FMLParams]):
     """Shares the meme model."""
 
     def build(self) -> dict[str, nn.Module]:
-        """The local model and the meme model."""
+        """Return the local model and the meme model."""
         return {
             "model": self.local_model(),
             "meme": self.new_small(),
         }
 
     def shared(self) -> nn.Module:
-        """The meme model crosses the wire."""
+        """Return the meme model, which crosses the wire."""
         return self.modules["meme"]
 
     def phases(self) -> list[Phase]:
-        """Both models on the same batches."""
+        """Return one phase: both models on the same batches."""
         lr = self.config.lr
         groups = [(self.model, lr), (self.shared(), lr)]
         return [Phase(self.loss, groups, self.local_work)]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """L_local + L_meme."""
+        """Return L_local + L_meme."""
         local, meme = self.model(inputs), self.shared()(inputs)
         alpha, beta = self.params.alpha_local, self.params.beta_meme
         of_local = alpha * self.cross_entropy(local, labels) + (1 - alpha) * kl(local, meme)

@@ -28,7 +28,7 @@ class Mixture(nn.Module):
         self.alpha = nn.Parameter(torch.ones(d))
 
     def forward(self, own: Tensor, shared: Tensor) -> Tensor:
-        """The mixture alpha R_F + (1 - alpha) R_g."""
+        """Return the mixture alpha R_F + (1 - alpha) R_g."""
         return self.alpha * own + (1 - self.alpha) * shared
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
     """Shares the small extractor; keeps its own model and alpha."""
 
     def build(self) -> dict[str, nn.Module]:
-        """F_k, g and alpha."""
+        """Return F_k, g and alpha."""
         return {
             "model": self.local_model(),
             "extractor": self.as_sent_first(
@@ -56,11 +56,11 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
         return cast("Mixture", self.modules["mixture"])
 
     def shared(self) -> SplitModel:
-        """The extractor g crosses the wire."""
+        """Return the extractor g, which crosses the wire."""
         return cast("SplitModel", self.modules["extractor"])
 
     def phases(self) -> list[Phase]:
-        """Step 1, then step 2; the base freezes what a phase does not train."""
+        """Return step 1, then step 2; each freezes what it does not train."""
         lr, epochs = self.config.lr, self.local_work
         own = [(self.model, lr), (self.mixture, self.params.lr_alpha)]
         return [
@@ -69,26 +69,26 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
         ]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Step 1, for F_k and alpha."""
+        """Return step 1, for F_k and alpha."""
         with torch.no_grad():
             general = self.shared().features(inputs)
         mixed = self.mixture(self.model.features(inputs), general)
         return self.cross_entropy(self.model.head(mixed), labels)
 
     def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Step 2, for g."""
+        """Return step 2, for g."""
         return self.cross_entropy(self.model.head(self.shared().features(inputs)), labels)
 
     def infer(self, inputs: Tensor) -> Tensor:
-        """Logits of the mixture."""
+        """Return the logits of the mixture."""
         own, general = self.model.features(inputs), self.shared().features(inputs)
         logits: Tensor = self.model.head(self.mixture(own, general))
         return logits
 
     def inference_needs(self) -> Needs:
-        """Both networks and alpha."""
+        """Return both networks and alpha."""
         return Needs(("model", "extractor", "mixture"))
 
     def metrics(self) -> dict[str, float]:
-        """The mean of alpha: how much of the client's own representation it uses."""
+        """Return the mean of alpha: how much of the client's own representation it uses."""
         return {"alpha_mean": self.mixture.alpha.mean().item()}

@@ -20,15 +20,15 @@ class PFedESClient(AveragingClient[PFedESParams]):
     """Shares the extractor that stands before its model in training."""
 
     def build(self) -> dict[str, nn.Module]:
-        """F_k and G."""
+        """Return F_k and G."""
         return {"model": self.local_model(), "extractor": extractor(self.params, self.inputs)}
 
     def shared(self) -> nn.Module:
-        """G crosses the wire."""
+        """Return G, which crosses the wire."""
         return self.modules["extractor"]
 
     def phases(self) -> list[Phase]:
-        """Step 1, then step 2; the base freezes what a phase does not train."""
+        """Return step 1, then step 2; each freezes what it does not train."""
         rate = self.params.lr_extractor or self.config.lr
         epochs = self.params.extractor_epochs
         return [
@@ -37,7 +37,7 @@ class PFedESClient(AveragingClient[PFedESParams]):
         ]
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Eq. 5, for F_k: enhanced images with weight mu, raw ones with 1 - mu."""
+        """Return eq. 5, for F_k: enhanced images with weight mu, raw ones with 1 - mu."""
         with torch.no_grad():
             enhanced = self.shared()(inputs)
         mu = self.params.mu
@@ -46,7 +46,7 @@ class PFedESClient(AveragingClient[PFedESParams]):
         return mu * on_enhanced + (1 - mu) * self.cross_entropy(self.model(inputs), labels)
 
     def extractor_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Eq. 8, for G."""
+        """Return eq. 8, for G."""
         if self.inputs.kind == IMAGE:
             return self.cross_entropy(self.model(self.shared()(inputs)), labels)
         # cuDNN's recurrent layers have no backward in evaluation mode, which F_k is in here.

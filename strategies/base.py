@@ -77,7 +77,7 @@ class MethodStrategy(Strategy, Generic[P]):
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
 
     def __init_subclass__(cls) -> None:
-        """An ``aggregate`` of its own does more than the ``combine`` that it inherits."""
+        """Refuse sums of a class whose ``aggregate`` does more than the inherited ``combine``."""
         super().__init_subclass__()
         own = vars(cls)
         if "aggregate" in own and not {"combine", "not_summed"} & set(own):

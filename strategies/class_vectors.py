@@ -59,18 +59,18 @@ class ClassVectorStrategy(MethodStrategy[P]):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
-        """A client's number of images weighs nothing here."""
+        """Return that a client's number of images weighs nothing here."""
         reason = "vectors are combined class by class"
         return {"weighting": reason, "max-weight": reason}
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Vectors (C, w), zero where unseen, and C ones and zeros."""
+        """Return vectors (C, w), zero where unseen, and C ones and zeros."""
         return sums_of([told(upload, own)], None, own.classes).summand()
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: P) -> bool:
-        """One vector per class that a client has seen."""
+        """Return True: a client sends one vector per class that it has seen."""
         return True
 
     @property
@@ -79,12 +79,12 @@ class ClassVectorStrategy(MethodStrategy[P]):
         return self.d
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """|S_k| vectors."""
+        """Return |S_k| vectors."""
         own, images = declared(info)
         return ClassVectors(own, images, np.zeros((len(own), self.width), dtype=np.float32))
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """The declared classes and counts; shapes are checked before."""
+        """Check the declared classes and counts."""
         assert isinstance(payload, ClassVectors)
         own, images = declared(info)
         for what, got, meant in (
@@ -113,12 +113,12 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
     """Keeps a prototype per class and the images behind it; sends those that exist."""
 
     def initialise(self) -> None:
-        """No class has a prototype."""
+        """Start without prototypes."""
         self.prototypes: Array = np.zeros((self.classes, self.d), dtype=np.float32)
         self.counts: Array = np.zeros(self.classes, dtype=np.int64)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The prototypes that exist, with the images behind each."""
+        """Return the prototypes that exist, with the images behind each."""
         whole = self.params.download_classes == "all" or self.config.summed
         wanted = np.arange(self.classes, dtype=np.int64) if whole else declared(info)[0]
         sent = wanted[self.counts[wanted] > 0]
@@ -140,11 +140,11 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
         return self.known()
 
     def known(self) -> dict[str, float]:
-        """How many classes have a prototype, for the record."""
+        """Return how many classes have a prototype."""
         return {"known_classes": float((self.counts > 0).sum())}
 
     def arrays(self) -> dict[str, Array]:
-        """Prototypes (C, d), zero where unknown, and images behind each (C,) int64."""
+        """Return prototypes (C, d), zero where unknown, and images behind each (C,) int64."""
         return {"prototypes": self.prototypes, "counts": self.counts}
 
     def load(self, arrays: Mapping[str, Array]) -> None:

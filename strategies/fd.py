@@ -62,13 +62,13 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         return self.classes
 
     def initialise(self) -> None:
-        """Nobody's vector is known."""
+        """Start without vectors."""
         nothing = np.zeros((0, self.classes), dtype=np.float32)
         self._keep(np.zeros(0, dtype=f"<U{_ID}"), np.zeros(0, dtype=np.int64), nothing)
         self.sum_rounds = np.zeros(self.classes, dtype=np.int64)  # of each class's sum, if summed
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """Leave-one-out means of the client's classes that have another owner; or all sums."""
+        """Return the other owners' means of the client's classes; or all sums."""
         if self.config.summed:
             return ClassTotals(self.counts, self.sum_rounds, self.sums.astype(np.float32))
         own = self.owners == info.client
@@ -81,7 +81,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     @classmethod
     def check_config(cls, config: RunConfig, params: FDParams) -> None:
-        """Vectors with noise are no distributions; in a sum nobody sees one."""
+        """Refuse noise on single uploads: vectors with noise are no distributions."""
         if config.dp_clip and not config.summed:
             raise UserError(
                 f"dp-clip: {config.dp_clip:g} is not allowed with method={config.method}, whose "
@@ -89,7 +89,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
             )
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Also: every vector is a probability distribution."""
+        """Check also that every vector is a probability distribution."""
         super().check(info, payload)
         assert isinstance(payload, ClassVectors)
         sums = payload.vectors.sum(axis=1, dtype=np.float64)
@@ -97,11 +97,11 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
             raise Rejected("a vector is not a probability distribution")
 
     def step_length(self, payload: Payload, length: float) -> float | None:
-        """Probabilities are bounded as they are."""
+        """Return None: probabilities are bounded as they are."""
         return None
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """What came replaces what the same clients sent before; the others' stay."""
+        """Replace what the same clients sent before; keep the others' vectors."""
         stale = ~np.isin(self.owners, [upload.info.client for upload in uploads])
         owners, labels, vectors = [self.owners[stale]], [self.labels[stale]], [self.vectors[stale]]
         for upload in uploads:
@@ -113,7 +113,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         return {"shared_classes": float((self.counts > 1).sum())}
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """The sums of this round replace those of classes with owners enough; others stay."""
+        """Replace the sums of classes with owners enough; keep the others."""
         found = ClassSums.of(total, self.classes)
         present = found.present(self.least_owners)
         self.sums[present] = found.rows[present]
@@ -123,7 +123,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         return {"shared_classes": shared, **short_of(found, self.config)}
 
     def arrays(self) -> dict[str, Array]:
-        """Owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C); sorted by class, owner.
+        """Return owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C), sorted.
 
         Of sums: owners (C,) and rounds (C,) int64, sums (C, C) float64.
         """
@@ -156,7 +156,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
 
 def mean_of_others(sums: Array, others: Array) -> Array:
-    """Means (S, C) float32 of sums (S, C) over so many owners (S,), each at least 1.
+    """Return means (S, C) float32 of sums (S, C) over so many owners (S,), each at least 1.
 
     A difference of sums may fall below 0 by rounding; the loss is bounded only without that.
     """

@@ -50,7 +50,7 @@ class FedAPENStrategy(AveragingStrategy[FedAPENParams]):
     metric_ranges = {"ensemble_weight": (0.0, 1.0)}  # lambda
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """The mean model; the clients' mean lambda is recorded."""
+        """Take the mean model; record the clients' mean lambda."""
         super().aggregate(uploads, round_)
         weights = [u.metrics["ensemble_weight"] for u in uploads if "ensemble_weight" in u.metrics]
         return {"ensemble_weight_mean": float(np.mean(weights))} if weights else {}

@@ -34,5 +34,5 @@ class FedAvgStrategy(AveragingStrategy[FedAvgParams]):
 
     @classmethod
     def own_small(cls, params: FedAvgParams) -> str:
-        """``common-model``."""
+        """Return ``common-model``."""
         return params.common_model

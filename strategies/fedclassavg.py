@@ -51,7 +51,7 @@ class FedClassAvgStrategy(AveragingStrategy[FedClassAvgParams]):
 
     @classmethod
     def check_config(cls, config: RunConfig, params: FedClassAvgParams) -> None:
-        """``legacy`` fixes tau, and its loss is too steep for SGD."""
+        """Refuse a ``tau`` with ``legacy``, whose loss is too steep for SGD."""
         if params.legacy and params.tau != TAU:
             raise UserError(f"tau: {params.tau:g} is not allowed: legacy=true fixes it at 100")
         if params.legacy and config.optimizer != "adam":

@@ -86,14 +86,14 @@ class Generator(nn.Module):
         )
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Representations of these labels."""
+        """Return representations of these labels."""
         made: Tensor = self.body(torch.cat([noise, F.one_hot(labels, self.classes)], dim=1))
         return made
 
     def sample(
         self, shares: Tensor, count: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Representations (count, d) and their labels (count,), drawn by ``shares`` (C,).
+        """Return representations (count, d) and their labels (count,), drawn by ``shares`` (C,).
 
         The labels are where uniform numbers fall among the sums of the shares, which a CUDA graph
         can draw.
@@ -106,7 +106,7 @@ class Generator(nn.Module):
         return self(noise, labels), labels
 
     def floating(self) -> list[Tensor]:
-        """Parameters and running statistics, in a fixed order: what crosses the wire."""
+        """Return parameters and running statistics, in a fixed order: what crosses the wire."""
         return [tensor for tensor in self.state_dict().values() if tensor.is_floating_point()]
 
 
@@ -124,12 +124,12 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         self._begin()
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """Images per class, header and G."""
+        """Return images per class, header and G."""
         made = tuple(tensor.numpy() for tensor in self.generator.floating())
         return HeaderAndGenerator(self._images(), (*self.tensors, *made))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """The mean header; then G, on what that header makes of it."""
+        """Take the mean header; then train G on what that header makes of it."""
         super().aggregate(uploads, round_)
         weight, bias = (torch.from_numpy(tensor) for tensor in self.tensors)
         shares = torch.from_numpy(self._images()).float()
@@ -146,7 +146,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         return numbers
 
     def arrays(self) -> dict[str, Array]:
-        """The header by name, G's whole state, and Adam's moments."""
+        """Return the header by name, G's whole state, and Adam's moments."""
         moments = {name: tensor.numpy().copy() for name, tensor in self._moments()}
         return super().arrays() | state_arrays(self.generator, PREFIX) | moments
 
@@ -167,14 +167,14 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         self.optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        """Adam's, by name, as it goes on from them."""
+        """Yield Adam's moments by name, as it goes on from them."""
         for name, parameter in self.generator.named_parameters():
             kinds = ("first", "second", "steps")
             for kind, tensor in zip(kinds, self.optimiser.of(parameter), strict=True):
                 yield f"{MOMENTS}{kind}.{name}", tensor.detach()
 
     def _images(self) -> Array:
-        """Images per class (C,) int64 over the clients that are known."""
+        """Return images per class (C,) int64 over the clients that are known."""
         total = np.zeros(self.classes, dtype=np.int64)
         for info in self.roster.infos.values():
             np.add.at(total, list(info.seen), list(info.images))

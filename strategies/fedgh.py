@@ -62,11 +62,11 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
         self.header = self._fresh()
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The header."""
+        """Return the header."""
         return ModelArrays(tuple(self.arrays().values()))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """``server-epochs`` epochs of the header over the pairs of this round."""
+        """Train the header for ``server-epochs`` over the pairs of this round."""
         labels, vectors = stacked(uploads)
 
         def loss(chosen: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
         )  # fmt: skip
 
     def arrays(self) -> dict[str, Array]:
-        """Global header: weight (C, d), bias (C,)."""
+        """Return the global header: weight (C, d), bias (C,)."""
         return state_arrays(self.header)
 
     def load(self, arrays: Mapping[str, Array]) -> None:

@@ -64,7 +64,7 @@ def smallest_rank(singular: Array, share: float) -> int:
 
 
 def whole(tensors: Sequence[Array]) -> LowRank:
-    """The parameters themselves."""
+    """Return the parameters themselves."""
     return LowRank(np.full(len(tensors), WHOLE, dtype=np.int64), tuple(tensors))
 
 
@@ -132,12 +132,12 @@ def _square(rank: int, parts: Sequence[Array]) -> float:
 
 
 def dense(payload: LowRank, shapes: Sequence[Shape]) -> list[Array]:
-    """The updates as float64 arrays of these shapes."""
+    """Return the updates as float64 arrays of these shapes."""
     return [_dense(*entry, shape) for entry, shape in zip(entries(payload), shapes, strict=True)]
 
 
 def entries(payload: LowRank) -> Iterator[tuple[int, tuple[Array, ...]]]:
-    """Rank and tensors of every parameter."""
+    """Yield rank and tensors of every parameter."""
     used = 0
     for rank in payload.ranks.tolist():
         count = 3 if rank > 0 else int(rank != ZERO)
@@ -146,7 +146,7 @@ def entries(payload: LowRank) -> Iterator[tuple[int, tuple[Array, ...]]]:
 
 
 def _factors(update: Array, share: float) -> tuple[int, list[Array]]:
-    """Rank and tensors of one update."""
+    """Return rank and tensors of one update."""
     if update.ndim < 2:
         return DENSE, [update]
     matrix = torch.from_numpy(update.reshape(matrix_shape(update.shape)).astype(np.float64))
@@ -176,12 +176,12 @@ def _dense(rank: int, parts: Sequence[Array], shape: Shape) -> Array:
 
 
 def matrix_shape(shape: Shape) -> tuple[int, int]:
-    """(out, in * k * k)."""
+    """Return (out, in * k * k)."""
     return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
 
 
 def floats_per_rank(shape: Shape) -> int:
-    """Floats per unit of rank."""
+    """Return floats per unit of rank."""
     return sum(matrix_shape(shape)) + 1
 
 
@@ -224,12 +224,12 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     @classmethod
     def own_small(cls, params: FedKDParams) -> str:
-        """``student``."""
+        """Return ``student``."""
         return params.student
 
     @classmethod
     def check_config(cls, config: RunConfig, params: FedKDParams) -> None:
-        """Energies that grow, a compressed downlink only at C = 100 %."""
+        """Check that energies grow, and that a compressed downlink has C = 100 %."""
         if params.t_end < params.t_start:
             raise UserError(
                 f"t-end: {params.t_end:g} is not allowed: t-start is {params.t_start:g}"
@@ -248,7 +248,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         self.updated = 0  # the round of that update: who took part in it holds the student before
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The student, or the last update for a client that holds the student before it."""
+        """Return the student, or the last update for a client that holds the student before it."""
         return self.update if self._is_current(info) else whole(self.tensors)
 
     def broadcast_group(self, info: ClientInfo) -> Hashable:
@@ -256,16 +256,16 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return self._is_current(info)
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """Shapes follow from the ranks: see :meth:`check`."""
+        """Return None: shapes follow from the ranks, see :meth:`check`."""
         return None
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Every tensor fits its rank and parameter."""
+        """Check that every tensor fits its rank and parameter."""
         assert isinstance(payload, LowRank)
         check_updates(payload, self._shapes())
 
     def step_length(self, payload: Payload, length: float) -> float | None:
-        """The update's own size: its factors' norms say nothing about that of their product."""
+        """Return the update's own size, which its factors' norms do not give."""
         assert isinstance(payload, LowRank)
         norm, most = update_norm(payload), self.config.max_update_norm
         if not norm <= most:
@@ -273,11 +273,11 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return norm / math.sqrt(sum(tensor.size for tensor in self.tensors))
 
     def step_start(self, info: ClientInfo) -> float:
-        """The student's size."""
+        """Return the student's size."""
         return size(self.tensors)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """The weighted mean of the updates moves the student."""
+        """Move the student by the weighted mean of the updates."""
         updates = self._mean(uploads)
         share = self.params.share(round_, self.config.rounds)
         self.update = compress(
@@ -289,7 +289,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return {} if share is None else {"energy": share}
 
     def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
-        """The updates' mean, float32, or what the run's rule takes of their coordinates."""
+        """Return the updates' mean, float32, or what the run's rule takes of their coordinates."""
         payloads = [u.payload for u in uploads if isinstance(u.payload, LowRank)]
         if self.rule.kind != "mean":
             single = [[a.astype(np.float32) for a in dense(p, self._shapes())] for p in payloads]
@@ -301,7 +301,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return [mean.astype(np.float32) for mean in total]
 
     def arrays(self) -> dict[str, Array]:
-        """The student's parameters by name; with ``compress-down`` the last update as well."""
+        """Return the student's parameters; with ``compress-down`` the last update as well."""
         if not self.params.compress_down:
             return super().arrays()
         update = {f"update/{i:05d}": tensor for i, tensor in enumerate(self.update.tensors)}
@@ -314,7 +314,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return ("update-ranks",)
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """With ``compress-down`` the last update's factors have the shapes that its ranks say."""
+        """Check also the last update's factors against its ranks."""
         if not self.params.compress_down:
             return super().check_arrays(arrays)
         factors, others = _parted(arrays)
@@ -333,7 +333,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         super().load(student)
 
     def _is_current(self, info: ClientInfo) -> bool:
-        """Whether the last update, sent compressed, is all that a client lacks."""
+        """Return whether the last update, sent compressed, is all that a client lacks."""
         held = self.roster.generations[info.client]
         return self.params.compress_down and held == self.updated > 0
 
@@ -342,7 +342,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
 
 def _parted(arrays: Mapping[str, Array]) -> tuple[tuple[Array, ...], dict[str, Array]]:
-    """The factors of an update in their order, and everything else."""
+    """Return the factors of an update in their order, and everything else."""
     others = dict(arrays)
     names = sorted(name for name in arrays if name.startswith("update/"))
     return tuple(others.pop(name) for name in names), others

@@ -97,12 +97,12 @@ RATES = {"logits": 0.1, "features": 100.0}  # of the vectors, where no other is 
 
 
 def width_of(params: FedL2GParams, classes: int, d: int) -> int:
-    """w, floats of a guiding vector."""
+    """Return w, floats of a guiding vector."""
     return classes if params.guide == "logits" else d
 
 
 def misguided(logits: Array) -> list[int]:
-    """Classes whose guiding logits (C, C) outweigh the labels: see the module's text."""
+    """Return classes whose guiding logits (C, C) outweigh the labels: see the module's text."""
     others = logits.copy()
     np.fill_diagonal(others, -np.inf)
     above = others.max(axis=1) - logits.diagonal()
@@ -126,7 +126,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
             self.guides: Array = torch.randn(self.classes, self.width).numpy()
 
     def summary(self) -> None:
-        """Also: whether who follows G as it is would be wrong about a class."""
+        """Log also whether a client that follows G would be wrong about a class."""
         super().summary()
         if wrong := self._misguided():
             names = ", ".join(self.roster.classes[label] for label in wrong)
@@ -140,12 +140,12 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         return misguided(self.guides) if self.params.guide == "logits" else []
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """All of G."""
+        """Return all of G."""
         every = np.arange(self.classes, dtype=np.int64)
         return ClassVectors(every, np.ones(self.classes, dtype=np.int64), self.guides)
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """The declared classes, each with or without a gradient."""
+        """Check for the declared classes, each with or without a gradient."""
         assert isinstance(payload, ClassVectors)
         own = declared(info)[0]
         if not np.array_equal(payload.classes, own):
@@ -158,11 +158,11 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
             raise Rejected(f"a gradient of norm {longest:.4g} is above {LARGEST:g}")
 
     def step_length(self, payload: Payload, length: float) -> float | None:
-        """Gradients are bounded by :meth:`check`: honest ones have no common size."""
+        """Return None: :meth:`check` bounds gradients, which have no common size."""
         return None
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """One SGD step by the mean per class of those who had it."""
+        """Make one SGD step by the mean per class of those who had it."""
         payloads = [_marked(p) for p in payloads_of(uploads)]
         if self.rule.kind == "mean":
             return self.combine(sums_of(payloads, None, self.classes).summand().flat, round_)
@@ -173,12 +173,12 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Gradients (C, w) in units of ``UNIT``, zero where there is none; C ones and zeros."""
+        """Return gradients (C, w) in units of ``UNIT``, zero if missing, and C ones and zeros."""
         sums = sums_of([_marked(told(upload, own))], None, own.classes)
         return replace(sums, rows=sums.rows / UNIT).summand()
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """The same step by the means of a sum; none for a class with too few owners."""
+        """Make the same step by a sum's means; none for a class with too few owners."""
         sums = ClassSums.of(total, self.classes)
         if self.config.summed:
             sums = replace(sums, rows=sums.rows * UNIT)
@@ -198,7 +198,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         return numbers
 
     def arrays(self) -> dict[str, Array]:
-        """G (C, w)."""
+        """Return G (C, w)."""
         return {"guides": self.guides}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
@@ -207,6 +207,6 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
 
 
 def _marked(payload: ClassVectors) -> ClassVectors:
-    """Of an upload the gradients that there are."""
+    """Return the non-empty gradients of an upload."""
     there = payload.counts > 0
     return ClassVectors(payload.classes[there], payload.counts[there], payload.vectors[there])

@@ -60,7 +60,7 @@ class FedMRLParams(Params):
 def global_model(
     config: RunConfig, inputs: Inputs, params: FedMRLParams, classes: int
 ) -> SplitModel:
-    """G with representation d1; without ``matryoshka`` it is G_ex alone."""
+    """Return G with representation d1; without ``matryoshka`` it is G_ex alone."""
     make = small_model if params.matryoshka else small_extractor
     return make(config, inputs, "", classes, params.d1)
 
@@ -72,7 +72,7 @@ class FedMRLStrategy(AveragingStrategy[FedMRLParams]):
 
     @classmethod
     def check_config(cls, config: RunConfig, params: FedMRLParams) -> None:
-        """Without the global header two of the four inference models do not exist."""
+        """Refuse inference models that do not exist without the global header."""
         if params.d1 > config.representation:
             raise UserError(
                 f"d1: '{params.d1}' is not allowed: it is at most the representation, "
@@ -85,5 +85,5 @@ class FedMRLStrategy(AveragingStrategy[FedMRLParams]):
             )
 
     def shared_module(self) -> nn.Module:
-        """G, freshly drawn."""
+        """Return G, freshly drawn."""
         return global_model(self.config, self.inputs, self.params, self.classes)

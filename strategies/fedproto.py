@@ -65,14 +65,14 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedProtoParams) -> Mapping[str, str]:
-        """Images of a class are its weights, unless all weigh the same."""
+        """Return that images of a class are its weights, unless all weigh the same."""
         ignored = dict(super().ignores(config, params))
         if params.prototype_weighting == "count":
             del ignored["max-weight"]
         return ignored
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Eq. 6 per class over the replies of the round; absent classes keep theirs."""
+        """Apply eq. 6 per class over the replies; absent classes keep theirs."""
         payloads = payloads_of(uploads)
         if self.rule.kind == "mean":
             by_images = self._by_images(self.params)
@@ -85,7 +85,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Images x mean (C, d) and images (C,), in units of weights; C ones and zeros.
+        """Return images x mean (C, d) and images (C,), in units of weights; C ones and zeros.
 
         With ``prototype-weighting: uniform`` every mean weighs 1, and there are no images.
         """
@@ -94,7 +94,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
         return sums_of([payload], weights, own.classes).summand(weighted=by_images)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Eq. 6 of the sums; a class with fewer owners than ``sum-owners`` keeps its prototype.
+        """Apply eq. 6 to the sums; a class of too few owners keeps its prototype.
 
         What is known of the images behind a class is their sum, or, where all weigh the same, how
         many clients have it.
@@ -111,7 +111,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: FedProtoParams) -> bool:
-        """Images of each class are its weights, unless all weigh the same."""
+        """Return whether images of each class are its weights."""
         return cls._by_images(params)
 
     @staticmethod

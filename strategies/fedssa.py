@@ -64,7 +64,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedSSAParams) -> Mapping[str, str]:
-        """Eq. 3 has no weights."""
+        """Return the keys of weights: eq. 3 has none."""
         if params.upload_rows == "whole":
             return {}
         reason = "rows of seen classes are averaged without weights (eq. 3)"
@@ -79,7 +79,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         self.bias: Array = bias if self.params.header_bias else bias[:0]
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The rows of the classes that the client has seen, or all of them.
+        """Return the rows of the classes that the client has seen, or all of them.
 
         With ``secure-sum`` all: nobody knows which those are.
         """
@@ -88,16 +88,16 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         return self._rows(info, self.params.download_rows)
 
     def broadcast_group(self, info: ClientInfo) -> Hashable:
-        """Whole headers are the same for everybody, rows for clients with the same classes."""
+        """Return one group for whole headers, else one per set of classes."""
         whole = self.config.summed or self.params.download_rows == "whole"
         return "all" if whole else info.seen
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """The rows of the same classes come back."""
+        """Return the rows of the same classes, which come back."""
         return self._rows(info, self.params.upload_rows)
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
-        """Exactly the declared classes, each once."""
+        """Check for exactly the declared classes, each once."""
         expected = self.expect(info)
         assert isinstance(payload, HeaderRows) and isinstance(expected, HeaderRows)
         if not np.array_equal(payload.classes, expected.classes):
@@ -107,7 +107,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
             )
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Eq. 3: per class, the unweighted mean of the rows that came; absent classes stay."""
+        """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
         classes, rows = zip(*(_unpack(u.payload) for u in uploads), strict=True)
         ids = np.concatenate(classes)
         if self.rule.kind != "mean":
@@ -123,7 +123,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Rows (C, d + 1), zero where unseen, and C ones and zeros; whole headers weigh w_k."""
+        """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cls._whole(own.config)
         classes, rows = _unpack(upload)
         told = own.tells(classes)
@@ -132,7 +132,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         return sums.summand(weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Eq. 3 of the sums; a class with fewer owners than ``sum-owners`` keeps its row."""
+        """Apply eq. 3 to the sums; a class of too few owners keeps its row."""
         sums = ClassSums.of(total, self.classes, weighted=self._whole(self.config))
         before = self._header()
         if self.of_updates:
@@ -144,7 +144,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
-        """Rows of seen classes; a whole header has all rows of everybody."""
+        """Return whether rows are of seen classes; a whole header has all of everybody."""
         return params.upload_rows == "seen"
 
     @classmethod
@@ -152,7 +152,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         return not cls.sums_classes(config, cast("FedSSAParams", config.params))
 
     def _header(self) -> Array:
-        """Weight and bias as rows (C, d + 1), or (C, d) without a bias."""
+        """Return weight and bias as rows (C, d + 1), or (C, d) without a bias."""
         return joined(self.weight, self.bias)
 
     def _set(self, header: Array, round_: int) -> Mapping[str, float]:
@@ -175,7 +175,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         }
 
     def arrays(self) -> dict[str, Array]:
-        """Global header: weight (C, d), bias (C,) or (0,)."""
+        """Return the global header: weight (C, d), bias (C,) or (0,)."""
         return {"header.weight": self.weight, "header.bias": self.bias}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
@@ -189,11 +189,11 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
 
 def joined(weight: Array, bias: Array) -> Array:
-    """Rows (S, d + 1) of a weight (S, d) and a bias (S,); the weight alone if the bias is (0,)."""
+    """Return rows (S, d + 1) of weight (S, d) and bias (S,), without a bias (S, d)."""
     return np.column_stack([weight, bias]) if bias.size else weight
 
 
 def _unpack(payload: Payload) -> tuple[Array, Array]:
-    """Class ids and rows of those that a client has seen."""
+    """Return class ids and rows of those that a client has seen."""
     assert isinstance(payload, HeaderRows)
     return payload.classes, joined(payload.weight, payload.bias)

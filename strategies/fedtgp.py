@@ -80,19 +80,19 @@ class TrainablePrototypes(nn.Module):
         self.fc = nn.Linear(d, d)
 
     def forward(self) -> Tensor:
-        """All prototypes."""
+        """Return all prototypes."""
         made: Tensor = self.fc(self.middle(self.embedding.weight).relu())
         return made
 
 
 def distances(vectors: Tensor, prototypes: Tensor) -> Tensor:
-    """Euclidean distances (B, C) of vectors (B, d) to prototypes (C, d)."""
+    """Return euclidean distances (B, C) of vectors (B, d) to prototypes (C, d)."""
     squares = (vectors[:, None] - prototypes).square().sum(dim=2)
     return squares.clamp(min=SMALLEST).sqrt()
 
 
 def adaptive_margin(means: Tensor, largest: float) -> float:
-    """The largest distance of a class to its nearest, of means (M, d), at most ``largest``."""
+    """Return the largest distance of a mean (M, d) to its nearest, at most ``largest``."""
     if len(means) < 2:
         return largest
     apart = distances(means, means).fill_diagonal_(torch.inf)
@@ -132,7 +132,7 @@ class FedTGPStrategy(PrototypeStrategy[FedTGPParams]):
         return {**self.count(uploads), "margin": margin, **numbers}
 
     def arrays(self) -> dict[str, Array]:
-        """Prototypes and counts as sent, and the embedding and layers that make them."""
+        """Return prototypes and counts as sent, and the embedding and layers that make them."""
         return super().arrays() | state_arrays(self.trainable, "trainable.")
 
     def load(self, arrays: Mapping[str, Array]) -> None:

@@ -39,5 +39,5 @@ class PFedAFMStrategy(AveragingStrategy[PFedAFMParams]):
     metric_ranges = {"alpha_mean": (0.0, 1.0)}
 
     def shared_module(self) -> nn.Module:
-        """An extractor g, freshly drawn."""
+        """Return an extractor g, freshly drawn."""
         return small_extractor(self.config, self.inputs, "", self.classes)

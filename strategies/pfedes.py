@@ -61,13 +61,13 @@ class Beside(nn.Module):
         self.map = nn.Linear(width, width)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Enhanced rows (B, f)."""
+        """Return enhanced rows (B, f)."""
         enhanced: torch.Tensor = rows + self.map(rows)
         return enhanced
 
 
 def extractor(params: PFedESParams, inputs: Inputs) -> nn.Module:
-    """G, from inputs (B, ...) to enhanced ones of the same shape.
+    """Return G, from inputs (B, ...) to enhanced ones of the same shape.
 
     Images become non-negative, as in the authors' code. Signals are standardised, and half of their
     numbers are negative: their last convolution, over time, has no ReLU. Rows of a table get a
@@ -94,7 +94,7 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
 
     @classmethod
     def check_config(cls, config: RunConfig, params: PFedESParams) -> None:
-        """An even kernel has no middle: the image would shift by half a pixel per layer."""
+        """Refuse an even kernel: the image would shift by half a pixel per layer."""
         kernel = params.extractor_kernel
         if kernel % 2 == 0:
             raise UserError(f"extractor-kernel: {kernel} is not allowed: it must be odd")
@@ -111,5 +111,5 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
             )
 
     def shared_module(self) -> nn.Module:
-        """G, freshly drawn."""
+        """Return G, freshly drawn."""
         return extractor(self.params, self.inputs)

@@ -204,7 +204,7 @@ class PlainRounds:
         return Valid(info, payload, reply, strategy.step_length(payload, length))
 
     def _sent_too_much(self, info: ClientInfo, round_: int) -> str:
-        """What a client cannot help: arrays far larger than usual went down to it in this round."""
+        """Say if a client was sent arrays far larger than usual, which it cannot help."""
         sent = size(self.strategy.download(info, round_).flat)
         usual = self.steps.start or self.steps.usual()
         if not usual or sent <= SWOLLEN * usual:

@@ -29,17 +29,17 @@ class Rule:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
-        """The rule of a configuration."""
+        """Return the rule of a configuration."""
         return cls(config.aggregation, config.trim, config.max_weight)
 
     def middle(self, values: Array) -> Array:
-        """Trimmed mean or median over the first axis of (m, ...), float64, without weights."""
+        """Return the trimmed mean or median over the first axis of (m, ...), float64."""
         m = len(values)
         cut = (m - 1) // 2 if self.kind == "median" else int(self.trim * m + 1e-9)
         return np.asarray(np.sort(values, axis=0)[cut : m - cut].mean(axis=0, dtype=np.float64))
 
     def middle_of(self, arrays: list[Array]) -> Array:
-        """:meth:`middle` of equal shapes, float32; never all of them sorted in memory at once."""
+        """Return :meth:`middle` of equal shapes, float32, sorted piece by piece."""
         flat = [np.ravel(array) for array in arrays]
         result = np.empty(flat[0].size, dtype=np.float32)
         step = max(1, CHUNK // len(flat))
@@ -49,7 +49,7 @@ class Rule:
         return result.reshape(arrays[0].shape)
 
     def middle_by_class(self, classes: Array, rows: Array, before: Array) -> Array:
-        """:meth:`middle` of the rows (M, ...) of every class; absent ones keep theirs of before.
+        """Return :meth:`middle` of every class's rows (M, ...); absent ones keep theirs.
 
         Classes with equally many rows are one array; there is no loop over classes.
         """
@@ -67,7 +67,7 @@ MEAN = Rule()
 
 
 def capped(sizes: Array, cap: float, groups: Array | None = None) -> Array:
-    """Shares of ``sizes`` (M,) in the sum of their group, none above ``cap``, float64.
+    """Return shares of ``sizes`` (M,) in the sum of their group, none above ``cap``, float64.
 
     What is cut off goes to the others of the group in proportion. In a group of fewer than
     1 / cap members nobody can be below the cap: all get the same.

@@ -24,12 +24,12 @@ MOST_EPOCHS = 10_000  # of the keys `server-epochs`
 
 
 def server_generator(config: RunConfig, round_: int) -> torch.Generator:
-    """The generator of all that the server draws in a round."""
+    """Return the generator of all that the server draws in a round."""
     return torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=round_))
 
 
 def shuffled(count: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Positions of ``count`` examples in batches of ``size``, in a new order every epoch."""
+    """Yield positions of ``count`` examples in batches of ``size``, anew every epoch."""
     for _ in range(epochs):
         yield from batches(torch.randperm(count, generator=generator), size)
 
@@ -40,7 +40,7 @@ def train_on_server(
     loss: Callable[[Tensor], Tensor],
     steps: Iterable[Tensor],
 ) -> dict[str, float]:
-    """One step on ``loss(batch)`` for every batch of ``steps``; numbers worth recording.
+    """Make one step on ``loss(batch)`` for every batch of ``steps``; return numbers.
 
     ``module`` is what the optimiser moves. If it ends with NaN or infinity it is put back as it was
     and ``server_discarded`` is 1; otherwise ``server_loss`` is the mean loss of the steps.
@@ -75,7 +75,7 @@ def train_on_pairs(  # noqa: PLR0913
     epochs: int,
     lr: float,
 ) -> dict[str, float]:
-    """``epochs`` of plain SGD on ``loss(positions)`` of ``count`` pairs that came in this round.
+    """Train ``epochs`` of plain SGD on ``loss(positions)`` of ``count`` pairs.
 
     In shuffled batches of ``batch-size``; returns what :func:`train_on_server` does.
     """
@@ -85,7 +85,7 @@ def train_on_pairs(  # noqa: PLR0913
 
 
 def state_arrays(module: nn.Module, prefix: str = "") -> dict[str, Array]:
-    """Parameters and buffers of a module, by name, as copies."""
+    """Return parameters and buffers of a module, by name, as copies."""
     state = module.state_dict()
     return {prefix + name: tensor.detach().numpy().copy() for name, tensor in state.items()}
 

@@ -20,14 +20,14 @@ class StandaloneStrategy(MethodStrategy):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
-        """There is no mean to weight."""
+        """Return the keys of weights: there is no mean."""
         return {"weighting": "nothing is sent", "max-weight": "nothing is sent"}
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """No entries."""
+        """Return no entries."""
         return Summand(np.zeros(0), np.zeros(0))
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """There are no global arrays."""
+        """Do nothing: there are no global arrays."""
         return {}

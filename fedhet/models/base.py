@@ -19,17 +19,17 @@ class SplitModel(nn.Module):
     head: nn.Linear
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Representations ``(B, d)`` of the images ``(B, 3, s, s)``."""
+        """Return representations ``(B, d)`` of the images ``(B, 3, s, s)``."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits ``(B, C)`` of the images ``(B, 3, s, s)``."""
+        """Return logits ``(B, C)`` of the images ``(B, 3, s, s)``."""
         logits: torch.Tensor = self.head(self.features(x))
         return logits
 
 
 def exchanged(module: nn.Module) -> dict[str, torch.Tensor]:
-    """What crosses the wire of a module that is shared as a whole, by name, in a fixed order.
+    """Return what is sent of a module that is shared as a whole, by name, in a fixed order.
 
     Its parameters, then BatchNorm's running means and variances, all floating point; not how many
     batches they are of, which nothing needs.

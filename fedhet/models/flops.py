@@ -35,7 +35,7 @@ def torchs_formulas() -> Any:
 
 
 def _recurrent(weights: Any, inputs: torch.Tensor) -> int:
-    """Every weight matrix of a recurrent layer meets every step of every example once."""
+    """Return the cost of every weight matrix meeting every step of every example."""
     steps = inputs.shape[0] * inputs.shape[1] if inputs.dim() > _MATRIX else inputs.shape[0]
     size = sum(w.numel() for w in weights if w is not None and w.dim() == _MATRIX)
     return 2 * int(steps) * int(size)
@@ -44,7 +44,7 @@ def _recurrent(weights: Any, inputs: torch.Tensor) -> int:
 def _convolution_back(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any, **__: Any
 ) -> int:
-    """Each gradient that is asked for costs what the forward did.
+    """Return what the forward costs for each gradient that is asked for.
 
     torch's formula leaves the groups out of the weights' gradient: a depthwise convolution of 512
     channels would count 512 times.
@@ -105,13 +105,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # there is no compiler to hide from
 
     def __enter__(self) -> Any:
-        """Also: no fast path."""
+        """Start counting, without the fast path."""
         self._fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        """As it was."""
+        """Stop counting, with the fast path as before."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.backends.mha.set_fastpath_enabled(self._fast)
 
@@ -140,7 +140,7 @@ def _name_once(packet: Any) -> None:
 
 
 def forward_flops(model: nn.Module, inputs: Inputs) -> int:
-    """FLOPs of one forward of one example; the model is left as it was."""
+    """Return FLOPs of one forward of one example; the model is left as it was."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(inputs.blank(1)).to(device)
     counter = FlopCounter()
@@ -150,7 +150,7 @@ def forward_flops(model: nn.Module, inputs: Inputs) -> int:
 
 
 def training_flops(step: Callable[[], torch.Tensor]) -> int:
-    """FLOPs of ``step()``, which returns a scalar loss, and of its backward.
+    """Return FLOPs of ``step()``, which returns a scalar loss, and of its backward.
 
     Both really run: gradients are added and BatchNorm's buffers move, so give it a step on copies.
     """

@@ -89,7 +89,7 @@ DEFAULT_GROUP = {IMAGE: "@image-5", SIGNAL: "@signal-5", TABLE: "@table-5", TOKE
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Model names with those of a group in place of its ``@name``.
+    """Return model names with those of a group in place of its ``@name``.
 
     Raises UserError for a group that does not exist.
     """
@@ -127,12 +127,12 @@ def plain_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a model of that name needs no module of the user's, for whatever kind."""
+    """Return whether a model of that name needs no module of the user's, for whatever kind."""
     return any(is_known(with_weights(name)[0], kind) for kind in MODELS)
 
 
 def is_known(name: str, kind: str) -> bool:
-    """Whether a model of that name is for ``kind``: one that is listed, or of a library."""
+    """Return whether a model of that name is for ``kind``: one that is listed, or of a library."""
     of_timm = kind == IMAGE and name.startswith(TIMM)
     return of_timm or name in MODELS[kind] or name in MORE[kind]
 

@@ -188,7 +188,7 @@ class InceptionModule(nn.Module):
         self.norm = nn.BatchNorm1d(_INCEPTION_WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Signals (B, 4 x 32, t), after the ReLU, of signals (B, c, t)."""
+        """Return signals (B, 4 x 32, t), after the ReLU, of signals (B, c, t)."""
         narrow = x if self.bottleneck is None else self.bottleneck(x)
         beside = self.pooled(max_pool1d(x, 3, stride=1, padding=1))
         found = torch.cat([*(layer(narrow) for layer in self.convolutions), beside], dim=1)
@@ -312,7 +312,7 @@ class ColumnTokens(nn.Module):
         self.reader = nn.Parameter(torch.empty(1, 1, _COLUMN).uniform_(-bound, bound))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Vectors (B, 1 + columns, e) of rows (B, f)."""
+        """Return vectors (B, 1 + columns, e) of rows (B, f)."""
         plain, *coded = torch.split(x, self.sizes, dim=1)
         own, *weights = torch.split(self.weight, self.sizes)
         both = (plain.unsqueeze(2) * own).reshape(len(x), 2, self.plain, _COLUMN)  # numbers, gaps
@@ -364,12 +364,12 @@ class TokenModel(Network):
         return self.read(self.embedding(x), x != 0)
 
     def read(self, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-        """One vector (B, width) of embedded tokens (B, l, e); ``words`` (B, l) are no padding."""
+        """Return a vector (B, width) of embedded tokens (B, l, e); ``words`` (B, l): no padding."""
         return _mean(x, words)
 
 
 def _mean(x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """The mean (B, w) over the words of (B, l, w)."""
+    """Return the mean (B, w) over the words of (B, l, w)."""
     weights = words.to(x.dtype).unsqueeze(2)
     return (x * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 

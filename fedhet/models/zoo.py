@@ -174,7 +174,7 @@ def check_model(model: object, name: str, classes: int, d: int, inputs: Inputs) 
 
 
 def _check_trainable(model: nn.Module, name: str) -> None:
-    """UserError for a model that cannot be trained as it is."""
+    """Raise UserError for a model that cannot be trained as it is."""
     for path, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise UserError(
@@ -247,7 +247,7 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
 
 
 def _short_resnet(stages: int) -> nn.Module:
-    """A ResNet of torchvision's with one block in each of its first ``stages`` stages, of four."""
+    """Return a ResNet of torchvision's with one block in each of its first ``stages``."""
     from torchvision.models.resnet import BasicBlock, ResNet  # noqa: PLC0415
 
     network: nn.Module = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=1)
@@ -330,7 +330,7 @@ def _users_own(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
 
 
 def _has_forward(model: nn.Module) -> bool:
-    """Whether somebody gave this module (or its class) a forward."""
+    """Return whether somebody gave this module (or its class) a forward."""
     return "forward" in vars(model) or type(model).forward is not nn.Module.forward
 
 

@@ -29,7 +29,7 @@ _LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue in gray
 
 
 def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A random crop of the image with a black margin, flipped or not; (B, h, w, c) uint8.
+    """Return a random crop of the image with a black margin, flipped or not; (B, h, w, c) uint8.
 
     The margins are an eighth of the sides: 4 pixels at 32.
     """
@@ -54,13 +54,13 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def two_views(inputs: Tensor, generator: torch.Generator, kind: str = IMAGE) -> Tensor:
-    """Two views of every example: (B, ...) to (2B, ...), first views first; images in [-1, 1]."""
+    """Return two views of every example, (2B, ...) of (B, ...), first views first."""
     draw = {IMAGE: view, SIGNAL: jitter_scale, TABLE: row_noise}.get(kind, word_dropout)
     return draw(torch.cat([inputs, inputs]), generator)
 
 
 def jitter_scale(signals: Tensor, generator: torch.Generator) -> Tensor:
-    """Standardised signals (B, c, t), each channel times N(1, 0.1), plus N(0, 0.05) everywhere."""
+    """Return signals (B, c, t), each channel times N(1, 0.1), plus N(0, 0.05) everywhere."""
     device = signals.device
     factors = torch.randn(*signals.shape[:2], 1, generator=generator, device=device)
     noise = torch.randn(signals.shape, generator=generator, device=device)
@@ -68,18 +68,18 @@ def jitter_scale(signals: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def row_noise(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Standardised rows (B, f) plus N(0, 0.1)."""
+    """Return standardised rows (B, f) plus N(0, 0.1)."""
     return rows + ROW_NOISE * torch.randn(rows.shape, generator=generator, device=rows.device)
 
 
 def word_dropout(tokens: Tensor, generator: torch.Generator) -> Tensor:
-    """Tokens (B, l) of which a tenth is padding."""
+    """Return tokens (B, l) of which a tenth is padding."""
     draws = torch.rand(tokens.shape, generator=generator, device=tokens.device)
     return torch.where(draws < DROPPED, 0, tokens)
 
 
 def view(images: Tensor, generator: torch.Generator) -> Tensor:
-    """One random view of every image (B, 3, s, s) float32 in [-1, 1]; same shape and range."""
+    """Return a random view of every image (B, 3, s, s) in [-1, 1]; same shape and range."""
     draws = torch.rand(11, len(images), generator=generator, device=images.device)
     pixels = crop(images, draws[:5]).add(1).div(2).clamp(0, 1)
     changes = draws[5:].view(6, -1, 1, 1, 1)
@@ -89,7 +89,7 @@ def view(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def crop(images: Tensor, draws: Tensor) -> Tensor:
-    """A random part of every image, flipped or not, at full size; draws (5, B) in [0, 1)."""
+    """Return a random part of every image, flipped or not, at full size; draws (5, B) in [0, 1)."""
     area = SMALLEST_AREA + (1 - SMALLEST_AREA) * draws[0]
     ratio = torch.exp((2 * draws[1] - 1) * math.log(LARGEST_RATIO))
     width = (area * ratio).sqrt().clamp(max=1)
@@ -106,7 +106,7 @@ def crop(images: Tensor, draws: Tensor) -> Tensor:
 
 
 def jitter(pixels: Tensor, draws: Tensor) -> Tensor:
-    """Brightness, contrast, saturation, hue of pixels in [0, 1]; draws (4, B, 1, 1, 1)."""
+    """Change brightness, contrast, saturation, hue of pixels in [0, 1]; draws (4, B, 1, 1, 1)."""
     scales = 1 + JITTER * (2 * draws[:3] - 1)
     pixels = (scales[0] * pixels).clamp(0, 1)
     mean = _gray(pixels).mean(dim=(2, 3), keepdim=True)

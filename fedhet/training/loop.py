@@ -47,7 +47,7 @@ class Examples:
         return len(self.labels)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (B, ...) for a model, images (B, 3, s, s) in [-1, 1], and labels (B,)."""
+        """Return inputs (B, ...) for a model, images (B, 3, s, s) in [-1, 1], and labels (B,)."""
         examples = self.examples[index]
         if self.augment is not None:
             examples = self.augment(examples)
@@ -90,7 +90,7 @@ class Phase:
     data: Examples | None = None
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch; UserError if nothing that this phase trains is in it."""
+        """Return the loss of a batch; UserError if nothing that this phase trains is in it."""
         loss = self.loss(inputs, labels)
         if not loss.requires_grad:
             raise UserError(

@@ -32,11 +32,11 @@ class EvaluationResult:
     labels: Tensor
 
     def probabilities(self) -> Tensor:
-        """Class probabilities (n, C) float64, on the CPU."""
+        """Return class probabilities (n, C) float64, on the CPU."""
         return self.logits.double().softmax(dim=1).cpu()
 
     def confusion(self) -> Tensor:
-        """Number of examples (C, C) int64 by true class (row) and answer (column), on the CPU."""
+        """Return examples (C, C) int64 by true class (row) and answer (column), on the CPU."""
         classes = self.logits.shape[1]
         answers = self.labels * classes + self.logits.argmax(dim=1)
         return torch.bincount(answers.cpu(), minlength=classes**2).view(classes, classes)
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Metrics of logits (n, C) beside accuracy, scalars; NaN or infinity where not defined."""
+    """Return metrics of logits (n, C) beside accuracy; NaN or infinity if not defined."""
     count, classes = logits.shape
     logs = logits.double().log_softmax(dim=1)
     largest, answers = logs.max(dim=1)
@@ -104,7 +104,7 @@ def metrics_of(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def _auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Area under the ROC curve, a scalar: of the last of two classes, else the mean one-vs-rest.
+    """Return the area under the ROC curve, of the last of two classes, else the mean one-vs-rest.
 
     Equal probabilities count one half. A class that does not occur, or fills the split, has none.
     """

@@ -102,7 +102,7 @@ class Adam(Optimiser):
         )
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Its two moments, shaped like it, and how many steps they are of; zero before the first.
+        """Return a parameter's two moments and how many steps they are of; zero before the first.
 
         They are what the next step goes on from, and may be written.
         """
@@ -114,14 +114,14 @@ class Adam(Optimiser):
 
 
 def schedule(config: RunConfig, round_: int) -> float:
-    """Factor of the learning rates in round r of T: 1, or (1 + cos(pi (r - 1) / T)) / 2."""
+    """Return the factor of the learning rates in round r of T: 1, or (1 + cos(pi (r - 1) / T)) / 2."""
     if config.lr_schedule == "constant":
         return 1.0
     return (1 + math.cos(math.pi * (round_ - 1) / config.rounds)) / 2
 
 
 def make_optimiser(groups: Groups, config: RunConfig, round_: int, *, plain: bool) -> Optimiser:
-    """The optimiser that the configuration asks for; ``plain``: SGD with nothing added."""
+    """Return the optimiser that the configuration asks for; ``plain``: SGD with nothing added."""
     if plain:
         return SGD(groups)
     factor = schedule(config, round_)

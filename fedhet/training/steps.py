@@ -66,7 +66,7 @@ class GraphStep(EagerStep):
         return self.loss.clone()
 
     def _beside(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """An eager step on a side stream, as capturing wants for warm-up."""
+        """Make an eager step on a side stream, as capturing wants for warm-up."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             loss = super().__call__(inputs, labels)

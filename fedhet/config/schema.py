@@ -240,7 +240,7 @@ class RunConfig(Schema):
         ("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
         min_length=1,
         description="architectures of `fedhet models`, a group of them (@signal-5), or "
-        "module:factory; by default the group of the data's kind",
+        "module:factory; each may go on ` [frozen] weights=FILE`; by default the kind's group",
     )
     model_assignment: Literal["modulo", "random"] = Field(
         "modulo", description="client k gets model k mod len(models), or a seeded draw"

@@ -114,7 +114,7 @@ class Adam(Optimiser):
 
 
 def schedule(config: RunConfig, round_: int) -> float:
-    """Return the factor of the learning rates in round r of T: 1, or (1 + cos(pi (r - 1) / T)) / 2."""
+    """Return the factor of the rates in round r of T: 1, or (1 + cos(pi (r - 1) / T)) / 2."""
     if config.lr_schedule == "constant":
         return 1.0
     return (1 + math.cos(math.pi * (round_ - 1) / config.rounds)) / 2

@@ -97,7 +97,7 @@ def build_model(
         name: one that ``fedhet models`` lists for this kind of input, or ``module:factory``, called
             as ``factory(classes=C, d=d, inputs=inputs)``, or with ``image_size=s`` in place of
             ``inputs`` if that is what it takes; see :func:`check_model`. After either may stand
-            `` weights=FILE``, see the module's text.
+            `` [frozen] weights=FILE``, see the module's text.
         classes: C, number of classes, >= 1.
         d: representation dimension, >= 1.
         image_size: s, side of square RGB images in pixels, if no ``inputs`` are given.
@@ -358,6 +358,7 @@ def _what_it_takes(factory: Callable[..., Any], name: str, inputs: Inputs) -> di
 _EXPORTED = "parts.model."  # how names begin in a model that was exported
 _COUNTER = "num_batches_tracked"  # of BatchNorm, which some files lack and nothing here reads
 _HEAD = ("head.weight", "head.bias")
+_NORMALISED = ("mean", "std")  # of a Backbone; older files lack them
 
 
 def load_weights(model: SplitModel, name: str, file: str) -> None:
@@ -399,7 +400,7 @@ def _matched(
     if isinstance(model, Backbone) and not any(key.startswith("network.") for key in own):
         kept = {key: tensor for key, tensor in own.items() if not key.startswith(f"{model.cut}.")}
         return model.network, kept, {key.removeprefix("network.") for key in counters}
-    return model, own, counters.union(_HEAD)
+    return model, own, counters.union(_HEAD, _NORMALISED)
 
 
 def _check(where: str, key: str, tensor: Tensor, wanted: Tensor) -> None:

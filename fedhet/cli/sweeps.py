@@ -376,11 +376,11 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     ray: Ray = "",
     as_json: Json = False,
 ) -> None:
-    """Search keys by validation accuracy, as often for each method; writes the best as a preset."""
+    """Search keys by the validation metric, as often for each method; write the best preset."""
     loading(as_json=as_json)
     from fedhet.cli import execute
     from fedhet.engines.session import find_preset
-    from fedhet.records.summary import percent
+    from fedhet.records.summary import headline
     from fedhet.sweeps.grid import once
     from fedhet.sweeps.sweep import Sweep
     from fedhet.sweeps.tune import Search, best, validation
@@ -395,7 +395,8 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     _check_mixed(found, "trials", "--runs")
     run_all(found, workers, ray, quiet=as_json, blind=True)
     _raise_failed(found, "runs failed")
-    scores = [validation([folder / cell.name for cell in trial.cells]) for trial in made]
+    metric = made[0].cells[0].config.metric
+    scores = [validation([folder / cell.name for cell in trial.cells], metric) for trial in made]
     chosen = best(made, scores)
     seeds = f" --search-seed {search_seed}" if search_seed else ""
     count = f" --trials {trials}" if trials else ""
@@ -404,7 +405,7 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     written = _write(target, command, search, scored, chosen)
     if as_json:
         rows = [
-            {"method": trial.method, "values": dict(trial.values), "val_accuracy_mean": score,
+            {"method": trial.method, "values": dict(trial.values), f"val_{metric}_mean": score,
              "chosen": chosen.get(trial.method) == i}
             for i, (trial, score) in enumerate(scored)
         ]  # fmt: skip
@@ -414,7 +415,8 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
         f"{len(made)} trials, {len(made) // len(search.methods)} for each method",
         ("method", "values", "validation", ""),
         [
-            (trial.method, trial.label, percent(score) if score is not None else "diverged",
+            (trial.method, trial.label, "diverged" if score is None else
+             headline(metric, {f"val_{metric}_mean": score}, "val"),
              "chosen" if chosen.get(trial.method) == i else "")
             for i, (trial, score) in enumerate(scored)
         ],
@@ -451,9 +453,11 @@ def _write(
     written = []
     for method, position in chosen.items():
         name = f"{out.stem}-{method}{out.suffix}" if len(search.methods) > 1 else out.name
-        lines = ["validation accuracy of each trial, percent:"]
+        metric = trials[position][0].cells[0].config.metric
+        digits = ".4f" if metric == "log_loss" else ".2f"
+        lines = [f"validation {metric.replace('_', ' ')} of each trial:"]
         lines += [
-            f"{'-' if score is None else format(score, '.2f')}  {trial.label}"
+            f"{'-' if score is None else format(score, digits)}  {trial.label}"
             for trial, score in trials
             if trial.method == method
         ]

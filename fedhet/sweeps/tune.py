@@ -1,7 +1,7 @@
-"""Search keys of one or several methods, judged by validation accuracy alone.
+"""Search keys of one or several methods, judged by the validation ``metric`` alone.
 
 Every method gets the same number of trials, so that none wins by more tries. They are drawn with a
-seed from its grid or its ranges. Seeds repeat a trial. Nothing here reads a test accuracy.
+seed from its grid or its ranges. Seeds repeat a trial. Nothing here reads a test metric.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from fedhet.config.load import find_method, method_keys, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.errors import UserError, nearest
 from fedhet.files import read_jsonl, read_yaml
-from fedhet.records.summary import diverged
+from fedhet.records.summary import diverged, gain
 from fedhet.rng import generator
 from fedhet.sweeps.grid import SWEEP_KEYS, Cell, grids_of, resolve, title_of
 
@@ -199,12 +199,12 @@ def _compared(path: Path, preset: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(str(name) for grid in grids for name in grid.get("method", ())))
 
 
-def validation(folders: Sequence[Path]) -> float | None:
-    """Return the runs' mean validation accuracy in the last round, percent; None: one has none."""
-    found = []
+def validation(folders: Sequence[Path], metric: str = "accuracy") -> float | None:
+    """Return the runs' mean validation ``metric`` in the last round; None: one has none."""
+    found, name = [], f"val_{metric}_mean"
     for folder in folders:
         records = list(read_jsonl(folder / "rounds.jsonl"))
-        known = [r["val_accuracy_mean"] for r in records if r["val_accuracy_mean"] is not None]
+        known = [r[name] for r in records if r.get(name) is not None]
         if not known or diverged(records[-1]):
             return None
         found.append(known[-1])
@@ -215,8 +215,11 @@ def best(trials: Sequence[Trial], scores: Sequence[float | None]) -> dict[str, i
     """Return the position of every method's best trial; of equal ones the first."""
     chosen: dict[str, tuple[float, int]] = {}
     for i, (trial, score) in enumerate(zip(trials, scores, strict=True)):
-        if score is not None and score > chosen.get(trial.method, (-1.0, 0))[0]:
-            chosen[trial.method] = score, i
+        if score is None:
+            continue
+        worth = gain(trial.cells[0].config, score)
+        if worth > chosen.get(trial.method, (-math.inf, 0))[0]:
+            chosen[trial.method] = worth, i
     return {method: i for method, (_, i) in chosen.items()}
 
 

@@ -208,6 +208,8 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
     trials = Search.read(preset, ["method=fd", "gamma=1,2,3"]).trials(0, 0)
     assert best(trials, [50.0, 60.0, 60.0]) == {"fd": 1}
     assert best(trials, [None, None, None]) == {}
+    trials = Search.read(preset, ["method=fd", "gamma=1,2,3", "metric=log_loss"]).trials(0, 0)
+    assert best(trials, [0.9, 0.4, 0.4]) == {"fd": 1}, "less of it is better"
     assert validation([tmp_path / "nothing"]) is None
 
 

@@ -73,7 +73,7 @@ def test_the_meta_gradient_is_that_of_autograd_through_the_step(meta):
     answer, weights, guides, sets = meta
     asked = guides.clone().requires_grad_()
     (through,) = torch.autograd.grad(after_a_step(answer, weights, asked, sets), asked)
-    value, gradient = guiding_gradient(answer, weights, guides, sets, LR)
+    value, gradient = guiding_gradient(answer, weights, guides, sets, LR, F.cross_entropy)
     assert value.item() == pytest.approx(after_a_step(answer, weights, guides, sets).item())
     assert torch.allclose(gradient, through)
     assert (gradient[2] == 0).all() and (gradient[:2] != 0).all(), "class 2 was not studied"

@@ -16,7 +16,7 @@ from fedhet.config.load import load_config
 from fedhet.config.schema import RunConfig
 from fedhet.engines.system import script
 from fedhet.files import read_jsonl
-from fedhet.records.environment import processor
+from fedhet.records.run_folder import processor
 
 SETTINGS: dict[str, list[str]] = {
     "n10": ["clients=10", "fraction=1.0", "local-epochs=1"],

@@ -19,7 +19,7 @@ from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.flower import is_simulated
 from fedhet.protocol.handshake import Admission, Handshake, Names, Roster
-from fedhet.records.checkpoint import load_checkpoint
+from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tracker import Tracker
 from fedhet.rng import one_blas_thread

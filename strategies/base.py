@@ -47,8 +47,7 @@ from fedhet.protocol.messages import (
 )
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.protocol.reasons import distinct
-from fedhet.records.checkpoint import Checkpoint, save_checkpoint
-from fedhet.records.ledger import Ledger
+from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
 from fedhet.site.local_data import PublicSet, open_public

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from fedhet.records.environment import processor
+from fedhet.records.run_folder import processor
 from fedhet.testing import cut_and_resume, simulate, small
 
 KNOWN = Path(__file__).with_suffix(".json")

@@ -18,15 +18,11 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    field_validator,
-    model_validator,
 )
 
 from fedhet.config.schema import BESIDE
-from fedhet.data.inputs import load_inputs
 from fedhet.errors import Damaged
 from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
-from fedhet.sums.masks import SumKey
 
 
 def _id(name: str) -> str:
@@ -77,17 +73,12 @@ class Failure(_Open):
     reason: str
 
 
-class Lost(_Strict):
+class LostClient(_Strict):
     """Whose state is gone, since when, and why."""
 
+    client: str
     round: Count
     reason: str
-
-
-class LostClient(Lost):
-    """The same with the client's name, as summaries have it."""
-
-    client: str
 
 
 class Summary(_Open):
@@ -139,103 +130,22 @@ class Mark(_Strict):
     sha256: Digest
 
 
-class Score(_Strict):
-    """A client's last evaluation."""
+class Meta(_Open):
+    """The metadata of a checkpoint, as far as a check of the folder reads them.
 
-    generation: Count
-    accuracies: dict[str, float]
-
-
-class Info(_Strict):
-    """What a client declared."""
-
-    client: Id
-    classes: list[str]
-    seen_names: list[str]
-    images: list[Count]
-    train_images: Count
-    model: str
-    device: str
-    seen: list[Count]
-
-    @model_validator(mode="after")
-    def _counts_each_class(self) -> "Info":
-        if not len(self.seen) == len(self.seen_names) == len(self.images):
-            raise ValueError("seen, seen_names and images are not of one length")
-        return self
-
-
-class RosterPart(_Strict):
-    """Who takes part."""
-
-    classes: list[str]
-    infos: dict[Id, Info]
-    generations: dict[Id, Count]
-    states: dict[Id, Digest]
-    lost: dict[Id, Lost]
-    keys: dict[Id, list[str]] = Field(default_factory=dict)  # for sums, with proofs
-    inputs: dict[str, Any] | None = None  # what examples are; absent in books older than that
-
-    @field_validator("keys")
-    @classmethod
-    def _are_keys(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
-        for key in value.values():
-            SumKey.load(key)
-        return value
-
-    @field_validator("inputs")
-    @classmethod
-    def _describes_examples(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None:
-            load_inputs(value)
-        return value
-
-    @model_validator(mode="after")
-    def _is_of_its_clients(self) -> "RosterPart":
-        strange = [
-            info.client for info in self.infos.values()
-            if any(label >= len(self.classes) for label in info.seen)
-        ]  # fmt: skip
-        if strange:
-            raise ValueError(f"client '{strange[0]}' has a class beyond the run's list")
-        if self.infos.keys() - self.generations.keys():
-            raise ValueError("generations lacks a client of infos")
-        if self.states.keys() - self.generations.keys():
-            raise ValueError("generations lacks a client of states")
-        return self
-
-
-class Steps(_Strict):
-    """How long updates were: of the round loop's check of uploads."""
-
-    start: float | None = None
-    medians: list[float] = Field(default_factory=list)
-
-
-class Meta(_Strict):
-    """The books in a checkpoint, all of them."""
+    The checkpoint's own digest covers all of them.
+    """
 
     names: list[str]
     round: Count
     simulated: bool
-    roster: RosterPart
+    roster: dict[str, Any]
     sha256: Digest
-    steps: Steps = Steps()
-    scores: dict[Id, Score]
-    told: list[Count] | None = None  # of older versions: a resumed run counts owners again
-    few: Count = 0  # how many have some, and too few
-    unit: Count = 0  # of weights in a sum, images; 0: not found yet
-    means: dict[str, float] = Field(default_factory=dict)  # last ones of a run that knows no more
+    scores: dict[Id, Any]
     rounds: Mark
     clients: Mark
     experiment: Id
     environment: Digest
-
-    @model_validator(mode="after")
-    def _has_means_of_a_round(self) -> "Meta":
-        if self.means and not self.round:
-            raise ValueError("means of a run that has finished no round")
-        return self
 
 
 _FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")

@@ -17,7 +17,7 @@ from fedhet.errors import Damaged, Refused, Rejected, brief
 from fedhet.files import client_order, csv_text, parse_jsonl, read_bytes
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
-from fedhet.records.checkpoint import Checkpoint, load_checkpoint
+from fedhet.records.ledger import Checkpoint, load_checkpoint
 from fedhet.records.run_folder import (
     RunFolder,
     checked_lines,

@@ -29,8 +29,7 @@ from fedhet.protocol.messages import (
     replies,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.checkpoint import Counter
-from fedhet.records.ledger import Ledger
+from fedhet.records.ledger import Counter, Ledger
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums.attempt import PATIENCE, Attempt, Introductions
 from fedhet.sums.contribution import (

@@ -32,8 +32,7 @@ from fedhet.engines.session import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
 from fedhet.files import cpus, read_json, read_jsonl, read_yaml, write_json, write_text
-from fedhet.records.environment import source_digest, versions
-from fedhet.records.run_folder import LOCK, RunFolder
+from fedhet.records.run_folder import LOCK, RunFolder, source_digest, versions
 from fedhet.records.summary import DIVERGENCE, diverged, nobody_replied
 from fedhet.records.verification import check_entries
 from fedhet.sweeps.grid import Cell, deciding

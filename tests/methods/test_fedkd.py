@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from fedhet.errors import Rejected, RunFailed
 from fedhet.protocol.messages import arrays_of
 from fedhet.protocol.payload import LowRank
-from fedhet.records.checkpoint import load_checkpoint
+from fedhet.records.ledger import load_checkpoint
 from fedhet.strategies.fedkd import (
     FedKDParams,
     apply,

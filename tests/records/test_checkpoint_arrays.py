@@ -6,7 +6,7 @@ import pytest
 from fedhet.cli.app import execute
 from fedhet.config.registry import METHODS
 from fedhet.engines import session
-from fedhet.records.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.records.ledger import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.testing import simulate, small
 
 OPTIONS = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedhet.config.load import build_config
-from fedhet.records import environment as room
-from fedhet.records.environment import environment, processor
+from fedhet.records import run_folder as room
+from fedhet.records.run_folder import environment, processor
 
 
 def test_the_processor_is_named_with_the_instructions_that_round():

@@ -8,7 +8,7 @@ from summed_runs import N, asked, config, sha
 from fedhet.engines.grid import FIRST_NODE
 from fedhet.engines.session import few_owners
 from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK
-from fedhet.records.checkpoint import load_checkpoint, save_checkpoint
+from fedhet.records.ledger import load_checkpoint, save_checkpoint
 from fedhet.site.local_data import load_partition
 from fedhet.sums.attempt import Attempt
 from fedhet.testing import simulate

@@ -5,7 +5,7 @@ import json
 import yaml
 from written_runs import round_line, write_clients
 
-from fedhet.records.environment import source_digest, versions
+from fedhet.records.run_folder import source_digest, versions
 
 
 def leave(out, cell, *, status="completed", reason="", rounds=2, loss=0.5, torch=None, silent=()):

@@ -1,7 +1,7 @@
 r"""What the server spends per client, per message and per byte, without any client behind it.
 
 An in-memory grid answers every message at once with a prepared reply; all of the server's own
-work is done as in a run: handshake, sampling, requests, decoding, checks, aggregation, books,
+work is done as in a run: handshake, sampling, requests, decoding, checks, aggregation, metrics,
 files and checkpoint. FedSSA sends 5,010 floats, FedMRL 465,658. `FedSSA` gives the cost per
 message; the difference of the two, the cost per MiB that arrives and is sent.
 

@@ -154,7 +154,7 @@ OTHER = "other"  # further numbers of an evaluation, as JSON
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ClientLine:
     """A line of ``clients.csv``; accuracies in percent, None where there is none.
 
     ``other`` are the other metrics that the client has.
@@ -177,12 +177,12 @@ class Dealt:
     counts: Mapping[str, tuple[int, ...]]
 
 
-def read_evaluations(path: Path) -> list[Evaluation]:
+def read_evaluations(path: Path) -> list[ClientLine]:
     """The lines of a ``clients.csv``; OSError where there is none."""
     return list(parse_evaluations(path, read_bytes(path)))
 
 
-def parse_evaluations(path: Path, data: bytes) -> Iterator[Evaluation]:
+def parse_evaluations(path: Path, data: bytes) -> Iterator[ClientLine]:
     """The lines in ``data``, which was read from ``path``."""
     if not data:
         return
@@ -198,7 +198,7 @@ def parse_evaluations(path: Path, data: bytes) -> Iterator[Evaluation]:
             name: number(named[name], source, f"{place}: {name}")
             for name in sorted(BESIDE & named.keys())
         }
-        yield Evaluation(
+        yield ClientLine(
             whole(named["round"], source, f"{place}: round"),
             _client(named["client"], source, place),
             named["model"],

@@ -19,8 +19,7 @@ from fedhet.deploy import node, submit
 from fedhet.deploy.certs import make
 from fedhet.deploy.control import CONNECTION, NodeStatus, RunStatus, ServerFolder, collect, connect
 from fedhet.deploy.network import OTHER_CA
-from fedhet.deploy.node import REFUSALS, NodePlan, said
-from fedhet.deploy.node import Node as Keeper
+from fedhet.deploy.node import REFUSALS, Node, NodePlan, said
 from fedhet.engines import launch
 from fedhet.engines.system import Interrupted, free_ports
 from fedhet.errors import UserError
@@ -148,12 +147,12 @@ def test_a_node_takes_no_path_that_flower_could_not_read(tls):
 
 def test_what_flower_says_is_said_once_and_plainly(tmp_path):
     said = []
-    keeper = Keeper(NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log"), said.append)
+    running = Node(NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log"), said.append)
     for line in (
         "INFO :  SuperNode ID: 17", "fedhet: round 1: test accuracy 50.00 %", "noise",
         "[code: 2004] Failed to activate SuperNode.", "[code: 2004] Failed to activate SuperNode.",
     ):  # fmt: skip
-        keeper._translate(line)
+        running._translate(line)
     assert said == ["admitted by h:1 (node 17)", "round 1: test accuracy 50.00 %",
                     REFUSALS["[code: 2004]"]]  # fmt: skip
 
@@ -188,7 +187,7 @@ def test_a_supernode_that_forgot_a_message_its_client_has_begins_anew(tmp_path, 
     monkeypatch.setattr(node, "reach", reach)
     plan = NodePlan(tmp_path, tmp_path, "h:1", {}, tmp_path / "log", code="sent")
     with pytest.raises(UserError, match="enough"):
-        Keeper(plan, said.append).run()
+        Node(plan, said.append).run()
     assert said == [node.SENT, "admitted by h:1 (node 17)",
                     "a message was cut off: starting the SuperNode again"]  # fmt: skip
 

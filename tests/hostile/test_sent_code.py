@@ -54,12 +54,12 @@ def site(tmp_path_factory, sent):
         (here / f"{name}.py").write_text(mark)
     (packages / "lab.py").write_text(mark)
     said = []
-    keeper = Node(NodePlan(home, home, "h:1", {}, home / "log"), said.append)
+    running = Node(NodePlan(home, home, "h:1", {}, home / "log"), said.append)
 
     def ask(files=sent, more=(), link="", config=PLAIN, limits=None):
         files = {name: text.replace(MARK, mark.encode()) for name, text in files.items()}
         task = Task(packed(files, *more, link=link), config, limits or {})
-        keeper._answer(task)
+        running._answer(task)
         return task.reply
 
     with pytest.MonkeyPatch.context() as patch:
@@ -67,8 +67,8 @@ def site(tmp_path_factory, sent):
         patch.syspath_prepend(packages)
         be_one_process()
         yield SimpleNamespace(ask=ask, marks=marks, said=said, home=home)
-        if keeper._worker is not None:
-            keeper._worker.stop()
+        if running._worker is not None:
+            running._worker.stop()
 
 
 ATTACKS = {

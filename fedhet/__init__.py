@@ -34,7 +34,7 @@ if folder("strategies").parent != HERE:  # not installed from a wheel
 
 
 def __getattr__(name: str) -> Any:
-    """The Python face, imported when it is used: torch takes seconds."""
+    """Return the Python face, imported when it is used: torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'fedhet' has no attribute '{name}'")
     if name == "Data":
@@ -55,6 +55,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What is for users, and what every module has: not what this file imports."""
+    """Return the public names and the module's own; leave out what this file imports."""
     own = [name for name in globals() if name.startswith("__")]
     return sorted([*own, *__all__])

@@ -41,7 +41,7 @@ _inside: list[int] = []  # the process's own umask while somebody makes private 
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """What is made meanwhile can be read by its owner only: folders 0700, files 0600.
+    """Make folders (0700) and files (0600) that only their owner can read, meanwhile.
 
     The umask belongs to the whole process; whoever leaves last puts the old one back.
     """
@@ -58,7 +58,7 @@ def private_files() -> Iterator[None]:
 
 
 def plain_path(path: str | os.PathLike[str]) -> Path:
-    """The path from the root, ``~`` and ``..`` resolved; links stay where there is no ``..``.
+    """Return the absolute path, ``~`` and ``..`` resolved; links stay without ``..``.
 
     UserError for what can be no path or is no UTF-8, which no file of ours could name, and for the
     home of a user whom nobody knows.
@@ -84,7 +84,7 @@ def plain_path(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def tried_folder(path: Path) -> Iterator[None]:
-    """A folder that can be written to while the body runs; what was not there goes again.
+    """Make a folder that can be written to while the body runs; remove what was not there.
 
     Raises OSError if it cannot.
     """
@@ -100,7 +100,7 @@ def tried_folder(path: Path) -> Iterator[None]:
 
 
 def finite(value: Any) -> Any:
-    """The value with NaN and infinity replaced by None, all through."""
+    """Return the value with NaN and infinity replaced by None, all through."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -114,7 +114,7 @@ def finite(value: Any) -> Any:
 def replacing(
     path: Path, *, private: bool = False, synced: bool = False, shared: bool = False
 ) -> Iterator[Path]:
-    """A name beside ``path`` to write to; the file takes its place if the body succeeds.
+    """Yield a name beside ``path``; the file there takes its place if the body succeeds.
 
     Whatever fails, the old file stays as it was and no other is left. ``private``: only its owner
     can read it. ``synced``: it is on the disk before it has the name, and then the name is.
@@ -143,7 +143,7 @@ def replacing(
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """A folder beside ``path`` to fill; it gets that name if the body succeeds and vanishes if not.
+    """Yield a folder to fill; it becomes ``path`` if the body succeeds and vanishes if not.
 
     Only its owner can read it, and its files are on the disk before it has the name. Nobody else
     may fill the same one meanwhile: what a killed process left of it is removed. Raises OSError if
@@ -185,7 +185,7 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: with an apostrophe before it, if need be."""
+    """Return a text that no spreadsheet takes for a formula, with an apostrophe if need be."""
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
@@ -225,7 +225,7 @@ def client_order(client: str) -> tuple[int, int, str]:
 
 
 def cpus() -> int:
-    """Number of CPUs that this process may use: its affinity, within the quota of its cgroup."""
+    """Return the number of CPUs that this process may use, by affinity and cgroup quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, math.ceil(min(allowed or 1, _cpu_quota())))
 
@@ -256,7 +256,7 @@ def _cpu_quota() -> float:
 
 
 def _number(path: Path, word: int = 0) -> float:
-    """A word of a cgroup's file as a number; -1 for ``max`` and for a file that is not there."""
+    """Return a word of a cgroup's file as a number; -1 for ``max`` and for a missing file."""
     try:
         return float(path.read_text("utf-8").split()[word])
     except (OSError, ValueError, IndexError):

@@ -12,7 +12,7 @@ BESIDE = ("strategies", "clients", "configs")
 
 
 def folder(name: str, package: Path = HERE) -> Path:
-    """The folder of that name (one of :data:`BESIDE`) that belongs to a ``fedhet`` package."""
+    """Return the folder of that name (one of :data:`BESIDE`) of a ``fedhet`` package."""
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 

@@ -51,7 +51,7 @@ class Theirs:
 
 @lru_cache(maxsize=len(GROUPS))
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """What installed packages offer of a kind (``method``, ``model``, ``dataset``), by name."""
+    """Return what installed packages offer of a kind (``method``, ``model``, ...), by name."""
     return {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
 
 
@@ -159,7 +159,7 @@ def is_own(kind: str, name: str) -> bool:
 
 
 def hint(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """What somebody may have meant who wrote ``name``; imports nothing.
+    """Return a hint at what ``name`` may have meant; import nothing.
 
     A module of theirs is named with what it holds; otherwise the nearest allowed name, if any.
     """
@@ -175,7 +175,7 @@ def hint(kind: str, name: str, allowed: Iterable[str]) -> str:
 
 
 def load(kind: str, name: str) -> Any:
-    """The object of that name, for which :func:`is_own` holds.
+    """Return the object of that name, for which :func:`is_own` holds.
 
     Raises UserError if it cannot be imported or is not there.
     """
@@ -199,7 +199,7 @@ def load(kind: str, name: str) -> Any:
 
 
 def _instead(module: str, error: BaseException) -> str:
-    """What was found under the first part of a name whose rest is missing there."""
+    """Return what was found under the first part of a name whose rest is missing there."""
     top = module.partition(".")[0]
     missing = str(getattr(error, "name", ""))
     found = sys.modules.get(top)

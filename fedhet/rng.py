@@ -27,7 +27,7 @@ def generator(seed: int, purpose: str, client: str = "", round_: int = 0) -> np.
 
 
 def torch_seed(seed: int, purpose: str, client: str = "", round_: int = 0) -> int:
-    """A 63-bit seed for torch, from the same stream as :func:`generator`."""
+    """Return a 63-bit seed for torch, from the same stream as :func:`generator`."""
     words = np.random.SeedSequence(_entropy(seed, purpose, client, round_)).generate_state(2)
     return int(words[0]) << 31 | int(words[1]) >> 1
 
@@ -69,5 +69,5 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 @functools.cache
 def _pools() -> ThreadpoolController:
-    """The libraries that this process has loaded: looking for them takes milliseconds."""
+    """Return the libraries that this process has loaded: looking for them takes milliseconds."""
     return ThreadpoolController()

@@ -72,7 +72,7 @@ class LocalGrid(InlineGrid):
         return super().pull_messages(asked[::-1] if self.reverse else asked)
 
     def answer(self, message: Message) -> Message | None:
-        """The reply that the server is to see."""
+        """Return the reply that the server is to see."""
         node = message.metadata.dst_node_id
         if node not in self.online:
             return Message(Error(code=5, reason="node gone"), reply_to=message)
@@ -119,7 +119,7 @@ def make_client(config: RunConfig, index: int, folder: Path, round_: int = 1) ->
 def make_strategy(
     config: RunConfig, seen: Sequence[Sequence[int]], images: Sequence[int], classes: int
 ) -> MethodStrategy[Any]:
-    """A strategy whose clients "0", "1", ... declared these classes and numbers of images."""
+    """Return a strategy whose clients declared these classes and numbers of images."""
     roster = Roster()
     roster.classes = tuple(str(label) for label in range(classes))
     for k, (own, total) in enumerate(zip(seen, images, strict=True)):
@@ -135,7 +135,7 @@ def make_strategy(
 
 
 def uploads_of(strategy: MethodStrategy[Any], payloads: Mapping[str, Payload]) -> list[Upload]:
-    """Accepted uploads with weights n_k / n."""
+    """Return accepted uploads with weights n_k / n."""
     infos = strategy.roster.infos
     total = sum(infos[client].train_images for client in payloads)
     return [

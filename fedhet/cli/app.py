@@ -87,7 +87,7 @@ def execute(arguments: list[str]) -> int:
 
 
 def _of_system(error: OSError) -> str:
-    """What the system refused, and for which file."""
+    """Return what the system refused, and for which file."""
     why = error.strerror or brief(error)
     return f"'{error.filename}': {why}" if error.filename else why
 
@@ -115,7 +115,7 @@ def _call(arguments: list[str]) -> int:
 
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
-    """What is wrong with the words; keys of a configuration are no options."""
+    """Return what is wrong with the words; keys of a configuration are no options."""
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
         kind = error.param.type
         if isinstance(kind, click.IntRange):

@@ -169,7 +169,7 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
 
 
 def _model(name: str | None) -> str | None:
-    """The node's own model; its file of weights by the whole path."""
+    """Return the node's own model; its file of weights by the whole path."""
     plain, _, weights = (name or "").partition(" weights=")  # checked aside, with torch
     return f"{plain} weights={_file(Path(weights), '--model')}" if weights else name
 
@@ -189,7 +189,7 @@ def _file(path: Path, what: str) -> Path:
 
 
 def _ca(key: Path, ca: Path | None) -> Path:
-    """The CA's certificate: named, or beside the key, or where `fedhet certs` puts it."""
+    """Return the CA's certificate: named, beside the key, or where `fedhet certs` puts it."""
     if ca is not None:
         return _file(ca, "--ca")
     folder = key.expanduser().absolute().parent
@@ -200,7 +200,7 @@ def _ca(key: Path, ca: Path | None) -> Path:
 
 
 def _proof(key: Path, ca: Path) -> dict[str, str]:
-    """What the node proves its own keys with, and checks others': where it has a certificate."""
+    """Return the files by which a node with a certificate proves its keys."""
     certificate = key.with_name(f"{key.name}.crt")
     if not certificate.is_file():
         return {}

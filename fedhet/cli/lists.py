@@ -188,7 +188,7 @@ def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A default as it is written in YAML."""
+    """Return a default as it is written in YAML."""
     if isinstance(value, tuple) and value and all(isinstance(part, int) for part in value):
         return ":".join(str(part) for part in value)
     return list(value) if isinstance(value, tuple) else value
@@ -246,7 +246,7 @@ def _method_row(name: str, method: Method) -> dict[str, Any]:
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """A method in the list of all; what somebody installed and is broken must not hide the rest."""
+    """Return a method's row; one that is installed and broken does not hide the rest."""
     from fedhet.config.load import find_method
 
     try:

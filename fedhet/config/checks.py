@@ -72,7 +72,7 @@ def _belongs(partition: str, *to: str) -> str:
 
 
 def check_idle(config: RunConfig, given: Mapping[str, Any], *, deployed: bool = False) -> list[str]:
-    """A line for each of the ``given`` keys that changes nothing; UserError for one of REFUSED."""
+    """Return a line for each ``given`` key that changes nothing; refuse those of REFUSED."""
     found = idle(config, deployed=deployed)
     for key in REFUSED:
         if key in given and key in found:
@@ -81,7 +81,7 @@ def check_idle(config: RunConfig, given: Mapping[str, Any], *, deployed: bool = 
 
 
 def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[str]:
-    """A line for each of the ``given`` keys that changes nothing in any cell of a sweep."""
+    """Return a line for each of the ``given`` keys that changes nothing in any cell of a sweep."""
     everywhere: dict[str, str] | None = None
     for config in configs:
         found = idle(config)
@@ -93,7 +93,7 @@ def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[
 
 
 def small_cohort(config: RunConfig) -> list[str]:
-    """A line if a share of the clients is less than one of them; none where N is not known."""
+    """Return a line if a share of the clients is less than one; none where N is unknown."""
     share = config.fraction * config.clients
     if not config.clients or round(share) >= 1:
         return []

@@ -43,7 +43,7 @@ _TEXTS = {
 
 
 def method_keys(name: str) -> Mapping[str, str]:
-    """The keys that only a method of ours accepts, each with its meaning."""
+    """Return the keys that only a method of ours accepts, each with its meaning."""
     fields = METHODS[name].params.model_fields
     return {kebab(field): what.description or "" for field, what in fields.items()}
 
@@ -69,7 +69,7 @@ def unknown_key(key: str, method: str, own: set[str]) -> str:
 
 
 def _of_symbol(key: str) -> str:
-    """The common key whose meaning begins with that symbol of the papers; empty if none does."""
+    """Return the common key whose meaning begins with that symbol of the papers, or nothing."""
     fields = RunConfig.model_fields.items()
     found = (
         kebab(name) for name, field in fields if f"{field.description} ".startswith(f"{key},")

@@ -29,7 +29,7 @@ _handed: dict[str, RunConfig] = {}  # by the text that went with them
 
 
 def find_method(name: str) -> Method:
-    """The method of that name, ours or another's; UserError with the nearest name otherwise."""
+    """Return the method of that name; raise UserError with the nearest name if there is none."""
     name = method_name(name)
     if name in METHODS:
         return METHODS[name]
@@ -50,13 +50,13 @@ def find_method(name: str) -> Method:
 
 
 def method_name(name: str) -> str:
-    """A method's name as the papers write it (FedSSA, LG-FedAvg) to the one it has here."""
+    """Return the name here of a method as the papers write it (FedSSA, LG-FedAvg)."""
     plain = name.strip().lower().replace("-", "_")
     return plain if plain in METHODS else name.strip()
 
 
 def method_keys(method: Method) -> set[str]:
-    """The kebab-case keys that only this method accepts."""
+    """Return the kebab-case keys that only this method accepts."""
     return {kebab(name) for name in method.params.model_fields}
 
 
@@ -111,7 +111,7 @@ def load_noted(
 
 
 def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
-    """The configuration that a run was started with, changed where resuming may change it."""
+    """Return a run's first configuration, changed where resuming may change it."""
     changes = read_overrides(overrides)
     method = str(started.get("method", "fedssa"))
     own = method_keys(find_method(method))
@@ -229,7 +229,7 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
 
 
 def _check_combinations(config: RunConfig) -> None:
-    """Settings that are fine alone and impossible together."""
+    """Refuse settings that are fine alone and impossible together."""
     for model in config.models:
         validate_model_name(model, kind_of(config.dataset))
     if config.partition == "file" and not config.partition_file:
@@ -341,7 +341,7 @@ def envelope(config: RunConfig, run: Mapping[str, Any]) -> str:
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
-    """Configuration and run identity out of a Flower run config.
+    """Return the configuration and the run's identity from a Flower run config.
 
     ``fedhet run`` sends :func:`envelope`; a plain ``flwr run`` sends the scalars of
     ``[tool.flwr.app.config]``, for which the identity is empty. Those of a method's own keys that

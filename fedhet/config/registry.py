@@ -52,7 +52,7 @@ class Method:
 
 
 def _found(what: type[T] | str) -> type[T]:
-    """The class, or what ``"module:Class"`` names."""
+    """Return the class, or what ``"module:Class"`` names."""
     if not isinstance(what, str):
         return what
     module, _, name = what.partition(":")
@@ -61,7 +61,7 @@ def _found(what: type[T] | str) -> type[T]:
 
 
 def _spelt(kind: type[T]) -> type[T]:
-    """The class; UserError if it defines what is nearly a hook: nobody would ever call it."""
+    """Return the class; raise UserError if it defines a name that is nearly a hook's."""
     hooks = sorted({n for base in kind.__mro__[1:] for n in vars(base) if not n.startswith("_")})
     for name in vars(kind):
         if name in hooks or name.startswith("_"):
@@ -76,7 +76,7 @@ def _spelt(kind: type[T]) -> type[T]:
 
 
 def _own(name: str, about: str, spelling: str, *, params: bool = True) -> Method:
-    """A method of ours: ``spelling`` is the paper's, before Strategy, Client and Params."""
+    """Return a method of ours: ``spelling`` is the paper's, before Strategy, Client and Params."""
     return Method(
         f"fedhet.strategies.{name}:{spelling}Strategy",
         f"fedhet.clients.{name}:{spelling}Client",

@@ -51,7 +51,7 @@ def kebab(name: str) -> str:
 
 
 def _words(value: Any) -> Any:
-    """A comma separated text (command line) as the list that YAML would give."""
+    """Return a comma separated text (command line) as the list that YAML would give."""
     if isinstance(value, str):
         return [word.strip() for word in value.split(",") if word.strip()]
     return value

@@ -63,7 +63,7 @@ def write(model: Personalised, folder: Path, places: Sequence[Path]) -> dict[str
 
 
 def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
-    """What the two are compared on, as the network gets it, and what it is."""
+    """Return the inputs that both are compared on, and a description of them."""
     inputs = model.inputs
     if inputs.kind == IMAGE:
         images, source = _sample(places, inputs)
@@ -121,7 +121,7 @@ def _run(path: Path, inputs: Tensor, name: str) -> np.ndarray[Any, np.dtype[np.f
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The converter's steps and its warnings about other people's operators are no news here."""
+    """Silence the converter's steps and its warnings about operators."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -178,12 +178,12 @@ class Dealt:
 
 
 def read_evaluations(path: Path) -> list[ClientLine]:
-    """The lines of a ``clients.csv``; OSError where there is none."""
+    """Return the lines of a ``clients.csv``; OSError where there is none."""
     return list(parse_evaluations(path, read_bytes(path)))
 
 
 def parse_evaluations(path: Path, data: bytes) -> Iterator[ClientLine]:
-    """The lines in ``data``, which was read from ``path``."""
+    """Return the lines in ``data``, which was read from ``path``."""
     if not data:
         return
     source = f"'{path}'"
@@ -211,7 +211,7 @@ def parse_evaluations(path: Path, data: bytes) -> Iterator[ClientLine]:
 
 
 def read_partition(path: Path) -> Dealt:
-    """A ``partition.csv``; OSError where there is none."""
+    """Return a ``partition.csv``; OSError where there is none."""
     source = f"'{path}'"
     (first, *classes), rows = parse_table(read_bytes(path), source)
     if first != "client":

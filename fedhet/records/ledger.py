@@ -213,7 +213,7 @@ class Ledger:
         ]
 
     def dump(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         scores = {client: vars(score) for client, score in self.scores.items()}
         return {"sha256": self.chain.digest, "scores": scores}
 
@@ -246,7 +246,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:
-    """The state after the last finished round; None if no round was ever begun.
+    """Return the state after the last finished round; None if no round was ever begun.
 
     Raises Damaged if the file is damaged.
     """
@@ -310,7 +310,7 @@ class Chain:
         self._parts[kind, client] = (arrays, metrics)
 
     def close(self, round_: int, arrays: Mapping[str, Array]) -> str:
-        """The round's link, as a hex digest."""
+        """Return the round's link, as a hex digest."""
         link = hashlib.sha256(f"{self.digest}|{round_}".encode())
         for kind, client in sorted(self._parts, key=lambda part: (part[0], client_order(part[1]))):
             uploaded, metrics = self._parts[kind, client]

@@ -112,7 +112,7 @@ class RunFolder:
         self._write_config(config, secrets.token_hex(8))
 
     def started_config(self) -> dict[str, Any]:
-        """The configuration that the run was started with.
+        """Return the configuration that the run was started with.
 
         Raises UserError if this is no run, or if ``config.yaml`` was edited since.
         """
@@ -177,7 +177,7 @@ class RunFolder:
         return str(self._started()["experiment"])
 
     def _started(self) -> dict[str, Any]:
-        """What ``checkpoint/run.json`` says; Damaged if it is damaged."""
+        """Return what ``checkpoint/run.json`` says; raise Damaged if it is damaged."""
         try:
             identity = read_json(self.identity)
         except OSError as error:
@@ -201,7 +201,7 @@ class RunFolder:
         return lock
 
     def unfinished(self) -> str:
-        """``running`` or ``killed``, for a run without a summary."""
+        """Return ``running`` or ``killed``, for a run without a summary."""
         return "running" if self.being_written() else "killed"
 
     def being_written(self) -> bool:
@@ -290,7 +290,7 @@ class RunFolder:
                 self._waiting.unlink(missing_ok=True)
 
     def waits_for(self) -> str:
-        """What the server waits for, as far as it says; empty if for nothing."""
+        """Return what the server waits for; empty if for nothing."""
         try:
             return one_line(decoded(read_bytes(self._waiting), "what is waited for"))
         except (OSError, Damaged):
@@ -318,7 +318,7 @@ class RunFolder:
         return checked_lines(self.rounds, read_jsonl(self.rounds))
 
     def marks(self) -> dict[str, Any]:
-        """What a checkpoint says about the other files: what is before it is final."""
+        """Return what a checkpoint says about the other files: what is before it is final."""
         return {
             "rounds": self._rounds.mark(),
             "clients": self._clients.mark(),
@@ -380,7 +380,7 @@ class RunFolder:
         clients: int,
         reason: str,
     ) -> dict[str, Any]:
-        """What ``summary.json`` says after these rounds."""
+        """Return what ``summary.json`` says after these rounds."""
         summary = summarise(config, rounds, status, clients, reason)
         ids = partition_clients(self.partition)
         return summary | {"privacy": privacy_summary(config, rounds, ids)}
@@ -392,7 +392,7 @@ def checked_lines(path: Path, records: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def each_checked(path: Path, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same one after the other."""
+    """Yield the same, one after the other."""
     for number, record in enumerate(records, 1):
         shaped(Line, record, f"'{path}'", f"line {number}")
         yield record
@@ -444,12 +444,12 @@ class Lines:
 
 
 def present_bytes(path: Path) -> bytes:
-    """The whole file, as far as its bound; none if it is not there."""
+    """Return the whole file, as far as its bound; none if it is not there."""
     return read_bytes(path) if path.exists() else b""
 
 
 def final_part(path: Path, mark: Mapping[str, Any]) -> bytes:
-    """The bytes up to the mark; Damaged if they are not those that were marked."""
+    """Return the bytes up to the mark; Damaged if they are not those that were marked."""
     data = present_bytes(path)
     size, final = int(mark["bytes"]), data[: int(mark["bytes"])]
     if len(final) < size:
@@ -529,7 +529,7 @@ def processor() -> str:
 
 
 def commit(package: Path = layout.HERE) -> str | None:
-    """The commit of our checkout; None in a wheel, also one that lies in another repository."""
+    """Return the commit of our checkout; None in a wheel, also one in another repository."""
     try:
         found = subprocess.run(
             ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./layout.py"],

@@ -30,7 +30,7 @@ DIVERGENCE = re.compile(
 def summarise(
     config: RunConfig, rounds: Sequence[Mapping[str, Any]], status: str, clients: int, reason: str
 ) -> dict[str, Any]:
-    """The figures of ``summary.json`` out of the lines of ``rounds.jsonl``."""
+    """Return the figures of ``summary.json`` out of the lines of ``rounds.jsonl``."""
     evaluated = [r for r in rounds if r["test_accuracy_mean"] is not None]
     last = evaluated[-1] if evaluated else {}
     best = best_round(config, rounds)
@@ -107,7 +107,7 @@ def headline(metric: str, figures: Mapping[str, Any], part: str = "test") -> str
 
 
 def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:
-    """A line if accuracy is the metric and one class has most of the examples.
+    """Return a line if accuracy is the metric and one class has most of the examples.
 
     ``counts`` are the examples of all clients by class.
     """
@@ -141,7 +141,7 @@ def out_of_patience(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> bo
 
 
 def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The line of the round with the best validation ``metric``, the first of equals; or empty."""
+    """Return the line of the best validation ``metric``, the first of equals, or empty."""
     validated = [
         (gain(config, value), -line["round"], line)
         for line in rounds
@@ -293,5 +293,5 @@ def privacy_summary(
 
 
 def partition_clients(path: Path) -> list[str]:
-    """The clients of ``partition.csv``; none while it is not there."""
+    """Return the clients of ``partition.csv``; none while it is not there."""
     return list(read_partition(path).counts) if path.exists() else []

@@ -73,7 +73,7 @@ class Tracker:
 
 
 def tracker_package(name: str) -> Any:
-    """The tracker's package; UserError if the extra is not installed."""
+    """Return the tracker's package; UserError if the extra is not installed."""
     try:
         return importlib.import_module(PACKAGES[name])
     except ImportError as error:

@@ -65,7 +65,7 @@ class Verification:
         raise Damaged("; ".join([*words, *self._way_out()]))
 
     def raise_counted(self) -> None:
-        """The same for somebody who has been shown every finding because they were many."""
+        """Raise Damaged with their number, for a user who has been shown every finding."""
         count = f"{len(self.findings)} findings in '{self.folder}'"
         raise Damaged("; ".join([count, *self._way_out()]))
 
@@ -74,7 +74,7 @@ class Verification:
         return sum(bool(f.client) for f in self.findings) == self.clients
 
     def _way_out(self) -> list[str]:
-        """What to do where nothing but clients' states is lost."""
+        """Return what to do where only clients' states are lost."""
         if not all(f.client for f in self.findings):
             return []
         if self._nobody:
@@ -101,7 +101,7 @@ def check_entries(folder: Path) -> None:
 
 
 def _inside(place: Path, folder: Path) -> list[Path]:
-    """What lies there; Damaged for a folder that cannot be listed, or lies too deep."""
+    """Return what lies there; raise Damaged for a folder that cannot be listed, or is too deep."""
     if len(place.relative_to(folder).parts) > DEEPEST:
         raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
     try:
@@ -154,7 +154,7 @@ def _fixed(folder: RunFolder, meta: Mapping[str, Any]) -> Iterator[str]:
 def _lines(
     folder: RunFolder, meta: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The final lines, and the one that a crash may have left after them."""
+    """Return the final lines, and the one that a crash may have left after them."""
     last, completed = int(meta["round"]), summary.get("status") == "completed"
     path = folder.rounds
     data = read_bytes(path) if path.exists() else b""
@@ -239,7 +239,7 @@ def _states(
     summary: Mapping[str, Any],
     found: Verification,
 ) -> None:
-    """The state of every client against its digest, where they are on this machine's disks."""
+    """Compare every client's state with its digest, where it is on this machine's disks."""
     if not meta["simulated"]:
         return
     if summary.get("status") == "completed" and not config.keep_state:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fedhet import plugins
 from fedhet.config import checks
-from fedhet.config.key_errors import COMMON, check_single, example_hint, unknown_key, wrong_value
+from fedhet.config.checks import COMMON, check_single, example_hint, unknown_key, wrong_value
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of

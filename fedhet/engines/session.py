@@ -16,7 +16,7 @@ import torch
 
 from fedhet import layout
 from fedhet.config import checks
-from fedhet.config.key_errors import example_hint
+from fedhet.config.checks import example_hint
 from fedhet.config.load import (
     build_config,
     check_replies,

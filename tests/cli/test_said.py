@@ -14,7 +14,6 @@ import fedhet
 from fedhet import layout
 from fedhet.cli.app import execute
 from fedhet.config.checks import idle
-from fedhet.config.key_errors import KEYS
 from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.deploy import control, submit
@@ -171,7 +170,7 @@ def test_an_example_says_where_it_is_and_how_it_is_run(capsys, here, monkeypatch
 
 def test_what_an_example_is_run_with_is_in_it(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    for name, words in KEYS.items():
+    for name, words in HOW_TO_RUN.items():
         preset, *keys = words.split()
         assert session.find_preset(preset).is_file()
         (word,) = [word for word in keys if f"={name}:" in word]

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import fedhet
+from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.export.save import export_predictions
 
@@ -63,3 +64,19 @@ def test_the_best_state_is_that_of_the_best_validation(run):
     best = max(mine, key=lambda r: (r["val_accuracy"], -r["round"]))
     (state,) = (done.path / "state").glob("*/2")
     assert f'"generation": {best["round"]}' in (state / "best.json").read_text()
+
+
+def test_states_are_classified_with_like_an_exported_model(run, tmp_path, capsys):
+    done, frame = run
+    frame.to_csv(tmp_path / "p.csv", index=False)
+    (state,) = map(str, (done.path / "state").glob("*/2"))
+    made = {"state": state, "exported": str(tmp_path / "model")}
+    assert execute(["export", state, "--best", "--out", made["exported"]]) == 0
+    for name, model in made.items():
+        best = ["--best"] if name == "state" else []
+        out = str(tmp_path / f"{name}.csv")
+        assert execute(["predict", model, str(tmp_path / "p.csv"), "--out", out, *best]) == 0
+    assert (tmp_path / "state.csv").read_bytes() == (tmp_path / "exported.csv").read_bytes()
+    words = ["predict", made["exported"], str(tmp_path / "p.csv"), "--best"]
+    assert execute(words) == 2
+    assert "--best: " in capsys.readouterr().err

@@ -391,7 +391,12 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="folder made by `fedhet export`")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="folder made by `fedhet export`, or a client's folder of states"
+        ),
+    ],
     examples: Annotated[
         list[Path],
         typer.Argument(metavar="FILES...", help="images or folders; a CSV, an NPZ, a text file"),
@@ -399,13 +404,17 @@ def predict(
     out: Annotated[Path, typer.Option(help="CSV to write, replaced if it exists")] = Path(
         "predictions.csv"
     ),
+    best: Annotated[
+        bool,
+        typer.Option("--best", help="of states: that of the best validation round (keep-best)"),
+    ] = False,
     trust: Trust = False,
 ) -> None:
     """Classify examples with an exported model: a CSV with a probability per class."""
     loading()
     from fedhet.export.predict import predict as classify
 
-    found = classify(model, examples, out, trust=trust)
+    found = classify(model, examples, out, best=best, trust=trust)
     if found.warning:
         print(one_line(f"fedhet: warning: {found.warning}", None), file=sys.stderr)
     if found.metrics:

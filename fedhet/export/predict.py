@@ -15,7 +15,8 @@ from fedhet.data.labels import Form, Reading
 from fedhet.errors import UserError, one_line
 from fedhet.export.examples import Truth, batches
 from fedhet.export.images import ImageFiles, find_images
-from fedhet.export.model import Personalised, load_model
+from fedhet.export.model import Personalised
+from fedhet.export.save import open_model
 from fedhet.files import csv_text, replacing
 from fedhet.site.local_data import reading_of
 from fedhet.training.loop import EVALUATION_BATCH, autocast, without_denormals
@@ -40,15 +41,16 @@ class Predicted:
 
 
 def predict(
-    model_folder: Path, places: Sequence[Path], out: Path, *, trust: bool = False
+    folder: Path, places: Sequence[Path], out: Path, *, best: bool = False, trust: bool = False
 ) -> Predicted:
     """Classify files and folders of images, or files of rows, signals or texts; replaces ``out``.
 
+    ``folder`` is an exported model or a client's folder of states: see :func:`open_model`.
     One line per readable example, with columns ``path`` (as given; of a file of many
     ``<path>:<line or index>``), ``class`` (the predicted one), then ``p_<class>`` for every class.
     Raises UserError if the model, the paths or ``out`` cannot be used, or nothing can be read.
     """
-    model, _ = load_model(model_folder.expanduser(), trust=trust)
+    model = open_model(folder, best=best, trust=trust)
     out = out.expanduser()
     torch.set_num_threads(model.config.threads)  # as in the run: other threads, other last bits
     paths, images = [path.expanduser() for path in places], model.inputs.kind == IMAGE

@@ -18,7 +18,7 @@ from fedhet.config.load import build_config
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.errors import Damaged, Refused, UserError, brief
 from fedhet.export import onnx as onnx_file
-from fedhet.export.model import CARD, FORMAT, Personalised, rebuild, write_weights
+from fedhet.export.model import CARD, FORMAT, Personalised, load_model, rebuild, write_weights
 from fedhet.files import appearing, client_order, csv_text, plain_path, read_json, write_text
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.state import DESCRIPTION, PREDICTIONS, FileStore, accuracies_of
@@ -215,6 +215,21 @@ def open_state(
         raise UserError(str(error)) from error
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise _misfit(state, chosen, error) from error
+
+
+def open_model(folder: Path, *, best: bool = False, trust: bool = False) -> Personalised:
+    """Return the model of an exported folder, or of a client's folder of states.
+
+    Of states the newest is taken, or the ``best``, of a run with ``keep-best``.
+    """
+    folder = folder.expanduser()
+    if (folder / DESCRIPTION).is_file():
+        return open_state(folder, "best" if best else None, trust=trust).model
+    if best:
+        raise UserError(
+            f"--best: '{folder}' is not a client's folder of states, of which the best can be taken"
+        )
+    return load_model(folder, trust=trust)[0]
 
 
 def _misfit(state: Path, generation: int, error: BaseException) -> UserError:

@@ -13,7 +13,7 @@ import yaml
 import fedhet
 from fedhet import layout
 from fedhet.cli.app import execute
-from fedhet.config.checks import idle
+from fedhet.config.checks import HOW_TO_RUN, idle
 from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.deploy import control, submit

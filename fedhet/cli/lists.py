@@ -290,6 +290,7 @@ def models(
     config = build_config(values)
     names: Sequence[str] = expand([word for word in given if word not in pairs])
     names = names or (config.models if "models" in values else ())
+    asked: dict[str, Inputs]
     if {"dataset", "data-path"} & values.keys():
         dataset = load_dataset(config)
         if kind not in (None, dataset.inputs.kind):
@@ -299,7 +300,7 @@ def models(
             )
         asked, count = {dataset.inputs.kind: dataset.inputs}, classes or len(dataset.classes)
     else:
-        examples = {
+        examples: dict[str, Inputs] = {
             IMAGE: Inputs.image(config.image_size),
             SIGNAL: Inputs(SIGNAL, (6, 128)),
             TABLE: Inputs.table(tuple(f"x{number}" for number in range(10))),
@@ -332,7 +333,7 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
     found = []
     for name in names:
         plain = with_weights(name)[0]
-        fitting = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
+        fitting: list[str] = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
         if len(kinds) == 1:  # then a model that is for others is told that it is
             validate_model_name(name, kind)
             fitting = [kind]
@@ -349,7 +350,8 @@ def _show_models(rows: Sequence[dict[str, Any]], inputs: "Inputs", classes: int)
 
     if not rows:
         return
-    first, one = inputs.shape[0], inputs.kind
+    first = inputs.shape[0]
+    one: str = inputs.kind
     if inputs.kind == IMAGE:
         form = f"{inputs.shape[1]} x {inputs.shape[2]} pixels"
     elif inputs.kind == SIGNAL:

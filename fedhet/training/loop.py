@@ -124,9 +124,8 @@ def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
 def without_denormals() -> Iterator[None]:
     """Count numbers below 1e-38 as zero in this thread while the body runs.
 
-    Once a client's loss is close to zero its gradients are full of them, and a CPU multiplies them
-    many times slower than others. All that computes with a client's model runs in here: its last
-    bits could otherwise differ from the run's.
+    A CPU multiplies them many times slower, and gradients of small losses are full of them. All
+    that computes with a client's model runs in here, so that its last bits are the run's.
     """
     smallest = torch.full((1,), torch.finfo(torch.float32).tiny)
     before = bool((smallest / 2 == 0).all())

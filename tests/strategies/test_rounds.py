@@ -70,6 +70,21 @@ def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
     assert "1 of min-replies=2 came" in rounds[0]["failures"][1]["reason"]
 
 
+def test_patience_ends_a_run_as_completed_and_says_so(tmp_path, caplog):
+    config = small(tmp_path, method="standalone", rounds=9, patience=2, lr=1e-30, metric="auroc")
+    with caplog.at_level("INFO", "fedhet"):
+        folder, _ = simulate(config)
+    assert [record["round"] for record in folder.read_rounds()] == [1, 2, 3]
+    assert "2 evaluated rounds without a better validation auroc" in caplog.text
+    assert folder.read_summary()["status"] == "completed"
+
+
+def test_the_best_round_is_that_of_the_metric(tmp_path):
+    folder, _ = simulate(small(tmp_path, rounds=4, metric="log_loss"))
+    losses = [record["val_log_loss_mean"] for record in folder.read_rounds()]
+    assert folder.read_summary()["best_validation_round"] == 1 + losses.index(min(losses))
+
+
 def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
     tiny, found, original = torch.tensor([1e-39]), [], MethodClient.fit
 

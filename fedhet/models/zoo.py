@@ -192,7 +192,8 @@ def _check_trainable(model: nn.Module, name: str) -> None:
 
 def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None:
     """Check one forward of two zero examples: its shapes, and ``forward == head o features``."""
-    full = logits = None
+    logits: Tensor | None = None
+    full: Tensor | None = None
     try:
         with untouched(model):
             x = torch.from_numpy(inputs.blank(2)).to(model.head.weight.device)
@@ -210,7 +211,9 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
             f"model {name!r}: features(x) of 2 examples is {got}, must be float32 of shape (2, {d})"
         )
     same = isinstance(full, Tensor) and full.shape == logits.shape
-    if not same or not torch.allclose(full, logits, rtol=1e-3, atol=1e-4, equal_nan=True):
+    if not same or not torch.allclose(
+        cast("Tensor", full), logits, rtol=1e-3, atol=1e-4, equal_nan=True
+    ):
         raise UserError(f"model {name!r}: forward(x) is not head(features(x)), as it must be")
 
 

@@ -55,7 +55,10 @@ class Inputs:
 
     @staticmethod
     def image(
-        size: int | tuple[int, int], *, grey: bool = False, window: tuple[float, ...] = ()
+        size: int | tuple[int, int],
+        *,
+        grey: bool = False,
+        window: tuple[()] | tuple[float, float] = (),
     ) -> "Inputs":
         """RGB or grey images, square of side ``size`` or of that height and width.
 
@@ -63,7 +66,7 @@ class Inputs:
         """
         high, wide = (size, size) if isinstance(size, int) else size
         shape = (1 if grey else 3, high, wide)
-        return Inputs(IMAGE, shape, scan=bool(window), window=tuple(window))
+        return Inputs(IMAGE, shape, scan=bool(window), window=window)
 
     @staticmethod
     def table(

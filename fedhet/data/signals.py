@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,11 @@ class Npz:
         if found.dtype.kind == "S":
             found = np.char.decode(found, "utf-8", "replace")
         return pd.Series(found).astype("str").str.strip()
+
+
+def _entry(what: str, start: int, index: int) -> str:
+    """Return the name of an entry of an array that is read in pieces."""
+    return f"{what} {start + index}"
 
 
 def _is_one_hot(array: npt.NDArray[Any]) -> bool:
@@ -240,11 +246,13 @@ class SignalFile(DataFile):
             owners = keys.sites.of_file(file.path, count)
         for part in windows.pieces():
             stored, rows = small_numbers(part, short=short), slice(start, start + len(part))
-            place = f"{file.where} '{y}' entry "
+            place = partial(_entry, f"{file.where} '{y}' entry", start)
             kept = keys.note(
-                targets[rows], None if owners is None else owners[rows],
-                lambda i, first=start, place=place: f"{place}{first + i}", finite=finite(stored),
-            )  # fmt: skip
+                targets[rows],
+                None if owners is None else owners[rows],
+                place,
+                finite=finite(stored),
+            )
             start += len(part)
             if kept.any():
                 yield stored[kept]

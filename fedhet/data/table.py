@@ -307,7 +307,7 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
     if may:
         each = [f"{name} ({len(columns[name].counts or ())} values)" for name in may]
         raise UserError(f"target: which column is the class? target=COLUMN, such as {listed(each)}")
-    middle = next((n for n in reversed(columns) if columns[n].is_number), last)
+    middle = next((n for n in reversed(list(columns)) if columns[n].is_number), last)
     raise UserError(
         f"target: no column has few values, as a class does: target=COLUMN names one of "
         f"{listed(list(columns))}; a measurement is cut by labels, such as target={middle} "

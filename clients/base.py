@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.config.schema import BESIDE, LOWER, P, RunConfig
+from fedhet.config.schema import METRICS, UNCHAINED, P, RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs
 from fedhet.data.labels import READ_KEYS
 from fedhet.data.preparation import Preparation, normalise, preparation
@@ -157,7 +157,7 @@ class MethodClient(NumPyClient, Generic[P]):
         return Empty()
 
     def added(self, vector: Vector) -> None:
-        """With ``secure-sum``: see the contribution (L,) float64, clipped and without noise."""
+        """See the contribution ``vector`` (L,) float64, clipped and without noise (sums only)."""
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Return logits (B, C) of ``inputs`` (B, ...), by :meth:`inference_needs` alone."""
@@ -169,7 +169,7 @@ class MethodClient(NumPyClient, Generic[P]):
         return Needs()
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """Return logits (B, C) by name: first :meth:`infer`'s, named "", then others to record."""
+        """Return logits (B, C) of ``inputs`` by name: :meth:`infer`'s, named "", then others."""
         return {"": self.infer(inputs)}
 
     def metrics(self) -> dict[str, float]:
@@ -342,7 +342,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """With ``keep-best``: note the validation metric of the state that was just saved."""
         value = metrics.get(f"val_{self.config.metric}")
         if self.config.keep_best and value is not None:
-            worth = -float(value) if self.config.metric in LOWER else float(value)
+            worth = -float(value) if METRICS[self.config.metric].less_is_better else float(value)
             note = {"generation": self.round, "value": worth}
             self.setup.store.write_note(VALIDATION, note)
 
@@ -351,7 +351,7 @@ class MethodClient(NumPyClient, Generic[P]):
         if self.evaluating:
             self._set_eval()
             found = self.accuracies()
-            self.before = {f"{n}_before": value for n, value in found.items() if n not in BESIDE}
+            self.before = {f"{n}_before": value for n, value in found.items() if n not in UNCHAINED}
 
     @property
     def public(self) -> PublicSet:
@@ -485,7 +485,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self._check_declared(self.tensors)
         scores = (
             (name, float(value)) for name, value in metrics.items()
-            if "accuracy" in name and name not in BESIDE
+            if "accuracy" in name and name not in UNCHAINED
         )  # fmt: skip
         bundle = to_bundle(self.modules, self.tensors, scores)
         if lost := not_finite(bundle):

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BESIDE = ("strategies", "clients", "configs")
+OWN_FOLDERS = ("strategies", "clients", "configs")
 
 
 def folder(name: str, package: Path = HERE) -> Path:
-    """Return the folder of that name (one of :data:`BESIDE`) of a ``fedhet`` package."""
+    """Return the folder of that name (one of :data:`OWN_FOLDERS`) of a ``fedhet`` package."""
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 
@@ -20,7 +20,7 @@ def folder(name: str, package: Path = HERE) -> Path:
 def is_top(path: str) -> bool:
     """Whether a folder is a checkout's or a bundle's top, in which ``clients/`` is ours."""
     package = Path(path) / HERE.name
-    return (package / Path(__file__).name).is_file() and not (package / BESIDE[0]).is_dir()
+    return (package / Path(__file__).name).is_file() and not (package / OWN_FOLDERS[0]).is_dir()
 
 
 def sources(package: Path = HERE) -> Iterator[tuple[str, Path]]:
@@ -28,7 +28,7 @@ def sources(package: Path = HERE) -> Iterator[tuple[str, Path]]:
 
     In the order of the names, whatever the layout: a digest over them is the same in both.
     """
-    beside = BESIDE[:2]
+    beside = OWN_FOLDERS[:2]
     found = {
         f"fedhet/{path.relative_to(package).as_posix()}": path
         for path in package.rglob("*.py")

@@ -43,7 +43,7 @@ class Theirs:
         name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """As Python would without that folder; None for every other name."""
-        if name not in layout.BESIDE:
+        if name not in layout.OWN_FOLDERS:
             return None
         places = [place for place in sys.path if not layout.is_top(place)]
         return importlib.machinery.PathFinder.find_spec(name, places)

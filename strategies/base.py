@@ -101,12 +101,15 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def own_small(cls, params: P) -> str:
-        """Return the small model that a key of the method's names; empty: ``small-model``'s."""
+        """Return the small model that a key of ``params`` names; empty: ``small-model``'s."""
         return ""
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
-        """Return common keys without effect, each with the reason; setting one is refused."""
+        """Return common keys without effect, each with the reason; setting one is refused.
+
+        They may depend on the run's ``config`` and the method's ``params``.
+        """
         return {}
 
     def initialise(self) -> None:
@@ -161,20 +164,23 @@ class MethodStrategy(Strategy, Generic[P]):
         """Return what one client adds to the sum; called in the client's process.
 
         It is linear in what ``upload`` shares, and as long for every client of a run; ``own`` is
-        what the client knows of itself.
+        what the client knows of itself. Raise NotImplementedError if the method has no sums.
         """
         raise NotImplementedError(cls.not_summed)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Set the global arrays from ``total`` (L,) float64, the flat sum of a round's summands.
 
-        Return numbers for the round's line.
+        Return numbers for the round's line. Raise NotImplementedError if the method has no sums.
         """
         raise NotImplementedError(self.not_summed)
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: P) -> bool:
-        """Return whether contributions have rows of classes, which ``sum-owners`` guards."""
+        """Return whether contributions have rows of classes, which ``sum-owners`` guards.
+
+        It may depend on the run's ``config`` and the method's ``params``.
+        """
         return False
 
     def arrays(self) -> dict[str, Array]:
@@ -182,7 +188,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return {}
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Raise Rejected for arrays of a checkpoint that :meth:`load` cannot take.
+        """Raise Rejected for ``arrays`` of a checkpoint that :meth:`load` cannot take.
 
         Called after :meth:`initialise`. Names in their order, dtypes and shapes must be those of
         :meth:`arrays`, but for the length of :attr:`growing` ones; all numbers must be finite.
@@ -202,7 +208,7 @@ class MethodStrategy(Strategy, Generic[P]):
             raise Rejected(f"the arrays {', '.join(self.growing)} differ in length")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Take ``arrays`` as :meth:`arrays` gave them; called instead of :meth:`initialise`."""
+        """Take ``arrays``, of :meth:`arrays`' shapes and dtypes, instead of :meth:`initialise`."""
 
     @property
     def growing(self) -> Collection[str]:
@@ -221,7 +227,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: P) -> bool:
-        """Return whether a contribution is weighed by images, in units of weights."""
+        """Return whether a contribution is weighed by images, by ``config`` and ``params``."""
         return config.weighting == "samples" and "weighting" not in cls.ignores(config, params)
 
     @property

@@ -412,16 +412,13 @@ def predict(
 ) -> None:
     """Classify examples with an exported model: a CSV with a probability per class."""
     loading()
+    from fedhet.config.schema import METRICS
     from fedhet.export.predict import predict as classify
 
     found = classify(model, examples, out, best=best, trust=trust)
     if found.warning:
         print(one_line(f"fedhet: warning: {found.warning}", None), file=sys.stderr)
     if found.metrics:
-        each = [
-            f"{name.replace('_', ' ')} {value:.4f}" if name == "log_loss"
-            else f"{name.replace('_', ' ')} {value:.2f} %"
-            for name, value in found.metrics.items()
-        ]  # fmt: skip
+        each = [f"{METRICS[n].title} {METRICS[n].text(v)}" for n, v in found.metrics.items()]
         print(f"{', '.join(each)} of {found.labelled} {found.what} with a class")
     print(f"{found.examples} {found.what}: {out}")

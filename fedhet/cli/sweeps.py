@@ -447,17 +447,17 @@ def _write(
 
     The presets of the single methods have the method's name in theirs.
     """
+    from fedhet.config.schema import METRICS
     from fedhet.sweeps.tune import preset_text
 
     out.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for method, position in chosen.items():
         name = f"{out.stem}-{method}{out.suffix}" if len(search.methods) > 1 else out.name
-        metric = trials[position][0].cells[0].config.metric
-        digits = ".4f" if metric == "log_loss" else ".2f"
-        lines = [f"validation {metric.replace('_', ' ')} of each trial:"]
+        metric = METRICS[trials[position][0].cells[0].config.metric]
+        lines = [f"validation {metric.title} of each trial:"]
         lines += [
-            f"{'-' if score is None else format(score, digits)}  {trial.label}"
+            f"{'-' if score is None else metric.text(score)}  {trial.label}"
             for trial, score in trials
             if trial.method == method
         ]

@@ -4,9 +4,11 @@ Keys are flat and kebab-case in YAML and on the command line. A method adds its 
 a subclass of :class:`Params`; :mod:`fedhet.config.load` reads and checks both.
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -26,15 +28,49 @@ QUIET = (
     "sum_owners", "sum_metrics", "tuned", "metric", "class_weights", "local_steps", "patience",
     "keep_best", "keep_predictions",
 )  # fmt: skip
-# The metrics of an evaluation (DESIGN 5), all in percent but for log_loss.
-METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece")
-LOWER = ("log_loss", "ece")  # the smaller the better
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of an evaluation: its title, range, and whether less is better.
+
+    Percentages have a range up to 100, others (``high`` infinite) are plain numbers.
+    """
+
+    title: str
+    low: float = 0.0
+    high: float = 100.0
+    less_is_better: bool = False
+
+    @property
+    def percent(self) -> bool:
+        """Whether values are percentages."""
+        return self.high == 100  # noqa: PLR2004
+
+    def text(self, value: float) -> str:
+        """Return a value as it is shown."""
+        return f"{value:.2f} %" if self.percent else f"{value:.4f}"
+
+
+MetricName = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece"]
+# A new metric needs a name above, a line here, and its value in fedhet/training/metrics.py.
+METRICS: Mapping[str, Metric] = {
+    "accuracy": Metric("accuracy"),
+    "balanced_accuracy": Metric("balanced accuracy"),
+    "macro_f1": Metric("macro F1"),
+    "auroc": Metric("AUROC"),
+    "log_loss": Metric("log loss", high=math.inf, less_is_better=True),
+    "ece": Metric("ECE", less_is_better=True),
+}
 MAJORITY = "majority_accuracy"  # what the commonest class of the train split would get
-# Names of those that stand beside accuracy. The hash chain, a client's state and its digest
-# cover accuracies alone, as before there were others: no metric of this list goes into them.
-BESIDE = frozenset(
-    f"{part}_{name}" for part in ("test", "val") for name in (*METRICS[1:], MAJORITY)
-)
+# The metrics beside accuracy, by their names in records. The hash chain, a client's state and its
+# digest cover accuracies alone, as before there were others: none of these goes into them.
+UNCHAINED: Mapping[str, Metric] = {
+    f"{part}_{name}": metric
+    for part in ("test", "val")
+    for name, metric in {**METRICS, MAJORITY: Metric("majority accuracy")}.items()
+    if name != "accuracy"
+}
 # What each method may need a value of its own of; anything else is what they are compared under.
 TUNABLE = frozenset({
     "lr", "local-epochs", "local-steps", "batch-size", "momentum", "weight-decay", "lr-schedule",
@@ -310,11 +346,9 @@ class RunConfig(Schema):
         "process",
     )
 
-    metric: Literal[
-        "accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece"
-    ] = Field(
+    metric: MetricName = Field(
         "accuracy", description="headline of a run, and what its best round is the best of"
-    )  # fmt: skip
+    )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     evaluate_before: bool = Field(
         False, description="record accuracies after receiving and before training as well"

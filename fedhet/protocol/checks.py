@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE, RunConfig
+from fedhet.config.schema import UNCHAINED, RunConfig
 from fedhet.errors import Refused, Rejected
 from fedhet.files import is_id
 from fedhet.protocol.handshake import EXACT, MAX_TEXT, ClientInfo
@@ -47,8 +47,7 @@ RANGES = {
     "train_flops": (0.0, 1e24),
     "seconds": (0.0, 1e7),
     "train_loss": (-FLOAT32, FLOAT32),  # a term over a vanishing loss grows as far as that
-    "test_log_loss": (0.0, FLOAT32),
-    "val_log_loss": (0.0, FLOAT32),
+    **{name: (metric.low, min(metric.high, FLOAT32)) for name, metric in UNCHAINED.items()},
     "": (-1e12, 1e12),
 }
 
@@ -109,10 +108,9 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
     for name, value in reply.metrics.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name):
             raise Rejected("a metric has a name that is not allowed")
-        if not OURS.fullmatch(name) and name not in BESIDE and name not in (own or {}):
+        if not OURS.fullmatch(name) and name not in UNCHAINED and name not in (own or {}):
             raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
-        percent = name in BESIDE and not name.endswith("log_loss")
-        if ("accuracy" in name or percent) and not 0 <= value <= 100:
+        if "accuracy" in name and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
         low, high = (own or {}).get(name) or next(
             bounds for start, bounds in RANGES.items() if name.startswith(start)

@@ -20,7 +20,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from fedhet.config.schema import BESIDE
+from fedhet.config.schema import UNCHAINED
 from fedhet.errors import Damaged
 from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
 
@@ -149,7 +149,7 @@ class Meta(_Open):
 
 
 _FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
-CLIENT_COLUMNS = (*_FIRST, *sorted(BESIDE))
+CLIENT_COLUMNS = (*_FIRST, *sorted(UNCHAINED))
 OTHER = "other"  # further numbers of an evaluation, as JSON
 
 
@@ -196,7 +196,7 @@ def parse_evaluations(path: Path, data: bytes) -> Iterator[ClientLine]:
         other = named.get(OTHER)
         beside = {
             name: number(named[name], source, f"{place}: {name}")
-            for name in sorted(BESIDE & named.keys())
+            for name in sorted(UNCHAINED.keys() & named.keys())
         }
         yield ClientLine(
             whole(named["round"], source, f"{place}: round"),

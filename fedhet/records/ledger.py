@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fedhet.config.schema import BESIDE
+from fedhet.config.schema import UNCHAINED
 from fedhet.errors import Damaged, one_line
 from fedhet.files import (
     NOBODY,
@@ -130,7 +130,7 @@ class Ledger:
         self.round.flops += metrics.get("train_flops", 0.0)
         images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
         for name, value in metrics.items():
-            if name not in COMMON | BESIDE and "accuracy" not in name:
+            if name not in COMMON | UNCHAINED.keys() and "accuracy" not in name:
                 self.round.own.setdefault(name, []).append((value, images))
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
@@ -143,7 +143,7 @@ class Ledger:
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""
-        accuracies = {n: v for n, v in metrics.items() if "accuracy" in n or n in BESIDE}
+        accuracies = {n: v for n, v in metrics.items() if "accuracy" in n or n in UNCHAINED}
         self.scores[client] = Score(self.roster.generations[client], accuracies)
         self.round.scored.add(client)
         self.chain.add("score", client, accuracies)
@@ -176,7 +176,7 @@ class Ledger:
         record["val_accuracy_mean"] = self.spread("val_accuracy")["mean"]
         for kind in sorted(kinds - set(HEADLINE)):
             record[f"{kind}_mean"] = self.spread(kind)["mean"]
-            if kind in BESIDE:
+            if kind in UNCHAINED:
                 record[f"{kind}_clients"] = sum(kind in s.accuracies for s in self.scores.values())
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
@@ -317,7 +317,7 @@ class Chain:
             link.update(f"|{kind}|{client}".encode())
             for i, array in enumerate(uploaded):
                 hash_array(link, str(i), array)
-            for name in sorted(set(metrics) - DURATIONS - BESIDE):
+            for name in sorted(set(metrics) - DURATIONS - UNCHAINED.keys()):
                 link.update(f"|{name}".encode() + np.float64(metrics[name]).tobytes())
         for name in sorted(arrays):
             hash_array(link, name, arrays[name])

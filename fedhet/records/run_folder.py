@@ -65,7 +65,7 @@ class RunFolder:
         self.confusion = path / "confusion.csv"
         self.log = path / "log.txt"
         self.checkpoint = path / "checkpoint" / "server.safetensors"
-        self.attempts = path / "checkpoint" / "attempts"  # at sums; see records.append_only
+        self.attempts = path / "checkpoint" / "attempts"  # of sums: a record of each attempt
         self.identity = path / "checkpoint" / "run.json"
         self._rounds, self._clients = Lines(self.rounds), Lines(self.clients)
 
@@ -306,11 +306,16 @@ class RunFolder:
 
     def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add one line per evaluated client to ``clients.csv``; further numbers go to ``other``."""
-        lines: list[list[Any]] = [] if self._clients.size else [[*CLIENT_COLUMNS, OTHER]]
+        columns, lines = list(CLIENT_COLUMNS), list[list[Any]]()
+        if self._clients.size:  # a resumed run goes on under its own header, which may be older
+            with self.clients.open(encoding="utf-8") as file:
+                columns = file.readline().rstrip("\r\n").split(",")[:-1]
+        else:
+            lines.append([*columns, OTHER])
         for row in rows:
-            other = {k: v for k, v in row.items() if k not in CLIENT_COLUMNS}
+            other = {k: v for k, v in row.items() if k not in columns}
             text = json.dumps(finite(other)) if other else ""
-            lines.append([*(row.get(column, "") for column in CLIENT_COLUMNS), text])
+            lines.append([*(row.get(column, "") for column in columns), text])
         self._clients.append(csv_text(lines))
 
     def read_rounds(self) -> list[dict[str, Any]]:
@@ -485,7 +490,7 @@ def held(path: Path) -> bool:
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")
 # Rooms of fedhet that no result depends on.
-_BESIDE = ("cli", "sweeps", "reports", "watch", "export")
+_ROOMS_WITHOUT_RESULTS = ("cli", "sweeps", "reports", "watch", "export")
 
 
 def versions() -> dict[str, str]:
@@ -499,7 +504,7 @@ def source_digest() -> str:
     """SHA-256 of the source files that can change a run's result, names and contents."""
     digest = hashlib.sha256()
     for name, path in layout.sources():
-        if name.split("/")[1] not in _BESIDE:
+        if name.split("/")[1] not in _ROOMS_WITHOUT_RESULTS:
             digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from fedhet.config.schema import BESIDE, LOWER, RunConfig
+from fedhet.config.schema import METRICS, UNCHAINED, RunConfig
 from fedhet.files import client_order
 from fedhet.records.formats import read_partition
 
@@ -58,7 +58,7 @@ def summarise(
         "metric": config.metric,
         **{
             f"{name}_{kind}": last[f"{name}_{kind}"]
-            for name in sorted(BESIDE)
+            for name in sorted(UNCHAINED)
             for kind in ("mean", "clients")
             if last.get(f"{name}_{kind}") is not None
         },
@@ -95,15 +95,13 @@ def metric_mean(config: RunConfig, figures: Mapping[str, Any], part: str = "test
 
 def gain(config: RunConfig, value: float) -> float:
     """``value`` of the run's ``metric`` so that more is better: errors change their sign."""
-    return -value if config.metric in LOWER else value
+    return -value if METRICS[config.metric].less_is_better else value
 
 
 def headline(metric: str, figures: Mapping[str, Any], part: str = "test") -> str:
     """Name and mean of ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``, as text."""
-    value, name = figures.get(f"{part}_{metric}_mean"), metric.replace("_", " ")
-    if metric == "log_loss" and value is not None:
-        return f"{name} {value:.4f}"
-    return f"{name} {percent(value)}"
+    value, about = figures.get(f"{part}_{metric}_mean"), METRICS[metric]
+    return f"{about.title} {'-' if value is None else about.text(value)}"
 
 
 def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedhet.config.schema import LOWER, MAJORITY, METRICS
+from fedhet.config.schema import MAJORITY, METRICS
 from fedhet.errors import UserError
 from fedhet.reports.settings import Placed, Setting, method_name
 
@@ -90,7 +90,7 @@ class Comparison:
     @property
     def sign(self) -> int:
         """-1 where less of the metric is better, else 1."""
-        return -1 if self.metric in LOWER else 1
+        return -1 if METRICS[self.metric].less_is_better else 1
 
     @cached_property
     def blocks(self) -> list[str]:

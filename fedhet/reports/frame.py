@@ -23,8 +23,7 @@ from fedhet.reports.reading import LeftOut, RunRecord, read_runs
 from fedhet.reports.settings import Placed, arrange
 
 COLUMNS = (  # of the frame of runs, before the keys of the configuration
-    "run", "setting", "setting_id", "variant", "block", "compared", "accuracy", "balanced_accuracy",
-    "macro_f1", "auroc", "log_loss", "ece", "majority_accuracy",
+    "run", "setting", "setting_id", "variant", "block", "compared", *METRICS, MAJORITY,
     "accuracy_best_validation", "best_validation",
     "accuracy_sampled", "accuracy_std", "accuracy_p10", "accuracy_worst", "difference",
     "never_sampled", "federation", "floats_up", "floats_down", "gflops", "epsilon", "noise_of",
@@ -48,7 +47,7 @@ class Runs:
             raise UserError(f"there is no finished run to report: {first}")
         frames = self._runs, self._rounds, self._clients = _frames(self.placed)
         self.comparisons = compare(self.placed, *frames, known_as(baseline) if baseline else "")
-        blocks = [one.differences("accuracy") for one in self.comparisons]
+        blocks = [one.differences(one.metric) for one in self.comparisons]
         self._runs["difference"] = pd.concat(blocks).reindex(self._runs["number"]).to_numpy()
 
     @cached_property

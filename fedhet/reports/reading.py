@@ -312,7 +312,7 @@ def _checked(run: RunRecord) -> RunRecord:
         repeated = rounds["round"] % every != 0
         repeated.iloc[-1] = False
         rounds.loc[repeated, rounds.columns.str.startswith(("test_", "val_"))] = math.nan
-    if rounds["test_accuracy_mean"].isna().all():
+    if rounds.get("test_accuracy_mean", pd.Series(dtype=float)).isna().all():
         raise ValueError("no round was evaluated")
     made = replace(run, config=config, rounds=rounds, clients=clients)
     _check_whole(made)

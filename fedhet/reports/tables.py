@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
-from fedhet.config.schema import LOWER
+from fedhet.config.schema import METRICS
 from fedhet.files import quoted
 from fedhet.reports.comparison import ENOUGH, LEVEL, Comparison, in_order, variability
 from fedhet.reports.settings import at_default, plain
@@ -264,9 +264,10 @@ def _others(one: Comparison) -> ReportTable:
 
 def said(metric: str) -> str:
     """A metric in words."""
-    words = {"auroc": "AUROC", "ece": "ECE", "macro_f1": "macro F1", "": "-"}
-    shown = words.get(metric, metric.replace("_", " "))
-    return f"{shown} (less is better)" if metric in LOWER else shown
+    if not metric:
+        return "-"
+    about = METRICS[metric]
+    return f"{about.title} (less is better)" if about.less_is_better else about.title
 
 
 def signed(value: float) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE, RunConfig
+from fedhet.config.schema import UNCHAINED, RunConfig
 from fedhet.protocol.payload import Array
 
 POWERS = 32  # of two, among which the unit of weights is found
@@ -162,11 +162,11 @@ class SumMetrics:
         bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
         self.scales = dict.fromkeys(ACCURACIES, 100.0) | {LOSS: 1.0}
         self.scales |= {name: max(1.0, bound / largest) for name, bound in bounds.items()}
-        self.beside = {n: 1.0 if n.endswith("log_loss") else 100.0 for n in sorted(BESIDE)}
+        self.unchained = {n: 100.0 if UNCHAINED[n].percent else 1.0 for n in sorted(UNCHAINED)}
         self.chained = 2 * len(self.scales) + 2 * len(WIDE)
 
     def __len__(self) -> int:
-        return self.chained + 2 * len(self.beside)
+        return self.chained + 2 * len(self.unchained)
 
     def vector(self, metrics: Mapping[str, float]) -> Vector:
         """Return one client's numbers, each with a one, or two zeros for one that it lacks."""
@@ -176,7 +176,7 @@ class SumMetrics:
             whole = round(metrics.get(name, 0.0))
             high, low = divmod(min(whole, int(self.largest / HIGH) << BITS), 1 << BITS)
             found += [high * HIGH, low * lower]
-        return np.array(found + self._shares(metrics, self.beside))
+        return np.array(found + self._shares(metrics, self.unchained))
 
     def _shares(self, metrics: Mapping[str, float], scales: Mapping[str, float]) -> list[float]:
         found: list[float] = []
@@ -193,7 +193,7 @@ class SumMetrics:
         Nothing of what fewer than ``least`` of them have.
         """
         found: dict[str, Summed] = {}
-        places = [*self.scales.items(), *(("", 0.0) for _ in WIDE), *self.beside.items()]
+        places = [*self.scales.items(), *(("", 0.0) for _ in WIDE), *self.unchained.items()]
         for (name, scale), (value, there) in zip(places, total.reshape(-1, 2), strict=True):
             count = round(float(there)) if name else 0
             if count >= max(1, least):

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
-from fedhet.config.schema import BESIDE, RunConfig
+from fedhet.config.schema import UNCHAINED, RunConfig
 from fedhet.errors import Rejected
 from fedhet.files import client_order
 from fedhet.protocol.checks import check_trained
@@ -77,7 +77,7 @@ class SumLedger(Ledger):
         """Book the sum itself, and the means that were found in it."""
         self.chain.add("sum", "", {}, (total,))
         for name, found in means.items():
-            if name in BESIDE:
+            if name in UNCHAINED:
                 self.means |= {name: found.mean, f"{name}{CLIENTS}": float(found.clients)}
             elif "accuracy" in name:
                 self.means[name] = found.mean

@@ -198,9 +198,8 @@ def _metrics(config: Mapping[str, Any], rounds: Sequence[Line]) -> tuple[str, st
 
 def _figure(metric: str) -> tuple[str, str]:
     """Return the title and the kind of a metric's column."""
-    words = {"auroc": "AUROC", "ece": "ECE", "macro_f1": "macro F1"}
-    title = words.get(metric, metric.replace("_", " "))
-    return title, "number" if metric == "log_loss" else "percent"
+    about = METRICS.get(metric)
+    return (about.title, "percent" if about.percent else "number") if about else ("", "percent")
 
 
 def _rounds(rounds: Sequence[Line], metric: str, second: str) -> tuple[Columns, list[list[Any]]]:
@@ -210,12 +209,13 @@ def _rounds(rounds: Sequence[Line], metric: str, second: str) -> tuple[Columns, 
         return [line.get(key) for line in rounds]
 
     up, down = of("uplink_bytes"), of("downlink_bytes")
+    of_accuracy = "" if metric == "accuracy" else " of accuracy"
     table = [
         ("round", "count", of("round")),
         (*_figure(metric), of(f"test_{metric}_mean")),
         ("validation", _figure(metric)[1], of(f"val_{metric}_mean")),
         (*_figure(second), of(f"test_{second}_mean")),
-        ("10th percentile", "percent", of("test_accuracy_p10")),
+        (f"10th percentile{of_accuracy}", "percent", of("test_accuracy_p10")),
         ("training loss", "number", of("train_loss")),
         ("asked", "count", of("sampled")),
         ("replied", "count", of("replied")),

@@ -11,6 +11,7 @@ from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
+from fedhet.records.formats import parse_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate, small
 
@@ -219,3 +220,16 @@ def test_a_full_disk_leaves_no_half_folder(tmp_path, monkeypatch):
             RunFolder.create(config, "x")
     assert not (tmp_path / "runs" / "full").exists()
     RunFolder.create(config, "x")
+
+
+def test_a_resumed_run_keeps_the_columns_of_an_older_header(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append_clients([])
+    folder.clients.write_text("round,client,model,generation,test_accuracy,val_accuracy,other\n")
+    line = {"round": 1, "client": "0", "model": "cnn-1", "generation": 1}
+    folder.append_clients([line | {"test_accuracy": 50.0, "val_accuracy": 40.0, "test_ece": 3.0}])
+    assert folder.clients.read_text().splitlines()[1] == (
+        '1,0,cnn-1,1,50.0,40.0,"{""test_ece"": 3.0}"'
+    )
+    data = folder.clients.read_bytes()
+    assert next(parse_evaluations(folder.clients, data)).other["test_ece"] == 3.0

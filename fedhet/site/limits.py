@@ -39,7 +39,7 @@ class Limits(Schema):
         None, gt=0, description="least noise of a sum, sigma / dp-clip, in runs that have sums"
     )
     secure_sum: Literal["required"] | None = Field(
-        None, description="required: runs with secure-sum=masked only"
+        None, description="required: runs with secure-sum=masked only, which sum metrics and count owners"
     )
     min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
     max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")
@@ -118,6 +118,10 @@ def check_run(limits: Limits, config: RunConfig, *, shares_model: bool) -> None:
         raise _broken("class-counts", "nobody to be told", f"method {config.method} tells them")
     if limits.secure_sum is not None and config.secure_sum != "masked":
         raise _broken("secure-sum", "masked sums alone", f"secure-sum is {config.secure_sum}")
+    if limits.secure_sum is not None and not config.sum_metrics:
+        raise _broken("secure-sum", "summed metrics alone", "sum-metrics is false")
+    if limits.secure_sum is not None and config.sum_owners == 1:
+        raise _broken("secure-sum", "classes of several owners alone", "sum-owners is 1")
     size = config.cohort(config.clients) if config.summed and config.clients else 0
     if size and limits.min_sum is not None and size < limits.min_sum:
         raise _broken("min-sum", f"no fewer than {limits.min_sum}", f"a round has {size} clients")

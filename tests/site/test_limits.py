@@ -50,6 +50,16 @@ def limited(tmp_path, text, **changes):
             {"secure_sum": "unmasked", "sum_min": 2},
             "secure-sum: .* unmasked",
         ),
+        (
+            "secure-sum: required",
+            {"secure_sum": "masked", "sum_min": 2, "sum_metrics": False},
+            "secure-sum: .* sum-metrics is false",
+        ),
+        (
+            "secure-sum: required",
+            {"secure_sum": "masked", "sum_min": 2, "sum_owners": 1},
+            "secure-sum: .* sum-owners is 1",
+        ),
         ("min-sum: 4", {"secure_sum": "masked", "sum_min": 2}, "min-sum: .* a round has 3 clients"),
     ],
 )

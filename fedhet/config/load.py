@@ -179,8 +179,8 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
         )
     if config.aggregation not in method.strategy.aggregations:
         raise UserError(
-            f"aggregation: '{config.aggregation}' is not allowed with method={config.method}: its "
-            f"server takes no mean of uploads; allowed: {', '.join(method.strategy.aggregations)}"
+            f"aggregation: '{config.aggregation}' is not allowed with method={config.method}, "
+            f"which combines uploads itself; allowed: {', '.join(method.strategy.aggregations)}"
         )
     checks.check_sums(config, method.strategy.not_summed)
     method.strategy.check_config(config, params)

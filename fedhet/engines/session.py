@@ -96,6 +96,8 @@ def find_preset(name: str) -> Path:
     if name not in shipped:
         if where := example_hint(name):
             raise UserError(f"config '{name}': no preset; {where}")
+        if ":" in name:
+            raise UserError(f"config '{name}': a method is a key: quickstart method={name}")
         raise UserError(
             f"config '{name}': no such file and no preset{nearest(name, list(shipped))}; "
             f"presets: {', '.join(shipped)}"

@@ -252,10 +252,11 @@ def _others(one: Comparison) -> ReportTable:
     note = "Recorded by methods that can answer in more than one way."
     table = _table(one, "inference", "Other predictions", note, names)
     kind = means.index.get_level_values(1).str.extract("test_accuracy_(.+)_mean")[0]
-    table.add_text("prediction", "what answers instead of the headline's model", kind)
+    table.add_text("prediction", "what answers instead of the client's main prediction", kind)
     about = "mean over clients after the last round, mean over blocks, percent"
     table.add("accuracy", about, means)
-    table.add("headline", "of the headline's model", one.levels["accuracy"].reindex(names))
+    main = one.levels["accuracy"].reindex(names)
+    table.add("main prediction", "accuracy of what the client answers", main)
     return table
 
 

@@ -39,7 +39,8 @@ class Limits(Schema):
         None, gt=0, description="least noise of a sum, sigma / dp-clip, in runs that have sums"
     )
     secure_sum: Literal["required"] | None = Field(
-        None, description="required: runs with secure-sum=masked only, which sum metrics and count owners"
+        None,
+        description="required: runs with secure-sum=masked only, which sum metrics and count owners",
     )
     min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
     max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")

@@ -40,7 +40,7 @@ class Limits(Schema):
     )
     secure_sum: Literal["required"] | None = Field(
         None,
-        description="required: runs with secure-sum=masked only, which sum metrics and count owners",
+        description="required: only runs with secure-sum=masked, that sum metrics, count owners",
     )
     min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
     max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")

@@ -39,8 +39,7 @@ class Limits(Schema):
         None, gt=0, description="least noise of a sum, sigma / dp-clip, in runs that have sums"
     )
     secure_sum: Literal["required"] | None = Field(
-        None,
-        description="required: only runs with secure-sum=masked, that sum metrics, count owners",
+        None, description="required: only masked sums, of metrics too, and no sum-owners=1"
     )
     min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
     max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")

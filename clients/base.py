@@ -88,7 +88,7 @@ class Needs:
 
 
 class MethodClient(NumPyClient, Generic[P]):
-    """One client of one round, of a method with parameters ``P``; it lives for one message.
+    """Client half of a method with parameters ``P``. An instance exists for one message.
 
     A method overrides :meth:`build` (its modules), :meth:`receive`, :meth:`loss` or
     :meth:`phases`, :meth:`upload` and, if more than the local model answers, :meth:`infer` with
@@ -97,7 +97,7 @@ class MethodClient(NumPyClient, Generic[P]):
     """
 
     download_type: type[Payload] = Empty
-    shares_model = True  # a whole model, however small; a site may refuse this, so say False if not
+    shares_model = True  # whether it sends a whole model, however small; a site may refuse that
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -112,9 +112,9 @@ class MethodClient(NumPyClient, Generic[P]):
         self.saved = ""  # digest of the state that was stored last
         self._fixed = Fixed(())
         self.round = 0
-        self.uploaded: Payload = Empty()  # what the last round sends up, as it leaves
-        self.leaving: Leaving | Part = Leaving(setup.simulated)  # how an upload leaves
-        self.told: frozenset[int] | None = None  # classes whose rows are summed; None: of all
+        self.uploaded: Payload = Empty()  # what this round sends to the server
+        self.leaving: Leaving | Part = Leaving(setup.simulated)  # adds noise or a mask
+        self.told: frozenset[int] | None = None  # classes whose rows are summed; None: all classes
         self.evaluating = False  # whether this round's reply carries accuracies
         self.before: dict[str, float] = {}  # accuracies before training
         self._generators: list[torch.Generator] = []
@@ -126,14 +126,14 @@ class MethodClient(NumPyClient, Generic[P]):
         return {"model": self.local_model()}
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """Return private tensors of generation 0 by name; their shapes and dtypes stay."""
+        """Return private tensors (n, ...) of generation 0 by name; shapes and dtypes stay."""
         return {}
 
     def expect_download(self, came: Payload) -> Payload | None:
         """Return a payload with the shapes and dtypes that ``came`` must have; None: any.
 
-        ``came`` is of ``download_type`` and unchecked: it tells the lengths that vary. Raise
-        Refused or ValueError if nothing fits it.
+        ``came`` is an unchecked instance of ``download_type``. Use it only for lengths that vary.
+        Raise Refused or ValueError if no payload can match it.
         """
         return None
 
@@ -325,9 +325,9 @@ class MethodClient(NumPyClient, Generic[P]):
         return confusion
 
     def _keep_best(self, generation: int) -> None:
-        """With ``keep-best``: keep ``generation`` as the best so far if its validation says so.
+        """With ``keep-best``, keep ``generation`` if its validation metric is the best so far.
 
-        The server has named it, so its round counted; later ones may be undone.
+        The server named it, so the server accepted its round. Later rounds may be undone.
         """
         store = self.setup.store
         score = store.read_note(VALIDATION) if self.config.keep_best and generation else None
@@ -367,7 +367,8 @@ class MethodClient(NumPyClient, Generic[P]):
     def accuracies(self) -> dict[str, float]:
         """Return the metrics of the test and validation split, by ``test_`` and ``val_``.
 
-        An empty split has none. All predictions have an accuracy, :meth:`infer` all metrics.
+        An empty split has no metrics. Every entry of :meth:`predict` has an accuracy; only
+        :meth:`infer` has all metrics.
         """
         found: dict[str, float] = {}
         counts = self.setup.data.class_counts()
@@ -390,7 +391,7 @@ class MethodClient(NumPyClient, Generic[P]):
         return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
 
     def _go_back_to(self, generation: int, state: str) -> None:
-        """Restore what the server names; raise Refused for a start that is long left behind."""
+        """Restore the state that the server names; raise Refused if it is no longer kept."""
         if generation == 0 and not self.setup.store.keeps_start():
             raise Refused("generation 0 is not kept: it has trained on since", Word.GENERATION)
         self.restore(generation, state)
@@ -461,7 +462,7 @@ class MethodClient(NumPyClient, Generic[P]):
         return built
 
     def _fit_preparation(self) -> None:
-        """Fit the preparation to the own train split, once: it stays with the model."""
+        """Fit the preparation to the client's train split. It is then saved with the model."""
         module = self.modules.get(PREPARATION)
         if module is not None and len(self.setup.data.split.train):
             cast("Preparation", module).fit(self.examples("train").examples)

@@ -1,7 +1,7 @@
 """The ClientApp: message -> NumPyClient -> message.
 
-A simulated client's messages reach different processes, so nothing is kept here but per-process
-caches, and a failure is answered with a reason.
+The messages of a simulated client may reach different processes. So this module keeps nothing but
+caches of its process. A failure becomes a reply that names the reason.
 """
 
 import math
@@ -52,7 +52,7 @@ from fedhet.sums.client import SumNotes, own_terms
 from fedhet.training.loop import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
-# What may happen without a mistake in any program, and the word for it: a line says all of it.
+# Failures that are not bugs, each with its code. They are reported without a traceback.
 KNOWN: dict[type[Exception], Word] = {
     RunFailed: Word.NOT_FINITE,
     torch.OutOfMemoryError: Word.MEMORY,
@@ -70,7 +70,7 @@ def parsed(text: str) -> RunConfig:
 
 
 def set_process(config: RunConfig) -> None:
-    """Set what belongs to the process, for every message: another run's may have come between."""
+    """Apply the run's settings to this process. Called for every message: runs may alternate."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same bits from cuBLAS
     torch.set_num_threads(config.threads)
     one_blas_thread()
@@ -83,9 +83,9 @@ def set_process(config: RunConfig) -> None:
 
 
 class Request:
-    """One message, read and allowed, with all that answering it takes.
+    """One message that was read and allowed, with everything that its answer needs.
 
-    Raises Refused for a run that the site does not allow, or an instruction that makes no sense.
+    Raises Refused for a run that the site does not allow, or for an invalid instruction.
     """
 
     def __init__(self, message: Message, context: Context) -> None:
@@ -106,7 +106,7 @@ class Request:
         self.what = read_instruction(message, self.config)
 
     def data(self) -> LocalData:
-        """Return whose examples these are, and the examples."""
+        """Return this client's id and examples."""
         with telling(Word.DATA):
             return load_local(self.config, self.node, simulated=self.simulated)
 
@@ -116,7 +116,7 @@ class Request:
             return choose_device(self.config, self.node)
 
     def model(self, data: LocalData) -> str:
-        """Return the name of what it trains."""
+        """Return the name of the model that this client trains."""
         with telling(Word.MODEL):
             return assigned_model(self.config, self.node, data, simulated=self.simulated)
 
@@ -236,7 +236,7 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
 
 @_answers(app.query("introduce"))
 def introduce(asked: Request) -> Message:
-    """Keep the keys of those with whom there will be sums."""
+    """Store the keys of the other members of this run's sums."""
     return answer(asked.message, sums.introduce(asked))
 
 
@@ -267,7 +267,7 @@ def train(asked: Request) -> Message:
 @_answers(app.train("unit"))
 @_answers(app.train("owners"))
 def count(asked: Request) -> Message:
-    """Answer, in a sum, which classes this client has, or which numbers its images exceed."""
+    """Answer with this client's part of a sum: its classes, or the size of its train split."""
     reply, _ = sums.answer(asked)
     return answer(asked.message, reply.info, {}, reply.arrays)
 
@@ -275,7 +275,7 @@ def count(asked: Request) -> Message:
 @_answers(app.train("agree"))
 @_answers(app.train("unmask"))
 def open_sum(asked: Request) -> Message:
-    """Sign who is left, or hand over what makes the round's sum readable."""
+    """Sign the list of survivors, or hand over the shares that unmask the round's sum."""
     return answer(asked.message, sums.open_masks(asked))
 
 
@@ -310,7 +310,7 @@ def evaluate(asked: Request) -> Message:
 
 
 def _failure(message: Message, error: Exception) -> Message:
-    """Return the reply to what failed: a code and where to look, or, simulated, the text."""
+    """Return the error reply: a code and a log number, or the text in a simulation."""
     known = isinstance(error, tuple(KNOWN))
     if not known:
         _show(error)

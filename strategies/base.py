@@ -1,17 +1,17 @@
 """The round, and the server half of a method.
 
-:class:`MethodStrategy` is a Flower ``Strategy`` that owns the loop. Flower's own ``Strategy.start``
-counts from 1, always runs two phases, cannot stop and sleeps 3 s between polls; this one resumes,
-lets evaluation ride in the train reply and is bounded in every wait. One round:
+:class:`MethodStrategy` is a Flower ``Strategy`` with its own loop over rounds. Flower's loop always
+starts at round 1, runs two phases, cannot stop early and sleeps 3 s between polls. This one can
+resume, reads the evaluation from the train reply, and limits every wait. One round:
 
     handshake -> ``configure_train`` -> the clients train -> ``aggregate_train``
     -> ``configure_evaluate`` -> ``aggregate_evaluate`` -> lines -> checkpoint
 
-A method overrides hooks in plain arrays, called in this order: ``download`` (what is sent down),
-``expect`` and ``check`` (what may come up), ``aggregate``; ``arrays`` and ``load`` are its state.
-With ``secure-sum`` no upload reaches the server: each client makes its ``contribution``, and
-``combine`` takes their sum. One object says how a round is aggregated: ``PlainRounds``
-(:mod:`fedhet.strategies.plain`) or ``SummedRounds`` (:mod:`fedhet.sums.server`).
+A method overrides hooks that take and return plain arrays. They are called in this order:
+``download``, then ``expect`` and ``check`` for each upload, then ``aggregate``. ``arrays`` and
+``load`` are the method's state. With ``secure-sum`` no upload reaches the server: each client makes
+its ``contribution``, and ``combine`` takes their sum. :mod:`fedhet.strategies.plain` aggregates
+plain uploads, and :mod:`fedhet.sums.server` aggregates sums.
 """
 
 import logging
@@ -64,19 +64,19 @@ class MethodStrategy(Strategy, Generic[P]):
     """Server half of a method with parameters ``P``; the module's docstring names the hooks."""
 
     upload_type: type[Payload] = Empty
-    plans_rounds = False  # whether a round depends on how many there will be
-    aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it can do
-    metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of its own metrics: all
-    public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who uses one
-    shares_small_model = False  # one that `small-model` names
-    broadcasts = False  # whether everybody is sent the same
-    sums_updates = False  # with noise: steps from what was sent are summed, not what came of them
+    plans_rounds = False  # whether a round depends on the total number of rounds
+    aggregations: ClassVar[Sequence[str]] = ("mean",)  # values of `aggregation` that it supports
+    metric_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # range of each own metric
+    public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who reads one
+    shares_small_model = False  # whether clients share the model that `small-model` names
+    broadcasts = False  # whether all clients are sent the same payload
+    sums_updates = False  # whether noisy sums add updates (upload - download) instead of uploads
     # Why `secure-sum` is refused; empty if `contribution` and `combine` do all of it.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
 
     def __init_subclass__(cls) -> None:
-        """Refuse sums of a class whose ``aggregate`` does more than the inherited ``combine``."""
+        """Forbid ``secure-sum`` for a class that overrides ``aggregate`` but not ``combine``."""
         super().__init_subclass__()
         own = vars(cls)
         if "aggregate" in own and not {"combine", "not_summed"} & set(own):
@@ -106,9 +106,9 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
-        """Return common keys without effect, each with the reason; setting one is refused.
+        """Return the common keys that have no effect, each with the reason.
 
-        They may depend on the run's ``config`` and the method's ``params``.
+        ``config`` with ``params`` is refused if it sets one of them.
         """
         return {}
 
@@ -130,9 +130,9 @@ class MethodStrategy(Strategy, Generic[P]):
         return "all" if self.broadcasts or self.config.summed else info.client
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """Return a payload with the shapes and dtypes of an upload of ``info``; None: they vary.
+        """Return a payload with the shapes and dtypes of ``info``'s upload; None if they vary.
 
-        Its values are what the client went on from, or zeros: see :meth:`step_length`.
+        Its values are those that the client started from, or zeros. See :meth:`step_length`.
         """
         return Empty()
 
@@ -142,13 +142,13 @@ class MethodStrategy(Strategy, Generic[P]):
     def step_length(self, payload: Payload, length: float) -> float | None:
         """Return the length of the step that ``payload`` makes, which ``max-update-ratio`` bounds.
 
-        By default ``length``, a root mean square over its values, from what ``expect`` returned;
-        None: ``check`` bounds them by itself.
+        The default is ``length``: the root mean square of the difference from what
+        :meth:`expect` returned. Return None if :meth:`check` limits the values itself.
         """
         return length
 
     def step_start(self, info: ClientInfo) -> float:
-        """Return the root mean square of what a step of ``info`` starts from; 0: from nothing."""
+        """Return the root mean square of the values that client ``info`` starts from, or 0."""
         expected = self.expect(info)
         return 0.0 if expected is None else size(expected.flat)
 
@@ -171,27 +171,29 @@ class MethodStrategy(Strategy, Generic[P]):
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Set the global arrays from ``total`` (L,) float64, the flat sum of a round's summands.
 
-        Return numbers for the round's line. Raise NotImplementedError if the method has no sums.
+        Return numbers for the record of round ``round_``. Raise NotImplementedError if the method
+        has no sums.
         """
         raise NotImplementedError(self.not_summed)
 
     @classmethod
     def sums_classes(cls, config: RunConfig, params: P) -> bool:
-        """Return whether contributions have rows of classes, which ``sum-owners`` guards.
-
-        It may depend on the run's ``config`` and the method's ``params``.
-        """
+        """Return whether ``config`` and ``params`` sum rows per class, which need owners."""
         return False
 
     def arrays(self) -> dict[str, Array]:
-        """Return the global arrays by name, of any shape and dtype: checkpointed and hashed."""
+        """Return the global arrays by name, of any shape () or (n, ...) and dtype.
+
+        They are checkpointed and hashed.
+        """
         return {}
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Raise Rejected for ``arrays`` of a checkpoint that :meth:`load` cannot take.
 
-        Called after :meth:`initialise`. Names in their order, dtypes and shapes must be those of
-        :meth:`arrays`, but for the length of :attr:`growing` ones; all numbers must be finite.
+        Called after :meth:`initialise`. Names, their order, dtypes and shapes (n, ...) must be
+        those of :meth:`arrays`. Only arrays in :attr:`growing` may have another length n. All
+        numbers must be finite.
         """
         own = self.arrays()
         if list(arrays) != list(own):
@@ -217,12 +219,12 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @property
     def least_owners(self) -> int:
-        """Owners that a class needs for its rows to become its mean: ``sum-owners`` of a sum."""
+        """Number of owners that a class needs for its rows to be averaged."""
         return self.config.sum_owners if self.config.summed else 1
 
     @property
     def of_updates(self) -> bool:
-        """Whether a total is one of steps from the global arrays, clipped and noised."""
+        """Whether a sum adds clipped and noised updates instead of uploads."""
         return self.sums_updates and self.config.summed and self.config.dp_clip > 0
 
     @classmethod
@@ -279,9 +281,9 @@ class MethodStrategy(Strategy, Generic[P]):
     ) -> Result:
         """Run the rounds that are left, after :meth:`prepare`; return an empty result.
 
-        What Flower's signature has beside ``grid`` comes from the configuration; the global arrays
-        are in the run folder. Raises RunFailed when too many rounds in a row had too few
-        valid replies.
+        Only ``grid`` and ``on_round`` are used. The configuration replaces Flower's other
+        parameters. The global arrays are in the run folder. Raises RunFailed if too many rounds in
+        a row had too few valid replies.
         """
         self.summary()
         self.simulated = is_simulated(grid)
@@ -484,9 +486,9 @@ class MethodStrategy(Strategy, Generic[P]):
             yield reply
 
     def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
-        """Return replies with their clients, in client order; the answered message tells whose.
+        """Return replies with their clients, in client order.
 
-        Each is decoded when it arrives, so that no message is kept beside its arrays.
+        The answered message identifies the client. Each reply is decoded on arrival.
         """
         found: dict[str, Reply] = {}
         for message in replies:

@@ -46,7 +46,7 @@ _THOUSANDS = {",": re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"),
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows: texts are stripped ``str``, numbers float64, or texts where some are none.
+    """Some rows. Texts are stripped ``str``; a column of numbers only is float64.
 
     ``first`` is the number of the first row in its file, from 0; ``site`` the file, if there are
     several.
@@ -61,7 +61,7 @@ class Chunk:
         return len(self.frame)
 
     def at(self, index: int, column: str) -> str:
-        """Where the value of the ``index``-th of these rows stands, for messages."""
+        """Return the place of a value in the ``index``-th of these rows, for messages."""
         return f"{self.file.where} {self.file.place(self.first + index)} column '{column}'"
 
 
@@ -114,7 +114,7 @@ def holds(path: Path, suffixes: Sequence[str]) -> bool:
 
 
 def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:  # noqa: B008  (frozen)
-    """A file of rows by what it begins with; several are one after the other."""
+    """Open a CSV or Parquet file, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
         return _Several([open_rows([path], form) for path in paths], paths)
     try:
@@ -299,7 +299,7 @@ class CsvFile:
 
 
 def _spellings(form: Form) -> list[str]:
-    """Return the gaps as pandas must be told them, which minds capitals."""
+    """Return the spellings of gaps for pandas, which distinguishes upper and lower case."""
     styles = (str.lower, str.upper, str.title)
     found = {style(one) for one in form.missing for style in styles}
     return sorted(found | ({"NaN"} if "nan" in form.missing else set()))
@@ -336,7 +336,7 @@ def _reader(lines: Any, form: Form) -> Any:
 
 
 def _bad_byte(path: Path, where: str, encoding: str) -> UserError | None:
-    """The first byte that is no text, with its line; None if all of it is."""
+    """Return an error that names the first invalid byte and its line, or None."""
     decoder, lines, done = codecs.getincrementaldecoder(encoding)(), 1, 0
     with _opened(path, "latin-1") as text:
         file = text.buffer  # type: ignore[attr-defined]
@@ -357,14 +357,14 @@ def _bad_byte(path: Path, where: str, encoding: str) -> UserError | None:
 
 
 class _Sniffer:
-    """What can be known of a CSV file from its first lines; ``found`` says it in words."""
+    """Detects the form of a CSV file from its first lines; ``found`` has it in words."""
 
     def __init__(self, path: Path, where: str, form: Form) -> None:
         self.path, self.where, self.form = path, where, form
         self.found: list[str] = []
 
     def run(self) -> _Sniffed:
-        """All of it; UserError for what is no table of texts, or has no header."""
+        """Return the form; raise UserError if the file is not a text table or has no header."""
         text = self._text()
         text, skip = self._without_comments(text)
         records = self._separated(text)
@@ -515,7 +515,7 @@ class _Sniffer:
         return width, start
 
     def _header(self, head: list[str], body: Sequence[list[str]], width: int) -> tuple[bool, bool]:
-        """Whether the first row names the columns, and whether the last column is no column."""
+        """Return whether the first row is a header, and whether the last column is empty."""
         empty = bool(body) and all(len(row) < width or not row[-1].strip() for row in body)
         trail = (
             len(head) in (width, width - 1) and empty and not (head[width - 1 :] or [""])[0].strip()
@@ -561,7 +561,7 @@ class _Sniffer:
             if cell and not numbers[place] and cell.lower() not in missing
         ]  # fmt: skip
         again = [p for p in known if any(p < len(r) and r[p].strip() == cells[p] for r in others)]
-        # One name may be a value of its own column, such as y; two, or one beside numbers, may not.
+        # A header's name may also be a value, such as y. Two such names, or numbers, mean data.
         return len(others) > 1 and (len(again) > 1 or (bool(again) and any(numbers)))
 
     def _names(self, head: Sequence[str], width: int) -> list[str]:
@@ -587,7 +587,7 @@ class _Sniffer:
         return tuple(found) if not self.form.columns else ()
 
     def _numbers(self, columns: Sequence[Sequence[str]]) -> None:
-        """Decimal comma and thousands, where values that are no numbers would be some."""
+        """Detect a decimal comma and a thousands separator that turn texts into numbers."""
         decimal, thousands = self.form.decimal, self.form.thousands
         known = [[v for v in map(str.strip, column) if v.lower() not in self.form.missing]
                  for column in columns]  # fmt: skip

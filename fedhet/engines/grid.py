@@ -36,7 +36,7 @@ from fedhet.plugins import look_here
 from fedhet.protocol.flower import be_one_process, posted, simulating
 from fedhet.rng import one_blas_thread
 
-FIRST_NODE = 100  # Flower's node ids are large and random; nothing may take them for client ids
+FIRST_NODE = 100  # first node id; no code may confuse node ids with client ids
 LOOK = 0.2  # seconds that a pull waits for a reply
 DIED = 1003  # code of an error reply, beside those of fedhet.protocol.messages
 RAY_STARTS = 3  # tries: it gives itself 30 s, too little on a very busy machine
@@ -52,8 +52,8 @@ DIES = (
 class InlineGrid(Grid):
     """Flower's Grid, answered by the ClientApp in this process when replies are pulled.
 
-    All that is pushed is answered in one pull: nobody else could work meanwhile, so that
-    ``round-timeout`` does not apply.
+    One pull answers all pushed messages. No other process works meanwhile, so ``round-timeout``
+    does not apply.
     """
 
     pull_interval = 0.0  # what marks a simulation's grid
@@ -153,11 +153,11 @@ class ExecutorGrid(InlineGrid):
 
 
 def run(launch: Launch, on_rounds: OnRounds) -> None:
-    """Run a simulation to its end; RunFailed if it did not complete.
+    """Run a simulation to its end; raise RunFailed if it did not complete.
 
-    The caller holds :func:`~fedhet.engines.launch.take_over`'s lock. ``summary.json`` is written
-    in every case; KeyboardInterrupt and :class:`Interrupted` end the run as ``stopped``. UserError
-    for what keeps it from starting.
+    The caller holds the lock of :func:`~fedhet.engines.launch.take_over`. ``summary.json`` is
+    always written. KeyboardInterrupt and :class:`Interrupted` end the run as ``stopped``. Raises
+    UserError if the run cannot start.
     """
     launch.folder.summary.unlink(missing_ok=True)
     reader = Reader(launch.folder, on_rounds)
@@ -264,7 +264,7 @@ class WorkerPool:
     """
 
     def __init__(self, launch: Launch, text: str, server: ForkServer) -> None:
-        """Start them; they are ready some seconds later. The server is this pool's then."""
+        """Start the workers, which takes some seconds. The pool then owns ``server``."""
         memory = gpu_memory(launch.config)
         self._order = {
             "text": text, "nodes": launch.config.clients, "log": str(launch.folder.log),
@@ -328,7 +328,7 @@ class WorkerPool:
         return received
 
     def _replace(self, worker: Worker) -> Message | None:
-        """Start another worker for one that has died; an error reply if that is its second."""
+        """Replace a dead worker. Return an error reply if its message ended two workers."""
         if not worker.pid:
             self._failed_starts += 1
         if self._failed_starts > STARTS:
@@ -385,10 +385,9 @@ def _token() -> str:
 def _own_ray() -> dict[str, str]:
     """Return the environment of a private Ray: on 127.0.0.1, with a token of its own.
 
-    Ray binds every port of a node to the node's address, and takes 127.0.0.1 for that only where
-    it expects no cluster. Every call carries the token; a process without it is turned away. A
-    cluster of the user's (``RAY_ADDRESS``) is the user's to protect:
-    docs/how-to/several-machines.md.
+    Ray binds every port of a node to the node's address. It uses 127.0.0.1 only if it expects no
+    cluster. Every call carries the token, and Ray refuses processes without it. Users protect a
+    cluster of their own (``RAY_ADDRESS``) themselves: docs/how-to/several-machines.md.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # acts on every system
@@ -413,8 +412,8 @@ class RayTasks:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_environment({} if joined else _own_ray()))
             self._ray = ray = import_module("ray")  # takes a second, and reads its environment
-            # Else Ray puts the working folder before all others in a task's `sys.path`, where a
-            # `queue.py` of the user's would hide Python's; nothing public keeps it out.
+            # Ray would put the working folder first in a task's `sys.path`, where a user's
+            # `queue.py` would hide Python's. Ray has no public option against this.
             import_module("ray.job_config").JobConfig._py_driver_sys_path = property(
                 lambda _: [], lambda *_: None
             )
@@ -542,7 +541,7 @@ def _write_proof(path: str) -> None:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change this process's environment meanwhile, for what Ray starts out of it."""
+    """Change the environment within this block, for the processes that Ray starts."""
     before = dict(os.environ)
     os.environ.update({**QUIET, **direct(), **changes})
     try:
@@ -571,9 +570,9 @@ class _Tee:
 
 @contextlib.contextmanager
 def _console_to_log(launch: Launch) -> Iterator[None]:
-    """Keep in ``log.txt`` what the server logs and what is printed on stderr, tracebacks included.
+    """Copy the server's log and stderr, tracebacks included, to ``log.txt``.
 
-    Unexpected errors of the server are printed here, while a debugger can still be in them.
+    Unexpected errors of the server are printed here, where a debugger can still inspect them.
     """
     log = logging.getLogger("fedhet")
     before = log.handlers[:], log.level, log.propagate
@@ -598,7 +597,7 @@ def _console_to_log(launch: Launch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_as_it_was() -> Iterator[None]:
-    """Restore at the end what a training process sets for itself."""
+    """Restore the settings of torch that training changes, at the end of this block."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     before = _strictness()

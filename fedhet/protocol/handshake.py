@@ -1,14 +1,14 @@
 """The handshake: ask every unknown node who it is, and admit or refuse it.
 
-A client declares who it is; that bounds what it may upload later. A declaration is read whole, and
-one that makes no sense in any part admits nobody. The roster knows clients, the nodes that speak
-for them, and what was agreed. Node ids are Flower's and random; everything here goes by client id.
+A client declares its id, classes, model and form of examples. The declaration limits what it may
+upload later. If any part is invalid, the node is refused. The roster holds the clients, their nodes
+and what was agreed. Flower draws node ids at random, so this package identifies a client by its id.
 
 Client ids are bound to the keys of the nodes that use them. A SuperNode signs every request to the
-SuperLink with its own key, and the SuperLink hands a message to its addressee alone: what Flower
-tells the server of a node needs no further proof. Who sends a *reply* is not checked there: any
-node may answer in another's name if it can name the message, whose id is a hash of its content. So
-the content carries a nonce (:mod:`fedhet.protocol.messages`) that only the addressee sees.
+SuperLink with its own key, and the SuperLink gives a message only to its addressee. So what Flower
+says of a node needs no further proof. Flower does not check who sends a *reply*: any node that
+knows a message's id may answer it, and the id is a hash of the content. So the content carries a
+nonce (:mod:`fedhet.protocol.messages`) that only the addressee sees.
 """
 
 import hmac
@@ -116,10 +116,10 @@ class ClientInfo:
 
 
 def read_declaration(reply: Reply, rules: Admission) -> tuple[ClientInfo, Declaration]:
-    """Return what a client declares; raise ValueError, in one line, if any part makes no sense.
+    """Return a client's declaration; raise a one-line ValueError if any part is invalid.
 
-    Classes are distinct names; what the client has seen of them is told with a positive number of
-    images each, adding up to its training images, or, where the run hides classes, nothing of it.
+    Class names must be distinct. Each seen class needs a positive number of images, and these must
+    add up to the training images. If the run hides classes, none of these may be declared.
     """
     client = reply.info.get("client")
     if not isinstance(client, str) or not is_id(client):
@@ -178,7 +178,7 @@ def identities(grid: Grid) -> dict[int, NodeIdentity]:
 
 
 class Names:
-    """Says whether a node may speak for a client."""
+    """Checks whether a node may use a client id."""
 
     def __init__(self, policy: str = OFF) -> None:
         """``policy``: auto, registered, off, or a folder of ``<client>.pub``; UserError."""
@@ -276,7 +276,7 @@ class Roster:
         return [ids[i] for i in sorted(chosen)]
 
     def refuse(self, node: int, reason: str) -> None:
-        """Keep a node out, with the reason; what it is called does not matter: it may lie."""
+        """Refuse a node, with the reason. Its declared name is not recorded: it may be false."""
         log.warning("node %d is refused: %s", node, reason)
         self.refused[node] = reason
         self._unbooked.append((f"node {node}", reason))
@@ -333,10 +333,10 @@ class Roster:
     def fix_classes(self, configured: Sequence[str], most: int = sys.maxsize) -> None:
         """Set the global class list: configured, what all clients agree on, or their union.
 
-        Clients with a class that is not in the list are refused, and of a union of more than
-        ``most`` classes those that bring most of what nobody else has; and before that those whose
-        examples are others than most clients have.
-        Raises RunFailed if no client is left.
+        First, clients are refused whose examples have another form than those of most clients. If
+        the union has more than ``most`` classes, the clients with most classes of their own are
+        refused next. Last, clients are refused that have a class outside the list. Raises RunFailed
+        if no client is left.
         """
         self._fix_inputs()
         if not configured:
@@ -353,7 +353,7 @@ class Roster:
             raise RunFailed(f"no client is left: {'; '.join(sorted(self.refused.values()))}")
 
     def _fix_inputs(self) -> None:
-        """Set what examples are, where the run does not say it, to what most clients have."""
+        """Set the form of examples to that of most clients, unless the run names it."""
         said = Counter(info.inputs for client in self.ids if (info := self.infos[client]).inputs)
         if self.inputs is None and said:
             self.inputs = said.most_common(1)[0][0]
@@ -445,7 +445,7 @@ SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long 
 
 
 class _Waiting:
-    """Says who is waited for, and since when, once that has lasted a while, and when it changes."""
+    """Reports how many clients are missing: after a few seconds, and whenever this changes."""
 
     def __init__(self, tell: Callable[[str], None], timeout: float) -> None:
         self.tell, self.timeout = tell, timeout
@@ -592,7 +592,7 @@ class Handshake:
             self._notices.poll()
 
     def _until_heard(self) -> None:
-        """Wait until the refused know why: with the run Flower drops what they have not fetched."""
+        """Wait until refused nodes have the reason, which Flower drops at the end of the run."""
         deadline = time.monotonic() + HEARD
         while self._notices and time.monotonic() < deadline:
             self._notices.poll()

@@ -2,10 +2,11 @@
 
 The ledger counts what a round cost, who failed and why, and how good every client is.
 
-The checkpoint is one safetensors file, replaced in one step after every round. Every round's link
-of the chain covers the link before it, the accepted uploads, the clients' metrics and the global
-arrays after the round (names, dtypes, shapes, bytes; in client order). Durations are left out, and
-so are the metrics beside accuracy. Equal configuration, equal bytes, equal ``run_sha256``.
+The checkpoint is one safetensors file, replaced in one step after every round. A round's link in
+the hash chain covers the previous link, the accepted uploads, the clients' metrics and the global
+arrays after the round. Arrays enter with name, dtype, shape and bytes, in client order. Durations
+and the evaluation metrics other than accuracy are left out. Runs of the same configuration have the
+same ``run_sha256``.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ from fedhet.records.summary import spread
 
 log = logging.getLogger("fedhet")
 
-# Numbers of every reply, which stand in the record under names of their own, or not at all.
+# Numbers in every reply. The record has them under other names, or omits them.
 COMMON = {"num-examples", "train_loss", "train_flops", "seconds", "epsilon_spent"}
 HEADLINE = ("test_accuracy", "val_accuracy")
 
@@ -107,12 +108,12 @@ class Ledger:
         self.round.failures.append({"client": client, "reason": reason})
 
     def skip(self, reason: str) -> None:
-        """Say why nothing came of the round, whoever is to blame."""
+        """Record why the round was skipped, without naming a client."""
         log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
         self.round.failures.append({"client": NOBODY, "reason": one_line(reason)})
 
     def refuse(self, client: str, reason: str, arrays: Sequence[Array], message_bytes: int) -> None:
-        """Leave out a reply that came: its bytes crossed the wire, its floats are nobody's."""
+        """Leave out a reply. Its bytes count as traffic, its floats do not."""
         self.fail(client, reason)
         self.round.uplink.bytes += sum(array.nbytes for array in arrays)
         self.round.uplink.message_bytes += message_bytes
@@ -137,7 +138,7 @@ class Ledger:
         self.chain.add("upload", client, metrics, payload.flat)
 
     def spend(self, client: str, metrics: Mapping[str, float]) -> None:
-        """Book what a client's uploads have cost it until now, where it adds noise."""
+        """Record the epsilon that a client has spent so far, if it adds noise."""
         if "epsilon_spent" in metrics:
             self.round.epsilon_spent[client] = metrics["epsilon_spent"]
 
@@ -276,7 +277,7 @@ def _digest(text: str, arrays: Mapping[str, Array]) -> str:
 
 
 class Counter:
-    """A number in a file that only grows: each is on the disk before it is given out."""
+    """A counter in a file. Each number is written to disk before it is returned."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

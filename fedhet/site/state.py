@@ -1,15 +1,15 @@
 """Private state of a client: one named-tensor bundle per generation, in a folder of its own.
 
-Beside the generations lie notes, small mappings that no generation takes back: ``client`` says
-what the tensors belong to, ``privacy`` what uploads have cost, ``sum-...`` what
-sums need (:mod:`fedhet.sums.client`).
+The folder also holds notes, small mappings that stay when a generation is undone. ``client`` says
+what the tensors belong to, ``privacy`` how much budget is spent, ``sum-...`` what sums need
+(:mod:`fedhet.sums.client`).
 
 Generation r is the state after round r; generation 0 is the initialisation and is never stored.
 A round starts from exactly the generation that the server names, so a repeated, late or lost
-message changes nothing. Saving r keeps r and the one it came from. What is newer than
-that one is undone by the server's word alone: it is set aside, and deleted when a round goes on
-from a later generation, which the server has then accepted. Until then the states of rounds that
-nobody accepted take each other's place.
+message changes nothing. Saving r keeps r and its source, the generation that the round started
+from. Generations newer than the source are set aside, since the server has not accepted them. They
+are deleted once a round starts from a later generation, which shows that the server accepted that
+one. Until then, states of rounds that were not accepted replace each other.
 
 A state's digest covers whose it is, its generation and its tensors. It lies in the file, and goes
 to the server, which names it when it asks for the generation: damage, another client's state or an
@@ -62,9 +62,10 @@ def digest_of(client: str, generation: int, bundle: Mapping[str, Tensor]) -> str
 
 
 class FileStore:
-    """``<folder>/<generation>.safetensors``: temporary name, synced, renamed; ``.aside`` aside.
+    """Stores one client's states, in a folder with the client's name.
 
-    The folder is the client's, and named like it.
+    A state is written to a temporary file, synced and renamed to ``<generation>.safetensors``. One
+    that is set aside ends in ``.aside``.
     """
 
     def __init__(self, folder: Path, *, sync: bool) -> None:
@@ -150,9 +151,9 @@ class FileStore:
         return len(self.generations()) <= 1
 
     def save(self, generation: int, source: int, bundle: Mapping[str, Tensor]) -> str:
-        """Store ``bundle``, and keep ``source``, the generation it came from, and what is undone.
+        """Store ``bundle``, keep ``source``, the generation it came from, and set newer ones aside.
 
-        Returns its digest; raises Refused if it cannot be written: the good generations stay.
+        Returns the digest. Raises Refused if it cannot be written; older generations then stay.
         """
         if self._source_aside == source:
             self._move(source, aside=False)
@@ -224,7 +225,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Within this block no other process is in one of the same client: repeated messages."""
+        """Lock the client within this block, since a repeated message may run in parallel."""
         lock = FileLock(self.folder / LOCK, mode=0o600)
         try:
             self._make()

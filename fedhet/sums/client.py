@@ -1,15 +1,15 @@
 """A client's side of a sum: its rules, what it keeps, and how it answers.
 
-A client believes nobody: every refusal stands in :class:`Member`. What must outlive a message is a
-:class:`Commitment`. :class:`SumNotes` keeps it beside the private states, where no generation takes
-it back: ``sum-key`` is the key pair of this run with its proof, ``sum-keys`` whom the client was
-introduced to, ``sum-last`` its last commitment and reply. Masks never meet two vectors, so that a
-message that comes again gets the same bytes or none. Notes are changed under a lock and written
-before anything leaves.
+A client trusts neither the server nor the others. :class:`Member` has all checks and refusals. What
+must outlive a message is a :class:`Commitment`. :class:`SumNotes` stores it beside the private
+states, as notes that no later state undoes: ``sum-key`` (this run's key pair and its proof),
+``sum-keys`` (keys of other members) and ``sum-last`` (the last commitment and reply). No mask is
+used for two vectors, so a repeated message gets the same bytes or an error. Notes change under a
+lock, and are written before a reply is sent.
 
-:class:`Part` says how an upload leaves: as a vector, noised where the run has ``dp-clip``, in
-words, masked. ``asked`` is a :class:`fedhet.client_app.Request`, ``client`` a
-:class:`fedhet.clients.base.MethodClient`: both of rooms above.
+:class:`Part` turns an upload into a masked vector of words, with noise if the run has ``dp-clip``.
+Here ``asked`` is a :class:`fedhet.client_app.Request`, and ``client`` a
+:class:`fedhet.clients.base.MethodClient`.
 """
 
 import base64
@@ -144,9 +144,9 @@ class Member:
         return replace(self.terms, agreed=all(client in self.certified for client in cohort))
 
     def join(self, attempt: int, cohort: Sequence[str]) -> None:
-        """Raise Refused for a cohort that the rules forbid, before anything is trained.
+        """Raise Refused for a cohort that the rules forbid, before training.
 
-        Attempts grow over the whole run, so that a round may come again.
+        Attempt numbers grow over the whole run, so that a round can be repeated.
         """
         if len(set(cohort)) != len(cohort):
             raise refusal(Word.TWICE)
@@ -179,8 +179,8 @@ class Member:
     ) -> tuple[Words, Bytes]:
         """Return masked words (L,) uint32, and a box for each of the cohort (n, 82) uint8.
 
-        ``payload`` is the digest of what was sent down. The commitment stands in ``kept`` and is to
-        be written down before the result is sent. Raises Refused as :meth:`join`.
+        ``payload`` is the digest of what was sent down. The commitment is then in ``kept``. Store
+        it before you send the result. Raises Refused as :meth:`join` does.
         """
         self.join(attempt, cohort)
         members = sorted(cohort)
@@ -207,11 +207,11 @@ class Member:
         boxes: Bytes,
         signatures: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Opened:
-        """Return what makes the sum readable.
+        """Return the shares and seeds that unmask the sum.
 
-        ``survivors`` are V in order, ``boxes`` (|V|, 82) what each of them sealed for this client.
-        A box that does not open leaves zeros, and its sender's name. The commitment in ``kept`` is
-        to be written down before the answer is sent: a client answers for one V only. Raises
+        ``survivors`` is the list V. ``boxes`` (|V|, 82) uint8 has a sealed share from each of them.
+        A box that cannot be opened gives zeros and its sender's name. Store the commitment in
+        ``kept`` before you send the answer, since a client answers for one V only. Raises
         Refused.
         """
         kept, alive = self._may_speak(round_, attempt, survivors)
@@ -260,7 +260,7 @@ class Member:
             raise refusal(Word.OUTSIDE)
         if self.client not in alive:
             raise refusal(Word.LEFT_OUT)
-        # Both: a run may come with other terms between the upload and this, and m fits its own t.
+        # Check the terms of the upload and the present ones, since they may have changed.
         masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
         if len(alive) < max(masked_under, self.terms_for(kept.cohort).survivors(count)):
             raise refusal(Word.FEW)
@@ -328,7 +328,7 @@ class NodeCertificate:
 
 
 def own_terms(config: RunConfig, limits: Limits) -> SumTerms:
-    """Return what this client asks of every sum: the run's, or its site's if that is more."""
+    """Return the terms that every sum must meet: the run's, or the site's if stricter."""
     return SumTerms(max(config.sum_min, limits.min_sum or 0), config.sum_threshold)
 
 
@@ -339,9 +339,9 @@ class SumNotes:
         self.store, self.run, self.client, self.terms = store, run, client, terms
 
     def key(self, node: NodeCertificate | None) -> SumKey:
-        """Return its public key with the proof, made when first asked for.
+        """Return the client's public key with its proof. The first call makes both.
 
-        Raises UserError if the certificate does not prove what others will ask of it.
+        Raises UserError if the certificate would not prove the key to other members.
         """
         with self.store.alone():
             note = self.store.read_note(KEY)
@@ -362,9 +362,9 @@ class SumNotes:
         return found
 
     def introduce(self, keys: Mapping[str, SumKey], ca: x509.Certificate | None) -> list[str]:
-        """Keep keys of others; return whose it does not accept.
+        """Store the keys of others; return the clients whose keys are refused.
 
-        With a CA every key must be proved. A key that was kept once is not exchanged for another.
+        With a CA every key needs a proof. A stored key is never replaced by another.
         """
         with self.store.alone():
             private, known, strange = self._private(), self._known(), []
@@ -427,7 +427,7 @@ class SumNotes:
         return found
 
     def fewest(self, cohort: Sequence[str]) -> int:
-        """Return of how few members of a cohort the sum can be had, also by a lying server."""
+        """Return the least number of members in a sum, even if the server lies."""
         return self._member().terms_for(cohort).fewest(len(cohort))
 
     def _commit(self, member: Member, **changes: Any) -> None:
@@ -519,8 +519,8 @@ class Part:
     def count(self, what: Instruction, kind: str) -> Answer:
         """Answer with a vector of this client that is summed by itself.
 
-        It is which classes the client has, which powers of two its images exceed, or its confusion
-        matrix, in which rows of classes with too few owners are zero.
+        ``kind`` chooses the vector: the client's classes, the powers of two below its number of
+        images, or its confusion matrix. There, rows of classes with too few owners are zero.
         """
 
         def counted() -> Answer:
@@ -557,9 +557,9 @@ class Part:
         return self.notes.mask(what.round, self.cohort, self.sent, words, reply), numbers
 
     def leave(self, upload: Payload, received: Payload, round_: int, budget: Budget) -> Payload:
-        """Take an upload as what it adds, and show it to the client, without the noise.
+        """Add the upload to this client's vector, and return an empty payload instead.
 
-        Called before the client's state is saved.
+        The client sees its vector without noise. Called before its state is saved.
         """
         self.client.added(self.add(upload, received, round_, budget))
         return Empty()
@@ -684,7 +684,7 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
 
 
 def open_masks(asked: Any) -> dict[str, Any]:
-    """Sign who is left, or open what others sealed for this client; needs no examples."""
+    """Sign the list of survivors, or open the boxes for this client. Needs no examples."""
     with _readable():
         survivors = read_sum(Survivors, asked.message)
     notes, round_ = asked.sum_notes(), asked.what.round

@@ -43,9 +43,19 @@ def launched(config, on_rounds=lambda _: None) -> RunFolder:
     return folder
 
 
+OTHERS: set[int] = set()  # processes that earlier tests of this process have left running
+
+
+@pytest.fixture(autouse=True)
+def others():
+    OTHERS.clear()
+    OTHERS.update(child.pid for child in psutil.Process().children())
+
+
 def workers() -> list[psutil.Process]:
     """Of the run in this process; the first is their fork server."""
-    return psutil.Process().children(recursive=True)
+    own = [child for child in psutil.Process().children() if child.pid not in OTHERS]
+    return [process for child in own for process in (child, *child.children(recursive=True))]
 
 
 def test_workers_that_die_cost_nothing_but_time(tmp_path):

@@ -12,7 +12,7 @@ def pytest_runtest_protocol(item: pytest.Item):
     return (yield)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _federation(tmp_path_factory):
     federation = Federation(tmp_path_factory.mktemp("net"), 3)
     try:

@@ -75,7 +75,7 @@ def test_patience_ends_a_run_as_completed_and_says_so(tmp_path, caplog):
     with caplog.at_level("INFO", "fedhet"):
         folder, _ = simulate(config)
     assert [record["round"] for record in folder.read_rounds()] == [1, 2, 3]
-    assert "2 evaluated rounds without a better validation auroc" in caplog.text
+    assert "2 evaluated rounds without a better validation AUROC" in caplog.text
     assert folder.read_summary()["status"] == "completed"
 
 

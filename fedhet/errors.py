@@ -50,13 +50,13 @@ class Rejected(Exception):
 
 
 def nearest(word: str, allowed: Iterable[str], least: float = 0.5) -> str:
-    """``; did you mean 'x'?`` for the closest allowed word, or nothing.
+    """Return a hint such as "(did you mean 'x'?)" with the closest allowed word, or nothing.
 
     ``least`` is the likeness that it must have, 1 for the same word.
     """
     by_lower = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=least)
-    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
+    return f" (did you mean '{by_lower[close[0]]}'?)" if close else ""
 
 
 def one_line(text: object, limit: int | None = 500) -> str:

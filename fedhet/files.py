@@ -368,9 +368,9 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
             if not isinstance(key, str):
-                raise ValueError(f"'{key}' is no key: keys are texts; in line {line}")
+                raise ValueError(f"'{key}' is not a key, which must be a text; in line {line}")
             if key in seen:
-                raise ValueError(f"{key}: given twice, the second time in line {line}")
+                raise ValueError(f"{key}: given twice; remove it in line {line} or above")
             seen.add(key)
         return dict(super().construct_mapping(node, deep))
 

@@ -214,8 +214,8 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
     not_summed = (
-        "uploads are factors of low rank, and a sum of factors is none of their products; whole "
-        "updates would undo the method's compression: take fml, which shares a model as it is"
+        "it uploads compressed updates, as factors of low rank, and the sum of factors is not the "
+        "sum of the updates; method=fml shares the same model uncompressed and can be summed"
     )
 
     upload_type = LowRank

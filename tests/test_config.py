@@ -108,8 +108,8 @@ def test_what_flwr_run_is_given_takes_effect_or_is_one_line():
 
 
 MISTAKES = {
-    "method=fedsa": "method: unknown value 'fedsa'; did you mean 'fedssa'?",
-    "epochs=3": "epochs: unknown key; did you mean 'local-epochs'?",
+    "method=fedsa": "method: unknown value 'fedsa' (did you mean 'fedssa'?); allowed: ",
+    "epochs=3": "epochs: unknown key (did you mean 'local-epochs'?)",
     "fraction=1.5": "fraction: '1.5' is not allowed",
     "rounds=ten": "rounds: 'ten' is not allowed: a whole number",
     "rounds=2.5": "rounds: '2.5' is not allowed",
@@ -128,7 +128,7 @@ MISTAKES = {
     "clients=4 min-replies=5": "min-replies: 5 is more than the 4 clients",
     "alpha=0.5": "alpha: '0.5' changes nothing with partition=classes-per-client",
     "method=standalone mu0=0.5": "mu0: only method fedssa has this key",
-    "rounds": "'rounds': an override must be written key=value",
+    "rounds": "'rounds' is not a setting: write KEY=VALUE, such as rounds=20",
 }
 
 

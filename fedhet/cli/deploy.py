@@ -158,7 +158,8 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
     """Flower's node configuration for own images, or for a share of a public data set."""
     if (data is None) == (partition is None):
         raise UserError(
-            "give either --data FOLDER_OR_FILE (own examples) or --partition K/N (a public set)"
+            "give one of --data FOLDER_OR_FILE (this site's own examples) and --partition K/N "
+            "(share K of N of a public data set)"
         )
     if data is not None:
         return {"data-dir": str(_there(data, "--data")), "name": name}
@@ -253,7 +254,7 @@ def status(
     folder = ServerFolder(superlink.expanduser().absolute())
     if not folder.credentials.ca.is_file():
         raise UserError(
-            f"--superlink: '{superlink}' is no folder of `fedhet certs` (no ca.crt is there); "
+            f"--superlink: '{superlink}' is not a folder of `fedhet certs` (it has no ca.crt); "
             "status asks the server that was started from one"
         )
     folder.check_running()

@@ -166,7 +166,7 @@ def _search(word: str, *, as_json: bool) -> None:
                 table[shown] = what | {"key": key, "method": owner or None}
     if not table:
         words = [*schema_keys(RunConfig), *METHODS]
-        raise UserError(f"keys: no key speaks of '{word}'{nearest(word, words)}")
+        raise UserError(f"keys: no key has '{word}' in its name or meaning{nearest(word, words)}")
     if as_json:
         print(json.dumps(list(table.values()), indent=2))
         return
@@ -400,13 +400,16 @@ def new(
 ) -> None:
     """Write a method of your own and its test into this folder (docs/how-to/own-method.md)."""
     if what != "method":
-        raise UserError(f"'{what}' is not allowed: method is all that can be made new")
+        raise UserError(f"'{what}' is not allowed: write `fedhet new method NAME`")
     spelling = "".join(word.capitalize() for word in name.split("_"))
     words = name.isidentifier() and not keyword.iskeyword(name) and name == name.lower()
     if not words or not spelling.isidentifier():  # of _1 the classes' names would begin with a 1
-        raise UserError(f"'{name}' is not allowed: a module's name is needed, such as my_method")
+        raise UserError(
+            f"'{name}' is not allowed: use a name such as my_method: lower-case "
+            "letters, digits and _, with a letter first, but not a Python keyword"
+        )
     if name in METHODS:
-        raise UserError(f"'{name}' is a method of fedhet already: choose another name")
+        raise UserError(f"fedhet already has a method '{name}': choose another name")
     made = {
         Path.cwd() / f"{name}.py": template("method"),
         Path.cwd() / f"test_{name}.py": template("test_method"),

@@ -66,7 +66,7 @@ def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise UserError(f"'{pair}': an override must be written key=value")
+            raise UserError(f"'{pair}' is not a setting: write KEY=VALUE, such as rounds=20")
         overrides[key.strip()] = value.strip()
     return overrides
 

@@ -200,7 +200,7 @@ class RunConfig(Schema):
     )
     categories: Lists = Field(
         (),
-        description="columns of `table` that are no numbers, with their values {sex: [f, m]}; a "
+        description="columns of `table` that are not numbers, with their values {sex: [f, m]}; a "
         "node needs the values, a simulation takes those of its file",
     )
     ignore: Words = Field((), description="columns that no model sees")
@@ -238,7 +238,7 @@ class RunConfig(Schema):
         (), description="LOW,HIGH of scans of more than 8 bits; empty: each client's own range"
     )
     public_dataset: str = Field(
-        "", description="examples that are no client's, for methods that use some: as dataset"
+        "", description="public examples of no client, for methods that use some: as dataset"
     )
     public_path: str = Field(
         "", description="their folder or zip, on the server; each deployed node names its own copy"
@@ -261,7 +261,7 @@ class RunConfig(Schema):
         "file",
     ] | Annotated[str, Field(pattern="^flwr:[A-Z]")] = Field(
         "classes-per-client",
-        description="how examples are dealt to clients; natural: by the data's own `site`; "
+        description="how examples are assigned to clients; natural: by the data's own `site`; "
         "`flwr:DirichletPartitioner alpha=0.3`: by a partitioner of flwr-datasets",
     )  # fmt: skip
     partition_file: str = Field("", description="CSV `path,client,split` of partition=file")
@@ -302,7 +302,7 @@ class RunConfig(Schema):
         0, ge=0, le=1_000_000, description="steps of local training per round, instead of epochs; "
         "0: local-epochs",
     )  # fmt: skip
-    batch_size: int = Field(64, ge=2, description="B, images per step")
+    batch_size: int = Field(64, ge=2, description="B, examples per step")
     optimizer: Literal["sgd", "adam"] = Field(
         "sgd", description="sgd, or adam with torch's betas; fresh every round"
     )
@@ -347,7 +347,7 @@ class RunConfig(Schema):
     )
 
     metric: MetricName = Field(
-        "accuracy", description="headline of a run, and what its best round is the best of"
+        "accuracy", description="main metric of a run, which also decides its best round"
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     evaluate_before: bool = Field(
@@ -407,8 +407,8 @@ class RunConfig(Schema):
 
     secure_sum: Literal["off", "masked", "unmasked"] = Field(
         "off",
-        description="masked: the server learns sums, and nothing of one client; unmasked: the same "
-        "numbers without masks, for measuring what they cost",
+        description="masked: the server learns uploads only as sums; unmasked: the same numbers "
+        "without masks, to measure what masks cost",
     )
     sum_range: float = Field(
         64.0, gt=0, description="largest absolute value of an entry of a summed vector"

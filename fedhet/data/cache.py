@@ -259,7 +259,7 @@ class _Images:
             warnings.append(f"dropped {len(gone)} classes without a readable image: {_names(gone)}")
         if self._bad:
             count, names = len(self._bad), _names(self._bad)
-            warnings.append(f"ignored {count} files that are no readable images: {names}")
+            warnings.append(f"ignored {count} files that are not readable images: {names}")
         return Content(
             self._inputs, labels, classes,
             listing.sites[kept] if len(listing.sites) else listing.sites, listing.site_names,

@@ -41,10 +41,10 @@ _TRAINING = {  # group of models, epochs, batch size, learning rate
 _ABOUT = {
     "dataset": "kind of data", "data-path": "the file", "target": "column of the class",
     "site": "column that names the client; no model sees it", "text": "column of the text",
-    "categories": "columns that are no numbers, with their values; a network needs the values",
+    "categories": "columns that are not numbers, with their values; a network needs the values",
     "ignore": "columns that no model sees", "classes": "class names in label order",
     "columns": "names of the columns: the file has no header",
-    "gaps": "what counts as a gap", "partition": "how examples are dealt to clients",
+    "gaps": "what counts as a gap", "partition": "how examples are assigned to clients",
     "clients": "number of clients; 0: as many as the data names", "models": "one model after another",  # noqa: E501
     "method": "`fedhet methods` lists all", "rounds": "communication rounds",
     "local-epochs": "epochs of local training per round", "batch-size": "examples per step",
@@ -135,7 +135,7 @@ def _of_rows(
     if not reading.target:
         keys["target"] = guess_target(columns, reading)
         lines.append(
-            f"target: '{keys['target']}' is taken for the class (target=COLUMN says otherwise)"
+            f"target: '{keys['target']}' is used as the class (target=COLUMN chooses another)"
         )
     reading = replace(reading, target=reading.target or keys["target"])
     if keys["dataset"] == "signals":
@@ -143,7 +143,7 @@ def _of_rows(
     several = len(paths) > 1
     if not reading.site and not several and (site := guess_site(columns, reading)):
         keys["site"] = [site]
-        lines.append(f"site: '{site}' is taken for whose a row is (site=COLUMN says otherwise)")
+        lines.append(f"site: '{site}' is used as the site of a row (site=COLUMN chooses another)")
         reading = replace(reading, site=(site,))
     if keys["dataset"] == "texts":
         keys.setdefault("text", guess_text(columns, reading))
@@ -178,7 +178,7 @@ def _features(  # noqa: PLR0913, PLR0917
         keys["categories"] = {name: list(values) for name, values in found.categories}
     coded = dict(found.categories)
     why = {
-        **dict.fromkeys(found.left_out, "left out: another value in every row"),
+        **dict.fromkeys(found.left_out, "left out: a different value in every row"),
         **dict.fromkeys(found.dates, "left out: dates"),
         **dict.fromkeys(found.many, "left out: sentences, or too many values for categories"),
         **dict.fromkeys(mixed, "left out: numbers and words"),

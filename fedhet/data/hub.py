@@ -265,8 +265,8 @@ def _class(name: str) -> Callable[..., Any]:
     if name not in known:
         hint = nearest(name, known)
         raise UserError(
-            f"partition: flwr-datasets has no '{name}' that deals examples{hint} (allowed: "
-            f"{', '.join(known)})"
+            f"partition: flwr-datasets has no '{name}' that deals examples{hint}; allowed: "
+            f"{', '.join(known)}"
         )
     found: Callable[..., Any] = getattr(module, name)
     return found
@@ -286,8 +286,8 @@ def _arguments(
         key, _, text = word.partition("=")
         if key not in parameters:
             raise UserError(
-                f"partition: {name} has no '{key}'{nearest(key, parameters)} (allowed: "
-                f"{', '.join(parameters)})"
+                f"partition: {name} has no '{key}'{nearest(key, parameters)}; allowed: "
+                f"{', '.join(parameters)}"
             )
         if key == "num_partitions":
             raise UserError(f"partition: num_partitions={text}: write clients={text} instead")

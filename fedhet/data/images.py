@@ -352,8 +352,8 @@ class ImageFolder:
             raise UserError(f"data-path {self.path}: {_other_level(self.path, others, len(level))}")
         if not level:
             raise UserError(
-                f"data-path {self.path}: no images found; expected <class>/<image> with one of "
-                + " ".join(sorted(SUFFIXES))
+                f"data-path {self.path}: no images found; expected <class>/<image>, one folder for "
+                "each class, with file names that end in " + " ".join(sorted(SUFFIXES))
             )
         ignored = tuple(sorted([*tree.ignored, *others]))
         return _Tree(tuple(level), tree.folders, ignored, tree.prefix)

@@ -629,7 +629,7 @@ def _check(spec: PartitionSpec, num_classes: int) -> None:
     flowers = spec.kind.startswith(PREFIX)
     if spec.kind not in KINDS and not flowers:
         hint = nearest(spec.kind, KINDS)
-        raise UserError(f"partition {spec.kind!r} is unknown{hint} (allowed: {', '.join(KINDS)})")
+        raise UserError(f"partition {spec.kind!r} is unknown{hint}; allowed: {', '.join(KINDS)}")
     check_split(spec.split)
     if spec.kind in _OWN or flowers:
         return
@@ -671,8 +671,8 @@ def _warnings(
     single = [name for name, alone in zip(names, owners == 1, strict=True) if alone]
     if single and len(partition.ids) > 1:
         lines.append(
-            f"{len(single)} classes have a single owner, so what the server averages for them is "
-            f"that client's own: {_listed(single)}"
+            f"{len(single)} classes occur at one client only, so the server has nothing to average "
+            f"for them: {_listed(single)}"
         )
     unused = len(labels) - int(held.sum())
     if unused and not unowned:

@@ -348,8 +348,9 @@ def _bad_byte(path: Path, where: str, encoding: str) -> UserError | None:
                 bad = error.object[error.start]
                 line = lines + error.object[: error.start].count(b"\n")
                 return UserError(
-                    f"{where} line {line}: byte 0x{bad:02x} is no {encoding.removesuffix('-sig')} "
-                    "text: name the encoding, such as encoding=latin-1 or encoding=cp1252"
+                    f"{where} line {line}: byte 0x{bad:02x} is not "
+                    f"{encoding.removesuffix('-sig')}: set the file's encoding, such as "
+                    "encoding=latin-1 or encoding=cp1252"
                 )
             done += len(block)
             if not block:
@@ -396,11 +397,11 @@ class _Sniffer:
         with self.path.open("rb") as file:
             head = file.read(8)
         if head.startswith(b"PK\x03\x04"):
-            raise UserError(f"{self.where}: a workbook or a zip: save its sheet as CSV, give that")
+            raise UserError(f"{self.where}: this is a workbook or zip: save its sheet as CSV")
         with _opened(self.path, "latin-1") as plain:
             data = plain.buffer.read(SAMPLE)  # type: ignore[attr-defined]
         if data.lstrip()[:1] in (b"{", b"[") and not self.form.separator:
-            raise UserError(f"{self.where}: JSON is no table: save its rows as CSV, give that")
+            raise UserError(f"{self.where}: this is JSON, not a table: save its rows as CSV")
         marked = next((name for mark, name in _MARKS if data.startswith(mark)), "")
         encoding = self.form.encoding or marked or "utf-8"
         try:

@@ -138,8 +138,9 @@ class Torchvision:
             if not existed:
                 shutil.rmtree(self.root, ignore_errors=True)
             raise UserError(
-                f"dataset {self.name}: download into {self.root} failed ({brief(error)}); put "
-                "torchvision's files there by hand, or use dataset=image-folder data-path=FOLDER"
+                f"dataset {self.name}: '{self.root}' lacks its files, and their download failed "
+                f"({brief(error)}); copy torchvision's files there, or use your own images with "
+                "dataset=image-folder data-path=FOLDER"
             ) from error
         images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])
         labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])

@@ -233,18 +233,18 @@ def refuse(found: Plan, columns: dict[str, Column], where: str) -> None:
     for name in found.mixed:
         column = columns[name]
         parts.append(
-            f"{column.at}: {shown(column.word)} is no number ({column.words:,} of "
-            f"{column.known:,} values are none): gaps={column.word or '?'} makes it a gap"
+            f"{column.at}: {shown(column.word)} is not a number ({column.words:,} of "
+            f"{column.known:,} values are not): gaps={column.word or '?'} makes it a missing value"
         )
     if found.dates:
         parts.append(
-            f"dates are no numbers: {listed(found.dates)}: put what matters, such as an age in "
-            f"years, into the file, and say ignore={','.join(found.dates)}"
+            f"columns of dates are not numbers: {listed(found.dates)}: leave them out with "
+            f"ignore={','.join(found.dates)}, and add numbers instead, such as an age in years"
         )
     if found.many:
         counts = [_count(columns[name]) for name in found.many]
         parts.append(
-            f"columns that are no numbers, with too many values for categories: "
+            f"columns of words with too many values for categories: "
             f"{', '.join(counts)}: ignore={','.join(found.many)} leaves them out, "
             f"categories={','.join(found.many)} takes each value as a column of its own"
         )
@@ -403,8 +403,8 @@ class Columns:
         word = column.dropna()[numbers.isna()]
         at = chunk.at(int(column.index.get_loc(word.index[0])), names[0])
         raise UserError(
-            f"{at}: {shown(str(word.iloc[0]))} is no number: columns that are none "
-            f"({listed(names)}) must be named in categories, each with its values, or in ignore"
+            f"{at}: {shown(str(word.iloc[0]))} is not a number: name columns of words "
+            f"({listed(names)}) in categories, each with its values, or in ignore"
         )
 
     def inputs(self) -> Inputs:
@@ -523,19 +523,20 @@ def about_columns(found: Plan, columns: dict[str, Column]) -> list[str]:
     plain = [name for name in found.features if name not in coded]
     parts = []
     if plain:
-        parts.append(f"{len(plain)} columns of numbers ({listed(plain, 6)})")
+        parts.append(f"{len(plain)} column(s) of numbers: {listed(plain, 6)}")
     if coded:
         each = [f"{name}: {' '.join(values[:4])}"
             + (f" ... {len(values)} values" if len(values) > 4 else "")
                 for name, values in coded.items()]  # fmt: skip
-        parts.append(f"{len(coded)} of categories ({listed(each, 6)}) (categories)")
+        parts.append(f"{len(coded)} column(s) of categories: {listed(each, 6)}")
     if found.left_out:
         parts.append(
-            f"left out, another value in every row: {listed(found.left_out)} (categories takes it)"
+            f"left out, with a different value in every row: {listed(found.left_out)} "
+            "(key `categories` keeps one)"
         )
     ids = [n for n in plain if columns[n].differs and columns[n].whole and columns[n].rows > 50]
     if ids:
-        parts.append(f"a whole number that differs in every row: {listed(ids)} (ignore)")
+        parts.append(f"whole numbers that differ in every row: {listed(ids)} (`ignore` drops one)")
     return ["; ".join(parts)] if parts else []
 
 

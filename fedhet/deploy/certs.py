@@ -168,7 +168,7 @@ class _Authority:
         except (OSError, ValueError) as error:
             raise UserError(f"'{places.ca_key}': cannot be used: {error}") from error
         if not isinstance(key, EllipticCurvePrivateKey):
-            raise UserError(f"'{places.ca_key}' is no elliptic curve key")
+            raise UserError(f"'{places.ca_key}' is not an elliptic curve key")
         if key.public_key() != certificate.public_key():
             raise UserError(f"'{places.ca_key}' is not the key of '{places.ca}'")
         return cls(certificate, key, days)

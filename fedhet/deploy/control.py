@@ -84,8 +84,8 @@ class ServerFolder:
         ]
         if missing:
             raise UserError(
-                f"'{missing[0]}' is missing: make it with `fedhet certs --out {self.tls} "
-                "--server HOST --client NAME`"
+                f"'{missing[0]}' is missing: give a folder of `fedhet certs`, or make one with "
+                f"`fedhet certs --out {self.tls} --server HOST --client NAME`"
             )
         if not str(self.tls.absolute()).isprintable():  # TOML takes no such characters
             raise UserError(
@@ -240,7 +240,7 @@ class Control:
         try:
             self._calls = ControlCalls(address, ca.read_bytes())
         except (OSError, ValueError) as error:
-            raise UserError(f"'{ca}' is no certificate: {error}") from error
+            raise UserError(f"'{ca}' is not a certificate: {error}") from error
 
     def close(self) -> None:
         """Hang up."""

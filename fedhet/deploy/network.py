@@ -181,9 +181,9 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise UserError(f"'{path}' is no private key of `fedhet certs`: {error}") from error
+        raise UserError(f"'{path}' is not a private key of `fedhet certs`: {error}") from error
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise UserError(f"'{path}' is no elliptic curve key, as `fedhet certs` makes them")
+        raise UserError(f"'{path}' is not an elliptic curve key, which `fedhet certs` makes")
     return key
 
 
@@ -192,7 +192,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' is no certificate: {error}") from error
+        raise UserError(f"'{path}' is not a certificate: {error}") from error
 
 
 def read_ca(path: Path) -> bytes:
@@ -220,7 +220,7 @@ def knows(server: str, ca: Path, path: Path) -> bool:
         return _understood(error.response, server)
     except httpx.HTTPError as error:
         raise UserError(f"{server} cannot be reached{via(server)}: {error}") from error
-    raise UserError(f"{server} is no SuperLink of Flower 1.41 or 1.42")  # it accepted that
+    raise UserError(f"{server} is not a SuperLink of Flower 1.41 or 1.42")  # it accepted that
 
 
 def leave(server: str, ca: Path, path: Path, node: int) -> bool:

@@ -174,7 +174,7 @@ def _device(plan: NodePlan) -> str:
         except RuntimeError as error:
             raise UserError(f"--device: '{name}' is not allowed: cpu, cuda, cuda:1 ...") from error
         if name.startswith("cuda") and index >= len(found):
-            raise UserError(f"--device: '{name}' is not there: {len(found)} CUDA device(s) found")
+            raise UserError(f"--device: '{name}' is not available: {len(found)} CUDA device(s)")
     return name or (f"CUDA: {', '.join(found)}" if found else "no GPU: the run trains on the CPU")
 
 

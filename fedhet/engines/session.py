@@ -99,7 +99,7 @@ def find_preset(name: str) -> Path:
         if ":" in name:
             raise UserError(f"config '{name}': a method is a key: quickstart method={name}")
         raise UserError(
-            f"config '{name}': no such file and no preset{nearest(name, list(shipped))}; "
+            f"config '{name}' is neither a file nor a preset{nearest(name, list(shipped))}; "
             f"presets: {', '.join(shipped)}"
         )
     return shipped[name]

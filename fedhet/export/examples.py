@@ -154,7 +154,7 @@ def _lines(path: Path, inputs: Inputs) -> _Found:
                 yield names, token_ids(texts, inputs), None
                 line += len(texts)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"'{path}' is no readable UTF-8 text") from error
+        raise UserError(f"'{path}' is not a readable UTF-8 text") from error
 
 
 def _windows(path: Path, inputs: Inputs, truth: Truth) -> _Found:

@@ -86,4 +86,4 @@ class ImageFiles:
         named = ", ".join(self.unreadable[:_NAMED])
         more = len(self.unreadable) - _NAMED
         rest = f" and {more} more" if more > 0 else ""
-        return f"left out what is no readable image ({len(self.unreadable)}): {named}{rest}"
+        return f"left out {len(self.unreadable)} files that are not readable images: {named}{rest}"

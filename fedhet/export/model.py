@@ -213,7 +213,7 @@ def _read_card(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(
             f"'{folder}' is not an exported model: it has no {CARD}; "
-            "`fedhet export STATE --out DIR` makes one"
+            "`fedhet export RUN --all --out DIR` writes such folders"
         )
     card = read_yaml(path)
     if card.get("format") != FORMAT:

@@ -183,7 +183,10 @@ class RunFolder:
         except OSError as error:
             if self.rounds.exists() or self.checkpoint.exists():
                 raise Damaged(f"'{self.identity}' cannot be read: {error.strerror}") from error
-            raise UserError(f"'{self.path}' is not a run folder: no checkpoint/run.json") from error
+            raise UserError(
+                f"'{self.path}' is not a run folder: it has no checkpoint/run.json; "
+                "`fedhet runs DIR` lists the run folders in DIR"
+            ) from error
         shaped(Identity, identity, f"'{self.identity}'")
         return identity
 

@@ -257,11 +257,14 @@ def choose_device(config: RunConfig, node: Mapping[str, Any]) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device: '{name}' is not there: this process sees no CUDA device")
+        raise UserError(
+            f"device: '{name}' is not available: torch finds no CUDA device; use auto or cpu"
+        )
     device = torch.device(name)
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise UserError(
-            f"device: '{name}' is not there: {torch.cuda.device_count()} CUDA device(s) found"
+            f"device: '{name}' is not available: torch finds "
+            f"{torch.cuda.device_count()} CUDA device(s)"
         )
     return device
 

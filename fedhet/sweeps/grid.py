@@ -77,8 +77,8 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     preset = read_yaml(path)
     if "grid" not in preset:
         raise UserError(
-            f"config '{path}': a sweep needs the key `grid`, such as "
-            "grid: {method: [fedssa, standalone], seed: [0, 1, 2]}"
+            f"config '{path}': a sweep needs the key `grid`, such as grid: {{method: [fedssa, "
+            "standalone], seed: [0, 1, 2]}; `fedhet run` runs a single configuration"
         )
     grids, paired = grids_of(preset)
     changes: dict[str, Any] = dict(read_overrides(overrides))
@@ -128,7 +128,7 @@ def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
             raise UserError(f"grid: '{grid}' is not allowed: a map of keys to lists, or several")
         for key, values in grid.items():
             if not isinstance(key, str):
-                raise UserError(f"grid: '{key}' is no key: give names of keys")
+                raise UserError(f"grid: '{key}' is not a key: give names of keys")
             if key in INERT:
                 raise UserError(f"grid: '{key}' changes no result: give one value, beside `grid`")
             if not isinstance(values, list) or not values:
@@ -136,7 +136,7 @@ def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
     named: set[str] = set()
     for key in (key for group in paired for key in group):
         if not any(key in grid for grid in grids):
-            raise UserError(f"paired: '{key}' is no key of the grid")
+            raise UserError(f"paired: '{key}' is not a key of the grid")
         if key in named:
             raise UserError(f"paired: '{key}' is named twice: it moves with one group of keys")
         named.add(key)

@@ -237,11 +237,11 @@ def _values(key: str, text: str) -> Sequence[Any] | Range:
     """Return the values that a word gives to a key."""
     if ".." in text and key not in LISTS | TEXTS:
         if not (found := RANGE.fullmatch(text)):
-            raise UserError(f"{key}: '{text}' is no range of numbers, such as 0.001..0.1")
+            raise UserError(f"{key}: '{text}' is not a range of numbers, such as 0.001..0.1")
         low, high = float(found[1]), float(found[2])
         if not low < high or math.isinf(low) or math.isinf(high):
             why = "both numbers must be finite, and the second one larger"
-            raise UserError(f"{key}: '{text}' is no range: {why}")
+            raise UserError(f"{key}: '{text}' is not a range: {why}")
         return Range(low, high)
     parts = [text] if key in LISTS else text.split(",")
     values = [_plain(part.strip()) for part in parts]

@@ -46,10 +46,10 @@ def open_view(path: Path | None, superlink: str = "") -> "RunView | SweepView":
     if (path / "config.yaml").is_file():
         return RunView(path, sites)
     if not path.exists():
-        raise UserError(f"'{path}': no such run: `fedhet runs DIR` lists those of a folder")
+        raise UserError(f"'{path}': no such folder; `fedhet runs DIR` lists the run folders in DIR")
     if not any([*path.glob("sweeps/*/sweep.json"), *path.glob("*/config.yaml")]):
         raise UserError(
-            f"'{path}': no run is there: give a run folder (it has config.yaml) or a sweep's"
+            f"'{path}' holds no run; give a run folder (with config.yaml) or a sweep's folder"
         )
     if sites is not None:
         raise UserError("--superlink: only used with one run")

@@ -39,7 +39,7 @@ COMMANDS = (
     (["runs", "none"], ["none' is not a folder"]),
     (["methods", "FedSAA"], ["did you mean 'fedssa'"]),
     (["models", "cnn5"], ["did you mean 'cnn-5'"]),
-    (["keys", "roundz"], ["no key speaks of 'roundz'", "did you mean 'rounds'"]),
+    (["keys", "roundz"], ["no key has 'roundz' in its name", "did you mean 'rounds'"]),
     (["partition", "quickstart", "--plot", "x.gif"], ["--plot", "'x.gif'", ".png"]),
     (["models", "--classes", "0"], ["--classes: '0'", "at least 1"]),
     (["sweep", "compare/digits", "--workers", "no"], ["--workers: 'no'", "a whole number"]),

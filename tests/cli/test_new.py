@@ -45,7 +45,7 @@ def test_the_skeleton_passes_lint_types_and_its_tests(tmp_path, monkeypatch, cap
     [
         (["method", "My-Method"], "'My-Method' is not allowed"),
         (["method", "_1"], "'_1' is not allowed"),
-        (["method", "fedssa"], "a method of fedhet already"),
+        (["method", "fedssa"], "already has a method 'fedssa'"),
         (["model", "x"], "'model' is not allowed"),
     ],
 )

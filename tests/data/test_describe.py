@@ -22,7 +22,7 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
     (tmp_path / "p.csv").write_text("patient id,age,sex,seen,ward,outcome\n" + ROWS)
     assert execute(["init", "p.csv"]) == 0
     told = capsys.readouterr().out
-    assert "'outcome' is taken for the class" in told and "'ward' is taken for whose" in told
+    assert "'outcome' is used as the class" in told and "'ward' is used as the site" in told
     assert "sex: 2 categories: f, m" in told and "seen: left out: dates" in told
     assert told.splitlines()[-1] == "fedhet run p.yaml"
     config = load_config(tmp_path / "p.yaml")
@@ -80,7 +80,7 @@ def test_the_target_is_guessed_or_asked_for(tmp_path, capsys, name):
     (tmp_path / "p.csv").write_text("\n".join([",".join(columns), *rows]) + "\n")
     code = execute(["init", "p.csv"])
     if wanted:
-        assert code == 0 and f"target: '{wanted}' is taken" in capsys.readouterr().out
+        assert code == 0 and f"target: '{wanted}' is used" in capsys.readouterr().out
     else:
         error = capsys.readouterr().err
         assert code == 2 and "target: which column is the class? target=COLUMN" in error

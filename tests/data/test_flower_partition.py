@@ -69,7 +69,7 @@ WRONG = {
     "VerticalEvenPartitioner": "has no 'VerticalEvenPartitioner' that deals examples",
     "Partitioner": "has no 'Partitioner' that deals",
     "DirichletPartitioner": "DirichletPartitioner needs alpha=...",
-    "DirichletPartitioner alfa=1": "has no 'alfa'; did you mean 'alpha'",
+    "DirichletPartitioner alfa=1": "has no 'alfa' .did you mean 'alpha'",
     "DirichletPartitioner alpha=-1": "cannot be made: ValueError",
     "DirichletPartitioner alpha=[": "alpha=\\[: not valid YAML",
     "DirichletPartitioner alpha=1 num_partitions=3": "write clients=3 instead",

@@ -81,8 +81,8 @@ WRONG = [
     ("hf:", Reading(), "must be written hf:NAME"),
     ("hf:a/b splits=train", Reading(), "must be written hf:NAME"),
     ("hf:a/b", Reading(), "target: '' is not allowed: .* has 0 columns of class labels"),
-    ("hf:a/b", Reading(target="il"), "target: .* has no column 'il'; did you mean 'ill'"),
-    ("hf:a/b", Reading(target="ill"), "row 0 column 'sex': 'm' is no number"),
+    ("hf:a/b", Reading(target="il"), "target: .* has no column 'il' .did you mean 'ill'"),
+    ("hf:a/b", Reading(target="ill"), "row 0 column 'sex': 'm' is not a number"),
 ]
 
 

@@ -135,7 +135,7 @@ def test_a_damaged_entry_of_a_zip_is_a_bad_file(tmp_path):
     path.write_bytes(content[: at + 40] + b"\0\0\0\0" + content[at + 44 :])
     data = _open(str(path), tmp_path)
     assert data.paths == ("cat/a.png", "dog/1.png")
-    assert data.warnings == ("ignored 1 files that are no readable images: cat/b.png",)
+    assert data.warnings == ("ignored 1 files that are not readable images: cat/b.png",)
 
 
 def test_a_class_without_images_is_dropped_unless_classes_are_given(tmp_path):

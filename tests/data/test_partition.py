@@ -79,7 +79,7 @@ def test_single_owner_and_dropped_classes_are_named():
     dropped, single = partition.warnings
     gone = [name for name, has in zip(names, owned, strict=True) if not has]
     assert dropped == f"2 classes have no owner and are dropped: {gone[0]}, {gone[1]}"
-    assert single.startswith("4 classes have a single owner")
+    assert single.startswith("4 classes occur at one client only")
 
 
 def test_legacy_leaves_a_third_of_the_images_unused():
@@ -153,7 +153,7 @@ REFUSED = [
     (PartitionSpec("dirichlet", 11), "alpha 0.3 with clients 11: 100 images cannot"),
     (PartitionSpec("dirichlet", 10, alpha=0.01), "no draw of 1000 .*larger alpha, fewer clients"),
     (PartitionSpec("dirichlet-balanced", 11), "100 images cannot give every client 10"),
-    (PartitionSpec("dirichlett", 5), "unknown; did you mean .dirichlet."),
+    (PartitionSpec("dirichlett", 5), "unknown .did you mean .dirichlet."),
     (PartitionSpec("classes-per-client", 5, split=(0, 1, 1)), "split 0:1:1 is not allowed"),
     (PartitionSpec("file", 0), "partition-file is empty"),
 ]

@@ -143,7 +143,7 @@ def test_numbers_may_be_the_names_of_columns(opened, names):
 
 
 BROKEN = {
-    "latin": (b"age,y\n" + b"1,0\n" * 30_000 + b"2,\xe9\n", "line 30002: byte 0xe9 is no utf-8.*enc"),  # noqa: E501
+    "latin": (b"age,y\n" + b"1,0\n" * 30_000 + b"2,\xe9\n", "line 30002: byte 0xe9 is not utf-8.*enc"),  # noqa: E501
     "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, and others 3"),
     "many": ("x,y\n1,0\n1,0,0\n", "line 3: 3 fields, and the others have 2"),
     "quote": ('x,y\n1,0\n"2,1\n', "a quote is not closed; quote=none"),
@@ -151,7 +151,7 @@ BROKEN = {
     "empty": ("", "the file is empty"),
     "workbook": (b"PK\x03\x04....", "save its sheet as CSV"),
     "binary": (b"\x00\x01" * 500, "no text"),
-    "no such column": (text(names=("age", "bp", "sex", "site", "il")), "target: .* did you mean"),
+    "no such column": (text(names=("age", "bp", "sex", "site", "il")), "target: .* .did you mean"),
 }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_what_is_wrong_with_parquet_is_one_line(parquet, tmp_path):
     with pytest.raises(UserError, match=r"for categories: x \(4 values\): ignore=x"):
         parquet(COLUMNS | {"x": [[k] for k in range(4)]})
     dates = [datetime.date(2020, 1, k + 1) for k in range(4)]
-    with pytest.raises(UserError, match="dates are no numbers: day: .*ignore=day"):
+    with pytest.raises(UserError, match="dates are not numbers: day: .*ignore=day"):
         parquet(COLUMNS | {"day": dates})
     (tmp_path / "q.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-9])
     with pytest.raises(UserError, match="no sound Parquet file"):

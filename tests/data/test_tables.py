@@ -118,7 +118,7 @@ def test_words_become_categories_and_truth_becomes_numbers(opened):
         ("age", "sex", "smoker", "grade"), (("sex", ("f", "m")), ("grade", ("1", "2", "3+")))
     )
     assert np.array_equal(data.examples[:3, 2], [1, 0, np.nan], equal_nan=True)
-    assert "2 of categories (sex: f m, grade: 1 2 3+) (categories)" in data.notes[1]
+    assert "2 column(s) of categories: sex: f m, grade: 1 2 3+" in data.notes[1]
 
 
 def test_all_columns_that_cannot_be_read_are_named_at_once(opened):
@@ -133,8 +133,8 @@ def test_all_columns_that_cannot_be_read_are_named_at_once(opened):
         found.value
     )
     assert "ignore=town,street" in str(found.value) and "categories=town,street" in str(found.value)
-    assert "dates are no numbers: born: " in str(found.value)
-    assert "line 9 column 'height': 'tall' is no number (1 of 200 values" in str(found.value)
+    assert "columns of dates are not numbers: born: " in str(found.value)
+    assert "line 9 column 'height': 'tall' is not a number (1 of 200 values" in str(found.value)
     assert "gaps=tall" in str(found.value) and "\n" not in str(found.value)
     ready = Reading(target="y", ignore=("town", "street", "born"), form=Form(gaps=("tall",)))
     assert opened(text, ready).inputs.columns == ("age", "height")
@@ -216,7 +216,7 @@ def test_files_of_a_folder_are_clients_by_their_names(tmp_path):
 BROKEN = {
     "category": (TABLE.replace(",f,", ",other,"), "line 3 column 'sex': 'other' is none of its"),
     "class": (TABLE.replace("2.0", "7"), "line 3 column 'num': '7' is in none of the labels"),
-    "no target": (TABLE.replace("num", "nun"), "target: .*has no column 'num'; did you mean 'nun'"),
+    "no target": (TABLE.replace("num", "nun"), "target: .*has no column 'num' .did you mean 'nun'"),
     "no feature": ("hospital,num,note,sex\na,1,2,f\n", None),
 }
 
@@ -314,7 +314,7 @@ def test_by_chance_and_by_size(tmp_path):
         ({"target": "y"}, "target: 'y' changes nothing with dataset=digits; it belongs to"),
         ({"dataset": "texts", "ignore": "x"}, "ignore: 'x' changes nothing with dataset=texts"),
         ({"partition": "natural"}, "partition: 'natural' is not allowed with dataset=digits"),
-        ({"models": ["@table-9"]}, "models: group '@table-9' is unknown; did you mean"),
+        ({"models": ["@table-9"]}, "models: group '@table-9' is unknown .did you mean"),
         ({"dataset": "table", "target": "y", "models": ["cnn-1"]}, "model 'cnn-1' is for images"),
         ({"models": ["mlp-1"]}, "model 'mlp-1' is for rows of a table"),
     ],

@@ -76,7 +76,7 @@ def test_what_cannot_be_right_is_named(check, server, home):
         (home / key).chmod(0o600)
         wrong, _ = check(key=key, more=("--ca", str(home / "tls" / "ca.crt")))
         assert list(wrong) == ["key", "admission"]
-        assert "no private key" in wrong["key"] and key in wrong["key"]
+        assert "not a private key" in wrong["key"] and key in wrong["key"]
     other = make(home / "other", ["127.0.0.1"], []).ca
     wrong, _ = check(more=("--ca", str(other)))
     assert list(wrong) == ["connection", "admission"] and str(other) in wrong["connection"]

@@ -143,7 +143,7 @@ def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_p
     assert clients == {("hospital-0", "cnn-4")}
     assert "model (its log: no. " in caplog.text and "device (its log: no. " in caplog.text
     said = capfd.readouterr().err
-    assert "model 'cnn-7' is unknown" in said and "device: 'cuda:7' is not there" in said
+    assert "model 'cnn-7' is unknown" in said and "device: 'cuda:7' is not available" in said
 
 
 def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):

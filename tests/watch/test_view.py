@@ -81,8 +81,8 @@ def test_damage_is_named_and_looked_over(tmp_path):
 def test_places(tmp_path):
     for words, said in (
         ((None, ""), "give a run folder or a sweep's"),
-        ((tmp_path / "no", ""), "no such run"),
-        ((tmp_path, ""), "no run is there"),
+        ((tmp_path / "no", ""), "no such folder"),
+        ((tmp_path, ""), "holds no run"),
     ):
         with pytest.raises(UserError, match=said):
             open_view(*words)

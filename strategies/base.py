@@ -210,7 +210,7 @@ class MethodStrategy(Strategy, Generic[P]):
             raise Rejected(f"the arrays {', '.join(self.growing)} differ in length")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Take ``arrays``, of :meth:`arrays`' shapes and dtypes, instead of :meth:`initialise`."""
+        """Take ``arrays`` (n, ...), of :meth:`arrays`' dtypes, instead of :meth:`initialise`."""
 
     @property
     def growing(self) -> Collection[str]:

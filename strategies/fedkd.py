@@ -215,7 +215,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     not_summed = (
         "it uploads compressed updates, as factors of low rank, and the sum of factors is not the "
-        "sum of the updates; method=fml shares the same model uncompressed and can be summed"
+        "sum of the updates; take method=fml, which shares the same model uncompressed"
     )
 
     upload_type = LowRank

@@ -112,7 +112,9 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
             raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
         if "accuracy" in name and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
-        low, high = (own or {}).get(name) or next(
+        # A method's range replaces no range of a metric that every method has.
+        mine = None if name in UNCHAINED else (own or {}).get(name)
+        low, high = mine or next(
             bounds for start, bounds in RANGES.items() if name.startswith(start)
         )
         if not low <= value <= high:

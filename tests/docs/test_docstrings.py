@@ -19,7 +19,7 @@ FLOWERS = {  # their signatures and meaning are Flower's
     "fit", "evaluate", "summary",
 }  # fmt: skip
 ARRAYS = re.compile(r"\b(Tensor|NDArray|ndarray|Array)\b")
-SHAPE = re.compile(r"\((|[A-Z|\w]+,|[A-Z|\w]+(, ?[\w.|/]+)+)\)|\bscalar\b|\bshapes?\b")
+SHAPE = re.compile(r"\((|[A-Z|\w]+,|[A-Z|\w]+(, ?[\w.|/]+)+)\)|\bscalar\b")
 DTYPE = re.compile(r"\b(u?int|float)\d+\b|\bscalar\b|\bdtypes?\b|\blogits\b")
 
 

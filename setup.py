@@ -9,7 +9,7 @@ INSIDE = ("strategies", "clients", "configs")
 
 
 def found(top: str) -> list[str]:
-    """A package and everything in it, folders of templates and presets included."""
+    """Return a package and everything in it, folders of templates and presets included."""
     return list(find_namespace_packages(include=[top, f"{top}.*"]))
 
 

@@ -47,7 +47,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, config: RunConfig) -
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, config: RunConfig) -> int:
-    """Number of right answers."""
+    """Return the number of right answers."""
     model.eval()
     right = 0
     for index in torch.arange(len(labels)).split(512):  # type: ignore[no-untyped-call]

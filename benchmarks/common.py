@@ -26,7 +26,7 @@ COMMON = ["method=fedssa", "batch-size=64", "lr=0.01", "momentum=0.9", "evaluate
 
 
 def settings(name: str, cifar10: str, *more: str) -> list[str]:
-    """Overrides of one setting on CIFAR-10 (image folder), or on synthetic data of its size."""
+    """Return a setting's overrides on CIFAR-10 (image folder) or synthetic data of its size."""
     data = (
         ["dataset=image-folder", f"data-path={cifar10}"] if cifar10 else ["dataset=synthetic:60000"]
     )
@@ -34,7 +34,7 @@ def settings(name: str, cifar10: str, *more: str) -> list[str]:
 
 
 def config_of(overrides: Sequence[str]) -> RunConfig:
-    """The configuration that ``fedhet run`` would make of these overrides."""
+    """Return the configuration that ``fedhet run`` would make of these overrides."""
     return load_config(None, overrides)
 
 
@@ -58,7 +58,7 @@ def run_fedhet(overrides: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median, rounded to a tenth of a millisecond."""
+    """Return the median, rounded to a tenth of a millisecond."""
     return round(statistics.median(values), 4)
 
 

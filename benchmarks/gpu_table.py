@@ -58,7 +58,7 @@ class Engine:
         )  # fmt: skip
 
     def client(self, name: str) -> MethodClient:
-        """A client as the ClientApp makes it."""
+        """Return a client as the ClientApp makes it."""
         setup = Setup(
             config=self.config,
             data=self.data[name],

@@ -30,7 +30,7 @@ RUN = ["dataset=digits", "models=cnn-5", "local-epochs=1", "start-timeout=300"]
 
 
 def tree(pids: Sequence[int]) -> list[psutil.Process]:
-    """These processes and their living descendants."""
+    """Return these processes and their living descendants."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -40,7 +40,7 @@ def tree(pids: Sequence[int]) -> list[psutil.Process]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """What they, their living descendants and those that have ended have used."""
+    """Return the CPU seconds of these processes, their descendants and those that ended."""
     total = 0.0
     for one in tree(pids):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -80,11 +80,11 @@ class Home:
         return made
 
     def server(self) -> list[int]:
-        """The server."""
+        """Return the server."""
         return [self.started[0].pid]
 
     def nodes(self) -> list[int]:
-        """The nodes."""
+        """Return the nodes."""
         return [process.pid for process in self.started[1:]]
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class Home:
 def run(
     home: Home, method: str, nodes: int, rounds: int, more: Sequence[str] = (), name: str = "run"
 ) -> dict[str, float]:
-    """A run on all nodes; CPU seconds a message, seconds a round, replies lost.
+    """Run on all nodes; return CPU seconds a message, seconds a round, replies lost.
 
     A message is a client's part of a round, with ``secure-sum`` its answer to the second one, too.
     """
@@ -128,7 +128,7 @@ def run(
 
 @contextlib.contextmanager
 def federation(kind: str, nodes: int) -> Iterator[tuple[Home, Callable[[], None]]]:
-    """A server, settled, and what starts that many nodes and waits until they have settled."""
+    """Return a settled server, and what starts that many nodes and waits for them to settle."""
     with tempfile.TemporaryDirectory() as folder:
         home, fedhet = Home(Path(folder)), script("fedhet")
         (port,) = free_ports(1)

@@ -91,7 +91,7 @@ def peak() -> int:
 
 
 def open_once(path: Path, kind: str, hold: float) -> None:
-    """What the process of its own does: the figures as JSON."""
+    """Open the file in this process; return the figures as JSON."""
     if hold:
         limit = int((hold * 2**20 + peak()) * 2**10)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

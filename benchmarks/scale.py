@@ -58,7 +58,7 @@ class Echo:
         return found
 
     def pull_messages(self, identities: Iterable[str]) -> list[Message]:
-        """The replies."""
+        """Return the replies."""
         return [self._reply(self.waiting.pop(i)) for i in identities if i in self.waiting]
 
     def _reply(self, message: Message) -> Message:

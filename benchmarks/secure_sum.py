@@ -27,7 +27,7 @@ WARM_UP = 1
 
 
 def masks(clients: int, words: int) -> None:
-    """The arithmetic of one attempt, without messages; prints its line."""
+    """Time the arithmetic of one attempt, without messages; print its line."""
     names = [f"{k:05d}" for k in range(clients)]
     private = {name: X25519PrivateKey.generate() for name in names}
     keys = {name: public_bytes(key) for name, key in private.items()}
@@ -64,12 +64,12 @@ def masks(clients: int, words: int) -> None:
 
 
 def mode_keys(mode: str) -> list[str]:
-    """Overrides of a mode."""
+    """Return the overrides of a mode."""
     return [] if mode == "off" else [f"secure-sum={mode}"]
 
 
 def rounds(clients: int, count: int, repeats: int) -> None:
-    """A simulated round of FedSSA in every mode; prints its line."""
+    """Time a simulated round of FedSSA in every mode; print its line."""
     setting = [*COMMON, "dataset=synthetic:60000", f"clients={clients}", "local-epochs=1"]
     found: dict[str, list[float]] = {mode: [] for mode in MODES}
     for _ in range(repeats):
@@ -85,7 +85,7 @@ def rounds(clients: int, count: int, repeats: int) -> None:
 
 
 def nodes(count: int, method: str, length: int) -> None:
-    """A round of warm nodes in every mode; prints a line for each."""
+    """Time a round of warm nodes in every mode; print a line for each."""
     with federation("warm", count) as (home, join):
         join()
         for mode in MODES:
@@ -95,7 +95,7 @@ def nodes(count: int, method: str, length: int) -> None:
 
 
 def chosen_from() -> argparse.Namespace:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["masks", "rounds", "nodes"], nargs="+")
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100])

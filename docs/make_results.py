@@ -79,7 +79,7 @@ def within(path: Path, text: str, head: str = "") -> str:
 
 
 def page_name(title: str) -> str:
-    """The file name of a setting's page."""
+    """Return the file name of a setting's page."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -160,7 +160,7 @@ def _cell(ax: Axes, at: float, row: int, points: float, sign: int) -> None:
 
 
 def papers(one: Comparison) -> ReportTable:
-    """The papers' numbers beside ours."""
+    """Return the papers' numbers beside ours."""
     content = yaml.safe_load((DOCS / "papers.yaml").read_text("utf-8"))
     keys = one.setting.keys
     where = {"data": one.setting.data, "clients": keys["clients"], "fraction": keys["fraction"]}

@@ -42,7 +42,7 @@ class FedGHStrategy(ClassVectorStrategy[FedGHParams]):
             self.header = nn.Linear(REPRESENTATION, self.classes)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The header."""
+        """Return the header."""
         return ModelArrays(tuple(self.arrays().values()))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
@@ -77,7 +77,7 @@ class FedGHClient(ClassVectorClient[FedGHParams]):
         return self.model.features(inputs)
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """The header's shapes."""
+        """Return the header's shapes."""
         return ModelArrays(blanks_of(self.model.head))
 
     def receive(self, payload: Payload) -> None:

@@ -67,7 +67,7 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
         self.consensus = Scores(np.array([1]), np.zeros((0, self.classes), dtype=np.float32))
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """The consensus of the last round that counted."""
+        """Return the consensus of the last round that counted."""
         return self.consensus
 
     def expect(self, info: ClientInfo) -> Payload | None:
@@ -76,7 +76,7 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
         return replace(self.consensus, logits=np.zeros((images, self.classes), dtype=np.float32))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """The unweighted mean."""
+        """Return the unweighted mean."""
         equal = [replace(upload, weight=1 / len(uploads)) for upload in uploads]
         _, mean = weighted_mean(equal, self.rule)
         self.consensus = Scores(np.array([round_ + 1]), mean)
@@ -88,7 +88,7 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
         return ("logits",)
 
     def arrays(self) -> dict[str, Array]:
-        """The consensus."""
+        """Return the consensus."""
         return {"round": self.consensus.round, "logits": self.consensus.logits}
 
     def load(self, arrays: Mapping[str, Array]) -> None:

@@ -23,7 +23,7 @@ class FedRepStrategy(AveragingStrategy):
     """Averages extractors, weighted by images."""
 
     def shared_module(self) -> nn.Module:
-        """An extractor, freshly drawn."""
+        """Return an extractor, freshly drawn."""
         (name,) = self.config.models
         return extractor(build_model(name, classes=self.classes, d=self.d, inputs=self.inputs))
 
@@ -32,7 +32,7 @@ class FedRepClient(AveragingClient):
     """Trains the extractor, then the header alone."""
 
     def shared(self) -> nn.Module:
-        """The extractor crosses the wire."""
+        """Return the extractor, which crosses the wire."""
         return extractor(self.model)
 
     def phases(self) -> list[Phase]:

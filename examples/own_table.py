@@ -14,7 +14,7 @@ SMOKES = ("never", "once", "daily")
 
 
 def load(data_path: str) -> Data:
-    """A CSV `clinic,age,pressure,smokes,outcome`; without a `data-path` an invented one."""
+    """Return a CSV `clinic,age,pressure,smokes,outcome`; without a `data-path` an invented one."""
     if not data_path:
         found = invented()
     else:

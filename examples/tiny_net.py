@@ -27,6 +27,6 @@ class TinyNet(nn.Module):
 
 
 def make(*, classes: int, d: int, image_size: int) -> nn.Module:
-    """The factory that fedhet calls, inside a seeded context."""
+    """Build the network; fedhet calls this inside a seeded context."""
     del image_size  # the pooling takes any
     return TinyNet(classes, d)

@@ -28,7 +28,7 @@ _MARKUP = re.compile(r"[\\`*_|\[\]]")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The methods' pages stand below the reference."""
+    """Put the methods' pages below the reference."""
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
     reference = next(part["Reference"] for part in config.nav or [] if "Reference" in part)
     reference.append({"Methods": [{shown: page} for shown, page, _ in methods()]})
@@ -72,7 +72,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def methods() -> list[tuple[str, str, str]]:
-    """The spelling of every method, its page, and the page's text."""
+    """Return the spelling of every method, its page, and the page's text."""
     from fedhet.cli.lists import schema_keys  # noqa: PLC0415  (torch)
     from fedhet.config.registry import METHODS  # noqa: PLC0415
     from fedhet.reports.settings import method_name  # noqa: PLC0415
@@ -91,7 +91,7 @@ def methods() -> list[tuple[str, str, str]]:
 
 
 def quoted(thing: object) -> str:
-    """A docstring as it stands: equations and tables in it are no Markdown."""
+    """Return a docstring as it stands: equations and tables in it are no Markdown."""
     from roles import plain  # noqa: PLC0415  (beside this file)
 
     return f"```text\n{plain(inspect.getdoc(thing) or '')}\n```"
@@ -126,7 +126,7 @@ def command_line_page() -> str:
 
 
 def option(one: click.Parameter) -> str:
-    """A line of a command's table; empty for what is hidden."""
+    """Return a line of a command's table; empty for what is hidden."""
     if getattr(one, "hidden", False):
         return ""
     names = [one.human_readable_name] if isinstance(one, click.Argument) else one.opts
@@ -149,7 +149,7 @@ def table(keys: dict[str, dict[str, Any]]) -> str:
 
 
 def cell(text: str) -> str:
-    """A text as it is, in a cell."""
+    """Return a text as it is, in a cell."""
     return _MARKUP.sub(r"\\\g<0>", html.escape(" ".join(text.split()), quote=False))
 
 
@@ -164,7 +164,7 @@ def python_page() -> str:
 
 
 def hooks_page(module: str, title: str) -> str:
-    """The classes that a method's module takes from a base."""
+    """Return the classes that a method's module takes from a base."""
     found = import_module(f"fedhet.{module}")
     own = [
         name

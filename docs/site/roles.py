@@ -11,13 +11,13 @@ class Roles(griffe.Extension):
     """Replaces roles, such as ``:class:`~fedhet.api.Run```, by the last part of the name."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
-        """Called for everything that is loaded."""
+        """Replace the roles in everything that is loaded."""
         if obj.docstring is not None:
             obj.docstring.value = plain(obj.docstring.value)
 
 
 def plain(text: str) -> str:
-    """The text with names instead of roles."""
+    """Return the text with names instead of roles."""
     return _ROLE.sub(_shown, text)
 
 

@@ -61,7 +61,7 @@ class Picture:
     absent: str = ""
 
     def files(self) -> dict[str, str]:
-        """The panels as files of their own, by name without suffix."""
+        """Return the panels as files of their own, by name without suffix."""
         return {
             f"{self.name}-{panel}" if panel else self.name: standalone(svg)
             for panel, svg in self.panels
@@ -107,7 +107,7 @@ def _panel(
 
 
 def label(text: str, letters: int = 40) -> str:
-    """A name on one printable line, shortened."""
+    """Return a name on one printable line, shortened."""
     return cut(one_line(text, None), letters)
 
 
@@ -146,7 +146,7 @@ def _panels(
     name: str, title: str, caption: str, comparisons: Sequence[Comparison],
     draw: Callable[[Axes, Comparison], None], high: float, right: float,
 ) -> Picture:  # fmt: skip
-    """A panel per setting, each headed by its title."""
+    """Return a panel per setting, each headed by its title."""
     made = []
     for one in comparisons:
 
@@ -217,7 +217,7 @@ def _draw_differences(ax: Axes, one: Comparison, rows: Sequence[str]) -> None:
 
 
 def _reach(pairs: pd.DataFrame) -> tuple[float, float]:
-    """The range of a panel: all intervals, but for rows far beyond the others."""
+    """Return the range of a panel: all intervals, but for rows far beyond the others."""
     ends = pairs[["mean", "low", "high"]].astype(float).dropna(how="all")
     sizes = ends.abs().max(axis=1)
     usual = sizes.quantile(0.75, interpolation="lower") * _FAR
@@ -227,7 +227,7 @@ def _reach(pairs: pd.DataFrame) -> tuple[float, float]:
 
 
 def traffic(comparisons: Sequence[Comparison]) -> Picture:
-    """The headline against the floats that a client sends and gets in a round."""
+    """Return the headline against the floats that a client sends and gets in a round."""
     caption = (
         "Mean test metric against floats a client and round, both ways. The line is the frontier: "
         "no method is better with less traffic, in the mean. Methods that send nothing stand at 0; "
@@ -281,7 +281,7 @@ def of_setting(one: Comparison) -> list[Picture]:
 
 
 def rounds(one: Comparison) -> Picture:
-    """The headline over rounds: mean over all clients, mean over blocks."""
+    """Return the headline over rounds: mean over all clients, mean over blocks."""
     name, title = f"rounds-{one.setting.slug}", f"{said(one.metric).capitalize()} over rounds"
     by_round = one.course.groupby(["variant", "round"])["figure"].agg(["mean", "count"])
     blocks = by_round.index.get_level_values(0).map(one.levels["blocks"])

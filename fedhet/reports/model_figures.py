@@ -82,7 +82,7 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
 
 
 def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.float32]:
-    """What the header that answers takes in: (n, d) for examples (n, ...) as they are stored."""
+    """Return what the answering header takes in: (n, d) for stored examples (n, ...)."""
     import torch  # noqa: PLC0415
 
     from fedhet.training.loop import EVALUATION_BATCH, autocast  # noqa: PLC0415
@@ -145,7 +145,7 @@ def _draw(setting: str, clouds: dict[str, Cloud]) -> Picture:
 
 
 def _silhouette(points: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
-    """The mean silhouette, or a dash where there is only one group."""
+    """Return the mean silhouette, or a dash where there is only one group."""
     from sklearn.metrics import silhouette_score  # noqa: PLC0415
 
     known = 1 < len(np.unique(labels)) < len(labels)

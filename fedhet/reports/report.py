@@ -148,7 +148,7 @@ def _some(values: Iterable[object], otherwise: str = "not recorded") -> str:
 
 
 def to_page(made: Report) -> str:
-    """The page, with all figures in it."""
+    """Return the page, with all figures in it."""
     source = files("fedhet.reports").joinpath("templates/report.html").read_text("utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(source).render(made=made, verdict=made.runs.verdict)
@@ -185,7 +185,7 @@ def _check_apart(out: Path, places: Sequence[Path]) -> None:
 
 
 def _content(made: Report, formats: Collection[str]) -> dict[str, str]:
-    """The files of a report. Their names are made of kinds of tables and :attr:`Setting.slug`."""
+    """Return the files of a report, named by kinds of tables and :attr:`Setting.slug`."""
     content = {"report.html": to_page(made)}
     for figure in made.figures:
         if "svg" in formats:

@@ -88,7 +88,7 @@ class Setting:
         return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)
 
     def off_default(self) -> dict[str, Any]:
-        """The keys that are not at their defaults."""
+        """Return the keys that are not at their defaults."""
         return {key: value for key, value in self.keys.items() if value != at_default(key)}
 
     @property
@@ -310,7 +310,7 @@ def at_default(key: str) -> Any:
 
 
 def _flat(value: Any) -> Any:
-    """A default as YAML gives it: lists for tuples, ``8:1:1`` for the split."""
+    """Return a default as YAML gives it: lists for tuples, ``8:1:1`` for the split."""
     if isinstance(value, tuple):
         numbers = value and all(isinstance(part, int) for part in value)
         return ":".join(map(str, value)) if numbers else list(value)
@@ -318,7 +318,7 @@ def _flat(value: Any) -> Any:
 
 
 def plain(value: Any) -> str:
-    """A value as it is written on the command line; a mapping as JSON, which YAML reads."""
+    """Return a value as it is written on the command line; a mapping as JSON, which YAML reads."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     if isinstance(value, float) and float(short := f"{value:g}") == value:

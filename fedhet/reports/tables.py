@@ -75,7 +75,7 @@ class ReportTable:
 
 
 def overview(comparisons: Sequence[Comparison]) -> ReportTable:
-    """The headline of every method in every setting, in the order of their mean rank."""
+    """Return the headline of every method in every setting, in the order of their mean rank."""
     rows = in_order(comparisons)
     table = ReportTable("overview", "Methods and settings", "", rows)
     for one in comparisons:
@@ -264,7 +264,7 @@ def _others(one: Comparison) -> ReportTable:
 
 
 def said(metric: str) -> str:
-    """A metric in words."""
+    """Return a metric in words."""
     if not metric:
         return "-"
     about = METRICS[metric]
@@ -272,12 +272,12 @@ def said(metric: str) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference."""
+    """Return a difference."""
     return f"{value:+,.2f}"
 
 
 def p_value(p: float) -> str:
-    """A p value as text."""
+    """Return a p value as text."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -294,7 +294,7 @@ _LATEX_RANKED = {"": "{}", "best": r"\textbf{{{}}}", "tied": r"\underline{{{}}}"
 
 
 def escaped(value: str) -> str:
-    """A text on one line of Markdown, so that it shows as it is."""
+    """Return a text on one line of Markdown, so that it shows as it is."""
     shown = _MARKUP.sub(r"\\\g<0>", " ".join(value.split()))
     for sign, entity in _ENTITIES:
         shown = sign.sub(entity, shown)
@@ -308,7 +308,7 @@ def _tex(value: str) -> str:
 def _marked(
     table: ReportTable, escape: Callable[[str], str], ranked: dict[str, str]
 ) -> pd.DataFrame:
-    """The texts, escaped, with the marks of ranks."""
+    """Return the texts, escaped, with the marks of ranks."""
     made = table.shown.map(lambda text: escape(str(text)))
     for (row, column), rank in table.ranks.items():
         made.loc[row, column] = ranked[rank].format(made.loc[row, column])
@@ -319,7 +319,7 @@ def to_markdown(
     table: ReportTable, level: int = 3, link: Callable[[str], str] = "#{}".format, *,
     bare: bool = False,
 ) -> str:  # fmt: skip
-    """A heading with a stable anchor, the note, and the table; ``bare``: the table alone.
+    """Return a heading with a stable anchor, the note, and the table; ``bare``: the table alone.
 
     ``link`` makes the address of a setting's details from their anchor.
     """
@@ -339,7 +339,7 @@ def to_markdown(
 
 
 def to_latex(table: ReportTable) -> str:
-    """A float with booktabs rules; its label is ``tab:`` and the anchor."""
+    """Return a float with booktabs rules; its label is ``tab:`` and the anchor."""
     text: str = _marked(table, _tex, _LATEX_RANKED).rename(columns=_tex).to_latex(
         index=False, escape=False, position="ht", label=f"tab:{table.name}",
         column_format="".join("l" if name in table.texts else "r" for name in table.shown.columns),

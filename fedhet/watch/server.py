@@ -55,7 +55,7 @@ class Page:
         self.pages.filters["word"] = word
 
     def app(self) -> Starlette:
-        """The application; the check stands before everything."""
+        """Return the application; the check stands before everything."""
         check = Middleware(BaseHTTPMiddleware, dispatch=self.check)
         app = Starlette(routes=[Route("/{token}/{rest:path}", self.answer)], middleware=[check])
         app.router.redirect_slashes = False
@@ -78,7 +78,7 @@ class Page:
         return answer
 
     async def answer(self, request: Request) -> Response:
-        """The page (``""``), its data (``data``), both of a cell (``run/NAME/``), or an asset."""
+        """Return the page (``""``), its ``data``, both of a cell (``run/NAME/``), or an asset."""
         token, rest = request.path_params["token"], request.path_params["rest"]
         known = secrets.compare_digest(token.encode(errors="replace"), self.token.encode())
         if known and rest in ASSETS:
@@ -107,7 +107,7 @@ class Page:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket at 127.0.0.1, at any free port if ``port`` is 0; UserError if it is taken."""
+    """Return a socket at 127.0.0.1, at any free port if ``port`` is 0; UserError if it is taken."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

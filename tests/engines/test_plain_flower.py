@@ -19,7 +19,7 @@ from fedhet.errors import UserError
 from fedhet.testing import simulate, small
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the command `flwr` calls, but that it waits 15 s for its SuperLink, which a busy machine exceeds.
+# The command `flwr`, which else waits only 15 s for its SuperLink: too few on a busy machine.
 PATIENT = (
     "from flwr.cli import app, local_superlink as local; "
     "local.LOCAL_SUPERLINK_STARTUP_TIMEOUT = 300.0; app.app()"

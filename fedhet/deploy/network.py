@@ -106,6 +106,8 @@ def reach(server: str, ca: Path) -> httpx.Response:
         if (cause := _refused(error)) is not None:
             raise _certificate(cause, server, ca) from error
         text = str(error) or type(error).__name__
+        if "WRONG_VERSION_NUMBER" in text:  # OpenSSL's words for an answer in plain text
+            text = "it answers without TLS, so it is not `fedhet server`"
         raise UserError(f"{server} cannot be reached{via(server)}: {text}") from error
 
     if answer.is_server_error:

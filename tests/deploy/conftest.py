@@ -33,16 +33,17 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def serve():
-    """Start a server with the certificate of a folder; it has ``where``, and what is answered."""
+    """Start a server with a folder's certificate, or without TLS; ``where`` is its address."""
     servers = []
 
     def start(tls, host="127.0.0.1", status=404, body=b""):
         server = http.server.ThreadingHTTPServer((host, 0), Answer)
         server.status, server.body, server.ahead = status, body, 0
         server.where = f"{host}:{server.server_port}"
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.certificate, tls.key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         return server

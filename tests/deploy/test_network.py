@@ -2,6 +2,7 @@
 
 import threading
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from helpers.programs import Tinyproxy
@@ -84,6 +85,28 @@ def test_what_is_wrong_with_a_certificate_is_said(tls, serve, tmp_path, capsys):
     assert f"'{tls.certificate}' expired on 20" in said and "fedhet certs" in said
     with pytest.raises(UserError, match="cannot be reached: .*refused"):
         reach(f"{ELSEWHERE}:{free_ports(1)[0]}", tls.ca)
+
+
+def test_plain_text_and_missing_certificates_are_told_in_one_line(tls, serve, tmp_path, capsys):
+    """No command falls back to plain text, and a TLS server answers nothing that comes in it."""
+    there = serve(tls, ELSEWHERE).where
+    with pytest.raises(httpx.TransportError):
+        httpx.post(f"http://{there}/v1/fleet/check", trust_env=False, timeout=60)
+    plain = serve(None, ELSEWHERE).where
+    with pytest.raises(UserError, match=f"{plain} cannot be reached: it answers without TLS, so"):
+        reach(plain, tls.ca)
+    (tmp_path / "site").mkdir()
+    key = tmp_path / "site" / "a"
+    key.write_bytes((tls.folder / "clients" / "a").read_bytes())
+    words = ["node", str(key), "--server", there, "--partition", "0/1"]
+    for command, says in (
+        (words, "--ca: no ca.crt in "),
+        ([*words, "--check"], "--ca: no ca.crt in "),
+        (["status", "--superlink", str(key.parent)], "is not a folder of `fedhet certs` (it has "),
+    ):
+        assert execute(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line and str(key.parent) in line
 
 
 def test_an_ipv6_address_is_written_in_brackets():

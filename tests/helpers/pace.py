@@ -11,8 +11,8 @@ import sys
 import time
 
 FLOWER = 150.0  # seconds of Flower's own waits: two heartbeats of 30 s, a lease, its polls
-STARTS = 100  # starts that the longest wait of a healthy test may take
-ROUND = 20  # starts that a healthy client's message, a fork, may take, the other nodes' beside it
+STARTS = 200  # starts that the longest wait of a healthy test may take
+ROUND = 60  # starts that a healthy client's message may take, the other nodes' beside it
 
 
 @functools.cache
@@ -33,4 +33,4 @@ def patience() -> float:
 
 def round_timeout(nodes: int = 3) -> float:
     """Seconds for a round in which a node dies: no healthy client of ``nodes`` may miss it."""
-    return 60.0 + ROUND * start_seconds() * max(1.0, nodes / 3)
+    return FLOWER + ROUND * start_seconds() * max(1.0, nodes / 3)

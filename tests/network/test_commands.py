@@ -124,6 +124,8 @@ def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
     assert second.returncode == 2 and "another `fedhet node` uses" in second.stderr
     assert {answer(federation, path) for path in CLOSED} == {403}
     assert answer(federation, "/v1/fleet/pull-messages") not in {403, 404, 502}
+    with pytest.raises(OSError):  # plain text gets no answer but a refusal
+        urllib.request.urlopen(f"http://{HOST}:{federation.port}/v1/fleet/check", timeout=60)
     check = federation.do("node", "tls/clients/0", *where, "--check")
     assert check.returncode == 0, check.stdout
     assert "over TLS; clocks" in check.stdout and "knows this key" in check.stdout

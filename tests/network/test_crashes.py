@@ -18,8 +18,7 @@ def test_nodes_killed_in_training_come_back(federation, tmp_path):
     started again within ten seconds beside what this machine needs for a start.
     """
     federation.whole()
-    timeout = round_timeout()
-    run = federation.run("killed", rounds=100, round_timeout=timeout)
+    run = federation.run("killed", rounds=100, round_timeout=round_timeout())
     run.wait_rounds(1)
     memory = federation.memory()
     run.catch(federation, 1)
@@ -37,9 +36,9 @@ def test_nodes_killed_in_training_come_back(federation, tmp_path):
 
     lost = {(record["round"], f["client"]) for record in records for f in record["failures"]}
     assert (killed, "1") in lost and {client for _, client in lost} <= {"1", "2"}
-    assert all(f["reason"] for record in records for f in record["failures"])
+    reasons = [f["reason"] for record in records for f in record["failures"]]
+    assert all(reasons) and "no reply within" not in str(reasons)  # noticed before the time-out
     assert all(record["replied"] + len(record["failures"]) == 3 for record in records)
-    assert all(record["seconds"] < timeout for record in records)
     assert not federation.nodes[1].said("still holds") and not federation.nodes[2].said("holds")
     assert all(grown[name] < 1.5 * memory[name] + 50 for name in memory)
     twin = simulated_hash(tmp_path, lost, rounds=len(records))

@@ -114,7 +114,8 @@ class MethodClient(NumPyClient, Generic[P]):
         self.round = 0
         self.uploaded: Payload = Empty()  # what this round sends to the server
         self.leaving: Leaving | Part = Leaving(setup.simulated)  # adds noise or a mask
-        self.told: frozenset[int] | None = None  # classes whose rows are summed; None: all classes
+        self.shared_classes: frozenset[int] | None = None  # whose rows are averaged; None: all
+        self.sent_all = setup.config.summed  # whether everybody is sent the same
         self.evaluating = False  # whether this round's reply carries accuracies
         self.before: dict[str, float] = {}  # accuracies before training
         self._generators: list[torch.Generator] = []

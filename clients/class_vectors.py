@@ -16,7 +16,7 @@ from fedhet.protocol.checks import check_ids
 from fedhet.protocol.handshake import EXACT
 from fedhet.protocol.payload import Array, ClassVectors, Payload, blank
 from fedhet.strategies.class_vectors import PP
-from fedhet.training.loop import class_means
+from fedhet.training.loop import mean_outputs
 
 
 class ClassVectorClient(MethodClient[P]):
@@ -64,7 +64,7 @@ class ClassVectorClient(MethodClient[P]):
 
     def upload(self) -> Payload:
         """Return the mean of every seen class over the training images, and their numbers."""
-        self.means, counts = class_means(
+        self.means, counts = mean_outputs(
             self.outputs, self.examples("train"), self.config, self.classes
         )
         seen, rows, images = self.seen().numpy(), self.means.cpu().numpy(), counts.cpu().numpy()
@@ -76,7 +76,7 @@ class PrototypeClient(ClassVectorClient[PP]):
 
     def sent_classes(self) -> Array:
         """Those that the configuration says."""
-        if self.params.download_classes == "all" or self.config.summed:
+        if self.params.download_classes == "all" or self.sent_all:
             return super().sent_classes()
         own: Array = self.seen().numpy()
         return own

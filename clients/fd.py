@@ -24,12 +24,12 @@ class FDClient(ClassVectorClient[FDParams]):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        if self.config.summed:
+        if self.sent_all:
             self.download_type = ClassTotals
 
     def initial_tensors(self) -> dict[str, Tensor]:
         """With ``secure-sum``: return that nothing was added to any sum."""
-        if not self.config.summed:
+        if not self.sent_all:
             return {}
         vectors = torch.zeros(self.classes, self.classes)
         return {
@@ -71,7 +71,7 @@ class FDClient(ClassVectorClient[FDParams]):
 
     def receive(self, payload: Payload) -> None:
         """Take the means of the other owners, of its own classes that have any."""
-        super().receive(self._without_own(payload) if self.config.summed else payload)
+        super().receive(self._without_own(payload) if self.sent_all else payload)
 
     def _without_own(self, payload: Payload) -> ClassVectors:
         """Return the sums of its own classes without its own part, as means over the others."""

@@ -141,9 +141,9 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
         """
         super().receive(payload)
         self.led = None
-        if self.told is not None:
-            told = [c in self.told for c in range(self.classes)]
-            self.led = torch.tensor(told, device=self.device)
+        if self.shared_classes is not None:
+            led = [c in self.shared_classes for c in range(self.classes)]
+            self.led = torch.tensor(led, device=self.device)
         with torch.no_grad():
             self.guides.copy_(self.vectors)
         self.gradient = torch.zeros_like(self.guides)

@@ -46,7 +46,7 @@ class FedSSAClient(MethodClient[FedSSAParams]):
 
     def _sent(self) -> Array:
         """Return ids of the classes whose rows come, ascending."""
-        whole = self.params.download_rows == "whole" or self.config.summed
+        whole = self.params.download_rows == "whole" or self.sent_all
         ids: Array = np.arange(self.classes) if whole else self.seen().numpy()
         return ids
 
@@ -59,10 +59,10 @@ class FedSSAClient(MethodClient[FedSSAParams]):
         mu = stabilisation(self.params, self.round)
         scale = 1.0 + mu if self.params.fusion == "convex" else 1.0
         own, rows = self.seen().numpy(), np.arange(len(payload.classes))
-        if self.params.download_rows == "seen":  # with secure-sum more come
+        if self.params.download_rows == "seen":  # more may have come
             rows = rows[np.isin(payload.classes, own)]
-        if self.told is not None:
-            rows = rows[np.isin(payload.classes[rows], sorted(self.told))]
+        if self.shared_classes is not None:
+            rows = rows[np.isin(payload.classes[rows], sorted(self.shared_classes))]
         ids = payload.classes[rows]
         sent = torch.as_tensor(ids).to(self.device)
         fused = torch.as_tensor(np.isin(ids, own)).to(self.device)

@@ -87,7 +87,7 @@ def origin(module: str) -> str:
     return str(Path(spec.origin or (places[0] if places else "")).resolve())
 
 
-# --- whose code a folder may name (DESIGN 8) ---------------------------------------------------
+# --- whose code a folder may name --------------------------------------------------------------
 
 
 def _key() -> bytes:

@@ -1,19 +1,23 @@
 """Averages: of one homogeneous module (LG-FedAvg, FedMRL, pFedES, ...) and of rows per class.
 
+A method's ``aggregate`` takes the mean of the uploads here: :func:`total_of` and :func:`means_of`
+for modules, :func:`class_sums` and :class:`ClassSums` for rows. Other rules than the mean are
+:func:`mean_of_uploads` and :func:`mean_by_class`.
+
 theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of the round
 (FedAvg, McMahan et al. 2017, arXiv 1602.05629, Algorithm 1).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedhet.config.schema import P, RunConfig
+from fedhet.config.schema import P
 from fedhet.models.base import exchanged
 from fedhet.models.zoo import small_model
 from fedhet.protocol.handshake import ClientInfo
@@ -26,12 +30,12 @@ from fedhet.sums.contribution import Own, Summand, Vector, too_few
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
 
-def weighted_mean(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
+def mean_of_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
     """Return the weighted mean of payloads of equal shapes: float64 sums, float32 result.
 
     A rule other than the mean is taken coordinate by coordinate, without weights.
     """
-    if rule.kind != "mean":
+    if rule.name != "mean":
         columns = zip(*(upload.payload.flat for upload in uploads), strict=True)
         return tuple(rule.middle_of(list(column)) for column in columns)
     return means_of(total_of(uploads), uploads[0].payload.flat)
@@ -88,12 +92,15 @@ def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
 class ClassSums:
     """Weighted rows (C, w) summed by class, their weights (C,) and owners (C,), all float64.
 
-    If every row weighs 1 the weights are the owners.
+    If every row weighs 1 the weights are the owners. A class has a mean if it has ``least`` owners.
+    With ``steps`` the rows are steps, from what clients received to what they have now.
     """
 
     rows: Vector
     weights: Vector
     owners: Vector
+    least: int = 1
+    steps: bool = False
 
     @classmethod
     def of(cls, vector: Vector, classes: int, *, weighted: bool = False) -> Self:
@@ -107,22 +114,27 @@ class ClassSums:
         counts = np.concatenate([self.weights, self.owners]) if weighted else self.owners
         return Summand(self.rows.ravel(), counts)
 
-    def present(self, least: int = 1) -> Array:
-        """Return which classes (C,) have a mean: those of ``least`` owners."""
-        return (self.owners >= least) & (self.weights > 0)
+    @property
+    def present(self) -> Array:
+        """Which classes (C,) have a mean."""
+        return (self.owners >= self.least) & (self.weights > 0)
 
-    def means(self, before: Array, least: int = 1) -> Array:
-        """Return means (C, w) float32; classes of fewer owners keep theirs of ``before``."""
-        present = self.present(least)
+    def means(self, before: Array) -> Array:
+        """Return means (C, w) float32; classes without one keep theirs of ``before``."""
+        present = self.present
         result = before.copy()
-        result[present] = (self.rows[present] / self.weights[present, None]).astype(np.float32)
+        means = (self.rows[present] / self.weights[present, None]).astype(np.float32)
+        result[present] = before[present] + means if self.steps else means
         return result
 
 
-def short_of(sums: ClassSums, config: RunConfig) -> dict[str, float]:
-    """Return how many classes of a sum stayed as they were for lack of owners."""
-    short = float(too_few(sums.owners, config.sum_owners))
-    return {"short_classes": short} if config.summed else {}
+def class_totals(
+    strategy: MethodStrategy[Any], total: Vector, *, weighted: bool = False
+) -> ClassSums:
+    """Return a round's total, as ``combine`` is given it, by class."""
+    found = ClassSums.of(total, strategy.classes, weighted=weighted)
+    strategy.short_classes = too_few(found.owners, strategy.min_owners)
+    return replace(found, least=strategy.min_owners, steps=strategy.adds_steps)
 
 
 def class_sums(
@@ -146,7 +158,7 @@ def class_sums(
     return ClassSums(_row_sums(classes, rows, weights, count), behind, owners)
 
 
-def class_means(
+def mean_by_class(
     classes: Array,
     rows: Sequence[Array],
     weights: Array | None,
@@ -157,7 +169,7 @@ def class_means(
 
     Arguments as of :func:`class_sums`. A rule other than the mean is taken without weights.
     """
-    if rule.kind != "mean":
+    if rule.name != "mean":
         return rule.middle_by_class(classes, np.concatenate(rows), before)
     return class_sums(classes, rows, weights, len(before), rule).means(before)
 
@@ -186,8 +198,7 @@ class AveragingStrategy(MethodStrategy[P]):
     upload_type: type[Payload] = ModelArrays
     aggregations = ROBUST
     broadcasts = True
-    not_summed = ""
-    sums_updates = True
+    noise_on_steps = True
 
     def shared_module(self) -> nn.Module:
         """Return a new module that crosses the wire (called inside a seeded context).
@@ -217,9 +228,9 @@ class AveragingStrategy(MethodStrategy[P]):
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace the shared module by the uploads' mean, or what the run's rule takes."""
-        if self.rule.kind == "mean":
+        if self.rule.name == "mean":
             return self.combine(total_of(uploads), round_)
-        self.tensors = weighted_mean(uploads, self.rule)
+        self.tensors = mean_of_uploads(uploads, self.rule)
         return {}
 
     @classmethod
@@ -231,7 +242,7 @@ class AveragingStrategy(MethodStrategy[P]):
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Replace the shared module by the weighted mean."""
         means = means_of(total, self.tensors)
-        if self.of_updates and total[-1] > 0:
+        if self.adds_steps and total[-1] > 0:
             means = tuple(old + step for old, step in zip(self.tensors, means, strict=True))
         self.tensors = means
         return {}

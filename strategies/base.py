@@ -36,6 +36,7 @@ from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
+    WINDOW,
     Instruction,
     Reply,
     exchange,
@@ -51,10 +52,10 @@ from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience
 from fedhet.site.local_data import PublicSet, open_public
-from fedhet.strategies.plain import PlainRounds, Upload
+from fedhet.strategies.plain import PlainAggregator, Upload
 from fedhet.strategies.robust import Rule
 from fedhet.sums.contribution import Own, Summand, Vector
-from fedhet.sums.server import SummedRounds
+from fedhet.sums.server import SumAggregator
 
 __all__ = ["MethodStrategy", "Upload"]
 log = logging.getLogger("fedhet")
@@ -70,17 +71,17 @@ class MethodStrategy(Strategy, Generic[P]):
     public_set: ClassVar[Literal["nobody", "server", "everybody"]] = "nobody"  # who reads one
     shares_small_model = False  # whether clients share the model that `small-model` names
     broadcasts = False  # whether all clients are sent the same payload
-    sums_updates = False  # whether noisy sums add updates (upload - download) instead of uploads
-    # Why `secure-sum` is refused; empty if `contribution` and `combine` do all of it.
+    noise_on_steps = False  # whether noise is for upload - download, and `combine` gets its sum
+    # Why `secure-sum` is refused; empty for a class with `contribution` and `combine`.
     not_summed: ClassVar[str] = "its strategy has no `contribution` and `combine`"
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
 
     def __init_subclass__(cls) -> None:
-        """Forbid ``secure-sum`` for a class that overrides ``aggregate`` but not ``combine``."""
+        """Allow ``secure-sum`` to a class with ``combine``, unless a subclass aggregates anew."""
         super().__init_subclass__()
         own = vars(cls)
-        if "aggregate" in own and not {"combine", "not_summed"} & set(own):
-            cls.not_summed = MethodStrategy.not_summed
+        if "not_summed" not in own and {"aggregate", "combine"} & set(own):
+            cls.not_summed = "" if "combine" in own else MethodStrategy.not_summed
 
     def __init__(self, config: RunConfig, roster: Roster) -> None:
         self.config = config
@@ -88,7 +89,8 @@ class MethodStrategy(Strategy, Generic[P]):
         self.roster = roster
         self.rule = Rule.of(config)
         self.finished = 0  # rounds
-        self.unit = config.max_images  # of weights in a sum, in images; found in it by default
+        self.short_classes: int | None = None  # that stayed as they were for lack of owners
+        self.images_per_weight = 1  # images that a weight of 1 stands for in `combine`
         self.classes = len(roster.classes)
         self.inputs = roster.inputs or Inputs.image(config.image_size, grey=config.grey)
         self.d = config.representation
@@ -125,9 +127,9 @@ class MethodStrategy(Strategy, Generic[P]):
     def broadcast_group(self, info: ClientInfo) -> Hashable:
         """Return the group of client ``info``, whose payload is made and encoded once a round.
 
-        By default all are one group with ``broadcasts`` or ``secure-sum``; otherwise each is alone.
+        By default all are one group if everybody is sent the same; otherwise each is alone.
         """
-        return "all" if self.broadcasts or self.config.summed else info.client
+        return "all" if self.sends_all else info.client
 
     def expect(self, info: ClientInfo) -> Payload | None:
         """Return a payload with the shapes and dtypes of ``info``'s upload; None if they vary.
@@ -177,8 +179,8 @@ class MethodStrategy(Strategy, Generic[P]):
         raise NotImplementedError(self.not_summed)
 
     @classmethod
-    def sums_classes(cls, config: RunConfig, params: P) -> bool:
-        """Return whether ``config`` and ``params`` sum rows per class, which need owners."""
+    def sends_class_rows(cls, config: RunConfig, params: P) -> bool:
+        """Return whether uploads are rows per class, by ``config`` and ``params``."""
         return False
 
     def arrays(self) -> dict[str, Array]:
@@ -218,14 +220,19 @@ class MethodStrategy(Strategy, Generic[P]):
         return ()
 
     @property
-    def least_owners(self) -> int:
-        """Number of owners that a class needs for its rows to be averaged."""
+    def sends_all(self) -> bool:
+        """Whether all clients are sent the same: by ``broadcasts``, or since the run demands it."""
+        return self.broadcasts or self.config.summed
+
+    @property
+    def min_owners(self) -> int:
+        """Minimum number of owners that a class needs for its rows to be averaged."""
         return self.config.sum_owners if self.config.summed else 1
 
     @property
-    def of_updates(self) -> bool:
-        """Whether a sum adds clipped and noised updates instead of uploads."""
-        return self.sums_updates and self.config.summed and self.config.dp_clip > 0
+    def adds_steps(self) -> bool:
+        """Whether :meth:`combine` is given a sum of clipped and noised steps, not of uploads."""
+        return self.noise_on_steps and self.config.summed and self.config.dp_clip > 0
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: P) -> bool:
@@ -251,12 +258,11 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self._check_hooks()
         self.handshake, self.folder = handshake, folder
-        kind = SummedRounds if self.config.summed else PlainRounds
-        self.ledger: Ledger = kind.ledger_type(self.roster)
+        aggregator = SumAggregator if self.config.summed else PlainAggregator
+        self.ledger: Ledger = aggregator.ledger_type(self.roster)
         self.deadline = 0.0  # of the round
         self.simulated = True  # whether the clients' states are where the server is
-        self._requests: list[tuple[str, Message]] = []
-        self._asked: dict[str, str] = {}  # client by id of the message that it was sent
+        self._clients: dict[str, str] = {}  # who was sent the message of an id
         if kept is None:
             folder.check_unbegun()
             self.initialise()
@@ -266,7 +272,7 @@ class MethodStrategy(Strategy, Generic[P]):
             self.ledger.load(kept.meta)
             self.finished = int(kept.meta["round"])
         marks = {} if kept is None else kept.meta
-        self.aggregation: PlainRounds | SummedRounds = kind(self, marks)
+        self.aggregator: PlainAggregator | SumAggregator = aggregator(self, marks)
 
     def start(  # noqa: PLR0913  (Flower's signature)
         self,
@@ -312,7 +318,7 @@ class MethodStrategy(Strategy, Generic[P]):
                     f"{self.config.min_replies} valid replies: {reasons}"
                 )
         self.deadline = time.monotonic() + self.config.round_timeout
-        matrices = self.aggregation.confusions()
+        matrices = self.aggregator.confusions()
         self.folder.write_confusion(confusion_rows(self.roster.classes, matrices))
         return Result()
 
@@ -338,17 +344,17 @@ class MethodStrategy(Strategy, Generic[P]):
         timeout = self.config.round_timeout
         self.deadline = time.monotonic() + timeout
         messages = self.configure_train(round_, *nothing, grid)
-        seconds = [self.aggregation.seconds(client) for client, _ in self._requests]
+        clients = {node: client for client, node in self.roster.nodes.items()}
+        seconds = [self.aggregator.seconds(clients[m.metadata.dst_node_id]) for m in messages]
         processes = self.config.processes(len(self.roster.ids))
         messages, window = longest_first(messages, seconds, processes)
-        share = self.aggregation.train_share
-        _, numbers = self.aggregate_train(
-            round_, self._collect(exchange(grid, messages, share * timeout, window))
-        )
+        share = self.aggregator.train_share
+        arrived = self._exchange(grid, messages, share * timeout, window)
+        _, numbers = self.aggregate_train(round_, arrived)
         left = self.deadline - time.monotonic()
         if self._evaluates(round_) and left > 0:
             messages = self.configure_evaluate(round_, *nothing, grid)
-            self.aggregate_evaluate(round_, self._collect(exchange(grid, messages, left)))
+            self.aggregate_evaluate(round_, self._exchange(grid, messages, left))
         return numbers is not None
 
     def configure_train(
@@ -356,8 +362,8 @@ class MethodStrategy(Strategy, Generic[P]):
     ) -> Iterable[Message]:
         """Return one train message per sampled client that is online, in client order."""
         made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
-        self._requests = []
-        for client in self.aggregation.members(server_round, self._sampled(server_round)):
+        messages = []
+        for client in self.aggregator.members(server_round, self._sampled(server_round)):
             info = self.roster.infos[client]
             group = self.broadcast_group(info)
             if group not in made:
@@ -365,16 +371,16 @@ class MethodStrategy(Strategy, Generic[P]):
                 made[group] = payload, to_record(payload.flat)
             payload, record = made[group]
             message = self.message(TRAIN, client, server_round, record)
-            for name, more in self.aggregation.records.items():
+            for name, more in self.aggregator.records.items():
                 message.content[name] = more
             self.ledger.round.downlink.add(payload, message_bytes(message))
-            self._requests.append((client, message))
+            messages.append(message)
         if self.config.summed and len(made) > 1:
             raise UserError(
                 f"{type(self).__name__}: with secure-sum `download` must be the same for "
                 "everybody: let `broadcast_group` say so"
             )
-        return [message for _, message in self._requests]
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -383,7 +389,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
         The global arrays stay in the strategy: of a round that counts, only its numbers return.
         """
-        numbers = self.aggregation.take(server_round, self._named(replies))
+        numbers = self.aggregator.aggregate(server_round, self._read(replies))
         if numbers is None:
             return None, None
         self.ledger.round.numbers |= numbers
@@ -398,15 +404,14 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         failed = {failure["client"] for failure in self.ledger.round.failures}
         behind = self.ledger.unevaluated(everybody=self.config.evaluate_all)
-        asked = [c for c in behind if c not in failed and self.aggregation.evaluates]
-        self._requests = [(c, self.message(EVALUATE, c, server_round)) for c in asked]
-        return [message for _, message in self._requests]
+        asked = [c for c in behind if c not in failed and self.aggregator.evaluates]
+        return [self.message(EVALUATE, client, server_round) for client in asked]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Record the accuracies; return their mean over all clients evaluated so far, percent."""
-        for client, reply in self._named(replies):
+        for client, reply in self._read(replies):
             try:
                 check_evaluation(self.roster.infos[client], reply, server_round)
             except Rejected as reason:
@@ -433,7 +438,7 @@ class MethodStrategy(Strategy, Generic[P]):
             "roster": self.roster.dump(),
             **self.ledger.dump(),
             **self.folder.marks(),
-            **self.aggregation.marks(),
+            **self.aggregator.marks(),
         }
         save_checkpoint(self.folder.checkpoint, Checkpoint(self.arrays(), meta))
 
@@ -478,23 +483,25 @@ class MethodStrategy(Strategy, Generic[P]):
         )
         return request(kind, self.roster.nodes[client], what, self.config.round_timeout, arrays)
 
-    def _collect(self, pairs: Iterable[tuple[Message, Message]]) -> Iterator[Message]:
-        """Yield replies as they come; remember who was asked by the id of the message."""
-        clients = {id(message): client for client, message in self._requests}
-        for sent, reply in pairs:
-            self._asked[reply.metadata.reply_to_message_id] = clients[id(sent)]
+    def _exchange(
+        self, grid: Grid, messages: Iterable[Message], timeout: float, window: int = WINDOW
+    ) -> Iterator[Message]:
+        """Send messages; yield replies as they come, and note who was sent what they answer."""
+        clients = {node: client for client, node in self.roster.nodes.items()}
+        for sent, reply in exchange(grid, messages, timeout, window):
+            self._clients[reply.metadata.reply_to_message_id] = clients[sent.metadata.dst_node_id]
             yield reply
 
-    def _named(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
+    def _read(self, replies: Iterable[Message]) -> list[tuple[str, Reply]]:
         """Return replies with their clients, in client order.
 
         The answered message identifies the client. Each reply is decoded on arrival.
         """
         found: dict[str, Reply] = {}
         for message in replies:
-            client = self._asked.pop(message.metadata.reply_to_message_id, None)
+            client = self._clients.pop(message.metadata.reply_to_message_id, None)
             if client is not None:
-                found[client] = reply = read_reply(message, self.aggregation.limit(client))
+                found[client] = reply = read_reply(message, self.aggregator.limit(client))
                 if reply.lost:
                     self.roster.lose(client, self.ledger.round.number, reply.error)
         return sorted(found.items(), key=lambda pair: client_order(pair[0]))

@@ -12,7 +12,7 @@ from fedhet.config.schema import P, Params, RunConfig
 from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.strategies.averaging import ClassSums, class_means, class_sums
+from fedhet.strategies.averaging import ClassSums, class_sums, mean_by_class
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, Rule
 from fedhet.sums.contribution import Own, Summand
@@ -37,10 +37,10 @@ def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
     return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
 
 
-def told(upload: Payload, own: Own) -> ClassVectors:
-    """Return the vectors of an upload whose classes have owners enough for a sum."""
+def shared_by(upload: Payload, own: Own) -> ClassVectors:
+    """Return the vectors of an upload whose classes have owners enough."""
     assert isinstance(upload, ClassVectors)
-    kept = own.tells(upload.classes)
+    kept = own.shares(upload.classes)
     return ClassVectors(upload.classes[kept], upload.counts[kept], upload.vectors[kept])
 
 
@@ -66,10 +66,10 @@ class ClassVectorStrategy(MethodStrategy[P]):
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
         """Return vectors (C, w), zero where unseen, and C ones and zeros."""
-        return sums_of([told(upload, own)], None, own.classes).summand()
+        return sums_of([shared_by(upload, own)], None, own.classes).summand()
 
     @classmethod
-    def sums_classes(cls, config: RunConfig, params: P) -> bool:
+    def sends_class_rows(cls, config: RunConfig, params: P) -> bool:
         """Return True: a client sends one vector per class that it has seen."""
         return True
 
@@ -119,7 +119,7 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the prototypes that exist, with the images behind each."""
-        whole = self.params.download_classes == "all" or self.config.summed
+        whole = self.params.download_classes == "all" or self.sends_all
         wanted = np.arange(self.classes, dtype=np.int64) if whole else declared(info)[0]
         sent = wanted[self.counts[wanted] > 0]
         return ClassVectors(sent, self.counts[sent], self.prototypes[sent])
@@ -128,7 +128,7 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
         """Return means (C, d) per class of what came; absent classes keep their prototype."""
         payloads = payloads_of(uploads)
         classes, rows = np.concatenate([p.classes for p in payloads]), [p.vectors for p in payloads]
-        return class_means(classes, rows, weights, self.prototypes, self.rule)
+        return mean_by_class(classes, rows, weights, self.prototypes, self.rule)
 
     def count(self, uploads: Sequence[Upload]) -> Mapping[str, float]:
         """Remember the images behind each class that came; how many classes are known."""

@@ -31,7 +31,7 @@ from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload
-from fedhet.strategies.averaging import ClassSums, class_sums, short_of
+from fedhet.strategies.averaging import class_sums, class_totals
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 from fedhet.sums.contribution import Vector
@@ -54,8 +54,6 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
     Of sums it keeps the last of every class, and sends them.
     """
 
-    not_summed = ""
-
     @property
     def width(self) -> int:
         """C probabilities."""
@@ -69,7 +67,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the other owners' means of the client's classes; or all sums."""
-        if self.config.summed:
+        if self.sends_all:
             return ClassTotals(self.counts, self.sum_rounds, self.sums.astype(np.float32))
         own = self.owners == info.client
         sums, others = self.sums.copy(), self.counts.copy()
@@ -114,20 +112,19 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Replace the sums of classes with owners enough; keep the others."""
-        found = ClassSums.of(total, self.classes)
-        present = found.present(self.least_owners)
+        found = class_totals(self, total)
+        present = found.present
         self.sums[present] = found.rows[present]
         self.counts[present] = np.rint(found.owners[present]).astype(np.int64)
         self.sum_rounds[present] = round_
-        shared = float((self.counts > 1).sum())
-        return {"shared_classes": shared, **short_of(found, self.config)}
+        return {"shared_classes": float((self.counts > 1).sum())}
 
     def arrays(self) -> dict[str, Array]:
         """Return owners as ASCII (M, 64) uint8, class ids (M,), vectors (M, C), sorted.
 
         Of sums: owners (C,) and rounds (C,) int64, sums (C, C) float64.
         """
-        if self.config.summed:
+        if self.sends_all:
             return {"owners": self.counts, "rounds": self.sum_rounds, "sums": self.sums}
         owners = np.char.encode(self.owners, "ascii").astype(f"S{_ID}")
         names = owners.view(np.uint8).reshape(len(owners), _ID)
@@ -136,11 +133,11 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
     @property
     def growing(self) -> Collection[str]:
         """All, unless sums are kept: one entry per owner and class."""
-        return () if self.config.summed else ("owners", "labels", "vectors")
+        return () if self.sends_all else ("owners", "labels", "vectors")
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Inverse of :meth:`arrays`."""
-        if self.config.summed:
+        if self.sends_all:
             self.counts, self.sum_rounds = arrays["owners"].copy(), arrays["rounds"].copy()
             self.sums = arrays["sums"].copy()
             return

@@ -291,7 +291,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
         """Return the updates' mean, float32, or what the run's rule takes of their coordinates."""
         payloads = [u.payload for u in uploads if isinstance(u.payload, LowRank)]
-        if self.rule.kind != "mean":
+        if self.rule.name != "mean":
             single = [[a.astype(np.float32) for a in dense(p, self._shapes())] for p in payloads]
             return [self.rule.middle_of(list(column)) for column in zip(*single, strict=True)]
         total = [np.zeros(shape, dtype=np.float64) for shape in self._shapes()]

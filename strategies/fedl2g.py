@@ -50,14 +50,14 @@ from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import ClassSums, class_means, short_of
+from fedhet.strategies.averaging import class_totals, mean_by_class
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
     ClassVectorStrategy,
     declared,
     payloads_of,
+    shared_by,
     sums_of,
-    told,
 )
 from fedhet.sums.contribution import Own, Summand, Vector
 
@@ -65,7 +65,7 @@ log = logging.getLogger("fedhet")
 
 LARGEST = 100.0  # norm of a class's gradient, as in the authors' code
 ROUNDING = 1.0001
-UNIT = 2.0  # of a gradient in a sum, where no entry may be above `sum-range` (64)
+UNIT = 2.0  # of a gradient in a sum, where no entry may be above `sum-range` (64); exact
 
 
 class FedL2GParams(Params):
@@ -113,7 +113,6 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     """Moves the guiding vectors by what the clients found."""
 
     broadcasts = True
-    not_summed = ""
 
     @property
     def width(self) -> int:
@@ -164,27 +163,25 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Make one SGD step by the mean per class of those who had it."""
         payloads = [_marked(p) for p in payloads_of(uploads)]
-        if self.rule.kind == "mean":
-            return self.combine(sums_of(payloads, None, self.classes).summand().flat, round_)
+        if self.rule.name == "mean":
+            sums = sums_of(payloads, None, self.classes)
+            return self.combine(replace(sums, rows=sums.rows / UNIT).summand().flat, round_)
         classes = np.concatenate([p.classes for p in payloads])
         rows = [p.vectors for p in payloads]
-        means = class_means(classes, rows, None, np.zeros_like(self.guides), self.rule)
+        means = mean_by_class(classes, rows, None, np.zeros_like(self.guides), self.rule)
         return self._step(means, len(np.unique(classes)))
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
         """Return gradients (C, w) in units of ``UNIT``, zero if missing, and C ones and zeros."""
-        sums = sums_of([_marked(told(upload, own))], None, own.classes)
+        sums = sums_of([_marked(shared_by(upload, own))], None, own.classes)
         return replace(sums, rows=sums.rows / UNIT).summand()
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Make the same step by a sum's means; none for a class with too few owners."""
-        sums = ClassSums.of(total, self.classes)
-        if self.config.summed:
-            sums = replace(sums, rows=sums.rows * UNIT)
-        means = sums.means(np.zeros_like(self.guides), self.least_owners)
-        numbers = self._step(means, int(sums.present(self.least_owners).sum()))
-        return {**numbers, **short_of(sums, self.config)}
+        totals = class_totals(self, total)
+        means = replace(totals, rows=totals.rows * UNIT).means(np.zeros_like(self.guides))
+        return self._step(means, int(totals.present.sum()))
 
     def _step(self, means: Array, guided: int) -> Mapping[str, float]:
         """Move G by mean gradients (C, w), of so many classes; the others' are zero."""

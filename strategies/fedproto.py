@@ -36,14 +36,14 @@ from pydantic import Field
 
 from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.payload import Payload
-from fedhet.strategies.averaging import ClassSums, short_of
+from fedhet.strategies.averaging import class_totals
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
     PrototypeParams,
     PrototypeStrategy,
     payloads_of,
+    shared_by,
     sums_of,
-    told,
 )
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
@@ -61,7 +61,6 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     """Per-class mean of prototypes."""
 
     aggregations = ROBUST
-    not_summed = ""
 
     @classmethod
     def ignores(cls, config: RunConfig, params: FedProtoParams) -> Mapping[str, str]:
@@ -74,7 +73,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Apply eq. 6 per class over the replies; absent classes keep theirs."""
         payloads = payloads_of(uploads)
-        if self.rule.kind == "mean":
+        if self.rule.name == "mean":
             by_images = self._by_images(self.params)
             weights = np.concatenate([p.counts for p in payloads]) if by_images else None
             sums = sums_of(payloads, weights, self.classes, self.rule)
@@ -89,7 +88,7 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
 
         With ``prototype-weighting: uniform`` every mean weighs 1, and there are no images.
         """
-        payload, by_images = told(upload, own), cls._by_images(own.config.params)
+        payload, by_images = shared_by(upload, own), cls._by_images(own.config.params)
         weights = own.weigh(payload.counts) if by_images else None
         return sums_of([payload], weights, own.classes).summand(weighted=by_images)
 
@@ -100,14 +99,12 @@ class FedProtoStrategy(PrototypeStrategy[FedProtoParams]):
         many clients have it.
         """
         by_images = self._by_images(self.params)
-        sums = ClassSums.of(total, self.classes, weighted=by_images)
-        present = sums.present(self.least_owners)
-        self.prototypes = sums.means(self.prototypes, self.least_owners)
-        in_units = by_images and self.config.summed
-        behind = np.rint(sums.weights * (self.unit if in_units else 1))
+        totals = class_totals(self, total, weighted=by_images)
+        self.prototypes = totals.means(self.prototypes)
+        behind = np.rint(totals.weights * (self.images_per_weight if by_images else 1))
         behind = np.maximum(behind, 1).astype(np.int64)
-        self.counts = np.where(present, behind, self.counts)
-        return {**self.known(), **short_of(sums, self.config)}
+        self.counts = np.where(totals.present, behind, self.counts)
+        return self.known()
 
     @classmethod
     def weighs_images(cls, config: RunConfig, params: FedProtoParams) -> bool:

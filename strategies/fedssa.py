@@ -22,7 +22,7 @@ from fedhet.errors import Rejected, RunFailed
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import ClassSums, class_sums, short_of
+from fedhet.strategies.averaging import class_sums, class_totals
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
@@ -58,8 +58,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     """Per-class mean of header rows."""
 
     aggregations = ROBUST
-    not_summed = ""
-    sums_updates = True
+    noise_on_steps = True
     upload_type = HeaderRows
 
     @classmethod
@@ -81,15 +80,13 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
     def download(self, info: ClientInfo, round_: int) -> Payload:
         """Return the rows of the classes that the client has seen, or all of them.
 
-        With ``secure-sum`` all: nobody knows which those are.
+        All, too, if everybody is to be sent the same.
         """
-        if self.config.summed:
-            return self._rows(info, "whole")
-        return self._rows(info, self.params.download_rows)
+        return self._rows(info, "whole" if self.sends_all else self.params.download_rows)
 
     def broadcast_group(self, info: ClientInfo) -> Hashable:
         """Return one group for whole headers, else one per set of classes."""
-        whole = self.config.summed or self.params.download_rows == "whole"
+        whole = self.sends_all or self.params.download_rows == "whole"
         return "all" if whole else info.seen
 
     def expect(self, info: ClientInfo) -> Payload | None:
@@ -110,7 +107,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Apply eq. 3: per class the mean of the rows that came; absent classes stay."""
         classes, rows = zip(*(_unpack(u.payload) for u in uploads), strict=True)
         ids = np.concatenate(classes)
-        if self.rule.kind != "mean":
+        if self.rule.name != "mean":
             return self._set(
                 self.rule.middle_by_class(ids, np.concatenate(rows), self._header()), round_
             )
@@ -126,30 +123,24 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         """Return rows (C, d + 1), zero if unseen, and C ones and zeros; whole headers weigh w_k."""
         whole = cls._whole(own.config)
         classes, rows = _unpack(upload)
-        told = own.tells(classes)
-        weights = np.full(int(told.sum()), own.weight) if whole else None
-        sums = class_sums(classes[told], [rows[told]], weights, own.classes)
+        kept = own.shares(classes)
+        weights = np.full(int(kept.sum()), own.weight) if whole else None
+        sums = class_sums(classes[kept], [rows[kept]], weights, own.classes)
         return sums.summand(weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
         """Apply eq. 3 to the sums; a class of too few owners keeps its row."""
-        sums = ClassSums.of(total, self.classes, weighted=self._whole(self.config))
-        before = self._header()
-        if self.of_updates:
-            means = before + sums.means(np.zeros_like(before), self.least_owners)
-        else:
-            means = sums.means(before, self.least_owners)
-        numbers = self._set(means, round_)
-        return {**numbers, **short_of(sums, self.config)}
+        totals = class_totals(self, total, weighted=self._whole(self.config))
+        return self._set(totals.means(self._header()), round_)
 
     @classmethod
-    def sums_classes(cls, config: RunConfig, params: FedSSAParams) -> bool:
+    def sends_class_rows(cls, config: RunConfig, params: FedSSAParams) -> bool:
         """Return whether rows are of seen classes; a whole header has all of everybody."""
         return params.upload_rows == "seen"
 
     @classmethod
     def _whole(cls, config: RunConfig) -> bool:
-        return not cls.sums_classes(config, cast("FedSSAParams", config.params))
+        return not cls.sends_class_rows(config, cast("FedSSAParams", config.params))
 
     def _header(self) -> Array:
         """Return weight and bias as rows (C, d + 1), or (C, d) without a bias."""

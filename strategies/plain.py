@@ -59,7 +59,7 @@ class Valid:
     step: float | None
 
 
-class PlainRounds:
+class PlainAggregator:
     """The rounds of a run whose server sees every upload."""
 
     ledger_type = Ledger
@@ -93,7 +93,9 @@ class PlainRounds:
         """Return the bytes above which a reply is refused unread."""
         return reply_limit(self.strategy.expect(self.roster.infos[client]))
 
-    def take(self, round_: int, replies: Sequence[tuple[str, Reply]]) -> Mapping[str, float] | None:
+    def aggregate(
+        self, round_: int, replies: Sequence[tuple[str, Reply]]
+    ) -> Mapping[str, float] | None:
         """Check and aggregate replies, in client order; None if too few of them are valid."""
         found: list[Valid] = []
         for client, reply in replies:
@@ -104,11 +106,11 @@ class PlainRounds:
                 self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
             else:
                 self.ledger.spend(client, reply.metrics)
-        odd = self.odd(found)
+        outliers = self.outliers(found)
         for one in found:
-            if one.info.client in odd:
-                self._refuse(one, odd[one.info.client])
-        accepted = [one for one in found if one.info.client not in odd]
+            if one.info.client in outliers:
+                self._refuse(one, outliers[one.info.client])
+        accepted = [one for one in found if one.info.client not in outliers]
         if len(accepted) < self.config.min_replies:
             count = f"{len(accepted)} of min-replies={self.config.min_replies}"
             for one in accepted:
@@ -145,7 +147,7 @@ class PlainRounds:
         except Rejected as reason:
             raise Rejected(f"{reason}{self._sent_too_much(info, round_)}") from reason
 
-    def odd(self, found: Sequence[Valid]) -> Mapping[str, str]:
+    def outliers(self, found: Sequence[Valid]) -> Mapping[str, str]:
         """Return reasons by client, for FLOPs and steps that are far from everybody's."""
         if found and self.steps.start is None:
             self.steps.start = self.strategy.step_start(found[0].info)
@@ -160,7 +162,7 @@ class PlainRounds:
             if value > MOST_FLOPS * usual
         }
         lengths = {one.info.client: one.step for one in found if one.step is not None}
-        return self.steps.odd(lengths) | costly
+        return self.steps.outliers(lengths) | costly
 
     def _uploads(self, accepted: Sequence[Valid]) -> list[Upload]:
         uniform = self.config.weighting == "uniform"

@@ -23,7 +23,7 @@ ROBUST = ("mean", "trimmed-mean", "median")
 class Rule:
     """What a run combines its uploads by."""
 
-    kind: str = "mean"
+    name: str = "mean"
     trim: float = 0.0
     max_weight: float = 1.0
 
@@ -35,7 +35,7 @@ class Rule:
     def middle(self, values: Array) -> Array:
         """Return the trimmed mean or median over the first axis of (m, ...), float64."""
         m = len(values)
-        cut = (m - 1) // 2 if self.kind == "median" else int(self.trim * m + 1e-9)
+        cut = (m - 1) // 2 if self.name == "median" else int(self.trim * m + 1e-9)
         return np.asarray(np.sort(values, axis=0)[cut : m - cut].mean(axis=0, dtype=np.float64))
 
     def middle_of(self, arrays: list[Array]) -> Array:

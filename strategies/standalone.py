@@ -16,8 +16,6 @@ from fedhet.sums.contribution import Own, Summand, Vector
 class StandaloneStrategy(MethodStrategy):
     """Sends nothing, combines nothing."""
 
-    not_summed = ""  # nothing: an empty vector, whose metrics alone are summed
-
     @classmethod
     def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
         """Return the keys of weights: there is no mean."""

@@ -402,7 +402,7 @@ def check_kind(config: RunConfig, inputs: Inputs) -> None:
 def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> list[str]:
     """Return a line if no class has owners enough to be summed: nothing would be shared."""
     strategy = find_method(config.method).strategy
-    if not config.summed or not strategy.sums_classes(config, config.params):
+    if not config.summed or not strategy.sends_class_rows(config, config.params):
         return []
     seen = [partition.seen(k, dataset.labels) for k in range(len(partition.clients))]
     owners = np.bincount(np.concatenate(seen), minlength=len(dataset.classes)).astype(np.float64)

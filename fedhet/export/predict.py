@@ -98,7 +98,7 @@ def _by_folder(files: ImageFiles, truth: Truth) -> Iterator[tuple[list[str], Ten
 
 
 def _metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return the metrics of DESIGN 5 that are defined, accuracy first."""
+    """Return the metrics that are defined, accuracy first."""
     accuracy = 100 * (logits.argmax(dim=1) == labels).double().mean()
     found = {"accuracy": accuracy, **metrics_of(logits, labels)}
     return {name: float(value) for name, value in found.items() if value.isfinite()}

@@ -354,7 +354,7 @@ class StepLimits:
         times = self.ratio if self.start else self.ratio * SPREAD
         return max(times * self.usual(lengths), self.start or 0.0, self.ratio * self.noise)
 
-    def odd(self, lengths: Mapping[str, float]) -> dict[str, str]:
+    def outliers(self, lengths: Mapping[str, float]) -> dict[str, str]:
         """Return reasons by client, for steps that are too long."""
         usual, limit = self.usual(list(lengths.values())), self.limit(list(lengths.values()))
         if not limit or not self.ratio:

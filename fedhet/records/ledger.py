@@ -276,8 +276,8 @@ def _digest(text: str, arrays: Mapping[str, Array]) -> str:
     return found.hexdigest()
 
 
-class Counter:
-    """A counter in a file. Each number is written to disk before it is returned."""
+class AttemptCounter:
+    """Counts attempts at sums in a file. Each number is written to disk before it is returned."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -171,13 +171,14 @@ class FileStore:
             lambda file: save_file(dict(bundle), file, metadata=said),
             f"generation {generation}",
         )
-        for old in set(before) - {generation, source}:
-            self.path(old).unlink(missing_ok=True)
-        for old in set(accepted) - set(undone):
-            self._aside(old).unlink(missing_ok=True)
-        for left in self.folder.glob("*.tmp"):  # what crashes left half written
-            left.unlink(missing_ok=True)
+        self._prune(set(before) - {generation, source}, accepted)
         return digest
+
+    def _prune(self, generations: Iterable[int], aside: Iterable[int]) -> None:
+        """Delete generations, those aside, and temporary files that crashes have left."""
+        files = [self.path(old) for old in generations] + [self._aside(old) for old in aside]
+        for file in (*files, *self.folder.glob("*.tmp")):
+            file.unlink(missing_ok=True)
 
     def _aside(self, generation: int) -> Path:
         return self.path(generation).with_suffix(".aside")

@@ -496,14 +496,14 @@ class Part:
 
     def __post_init__(self) -> None:
         told = self.cohort.told
-        self.told = None if told is None else frozenset(told)  # classes whose rows may be summed
+        self.shared = None if told is None else frozenset(told)  # classes whose rows may be summed
 
     def train(self, what: Instruction, received: Sequence[Array]) -> Answer:
         """Train and answer with the masked vector."""
 
         def trained() -> Answer:
             client = self.client
-            client.leaving, client.told = self, self.told
+            client.leaving, client.shared_classes = self, self.shared
             _, _, found = client.fit(list(received), what.fit_config())
             numbers = {name: float(value) for name, value in found.items()}
             told = numbers
@@ -540,7 +540,9 @@ class Part:
     def _confusion(self, what: Instruction, own: Own, largest: float) -> Vector:
         matrix = self.client.finish(what.generation, what.state).numpy()
         every = frozenset(range(len(matrix)))
-        matrix[sorted(every - (set(own.seen) & (every if self.told is None else self.told)))] = 0
+        matrix[
+            sorted(every - (set(own.seen) & (every if self.shared is None else self.shared)))
+        ] = 0
         return cells_of(matrix, largest)
 
     def _once(self, what: Instruction, make: Callable[[], Answer]) -> Answer:
@@ -577,7 +579,7 @@ class Part:
                 "secure-sum: 'unmasked' is not allowed with dp-clip on a network: a client's own "
                 "share of the noise does not protect a vector that is seen"
             )
-        step = upload.since(received) if self.method.sums_updates else upload
+        step = upload.since(received) if self.method.noise_on_steps else upload
         added = self.method.contribution(step, own)
         values = clipped(added.values, config.dp_clip)
         self._put(values, round_, budget)
@@ -612,7 +614,7 @@ class Part:
         by_id = {positions.index(name): count for name, count in counts.items()}
         seen = tuple(sorted(by_id))
         images = tuple(by_id[label] for label in seen)
-        return Own(config, self.client.classes, seen, images, self.told, self.cohort.unit)
+        return Own(config, self.client.classes, seen, images, self.shared, self.cohort.unit)
 
 
 def own_key(asked: Any, client: str) -> dict[str, Any]:
@@ -660,8 +662,8 @@ def answer(asked: Any) -> Answer:
     )
     if kind in {UNIT, OWNERS}:
         return part.count(asked.what, kind)
-    rows = kind == CONFUSION or strategy.sums_classes(config, config.params)
-    if (rows and config.sum_owners > 1) != (part.told is not None):
+    rows = kind == CONFUSION or strategy.sends_class_rows(config, config.params)
+    if (rows and config.sum_owners > 1) != (part.shared is not None):
         raise Refused("owners of classes are counted before, where their rows are summed")
     if kind == CONFUSION:
         return part.count(asked.what, kind)

@@ -45,7 +45,7 @@ class Own:
     """What a client knows of itself and of the run when it makes its contribution.
 
     ``seen`` are the ids of its classes, ascending, and ``images`` its training images of each.
-    ``told`` are the classes that have owners enough (``sum-owners``) for their rows to be summed;
+    ``shared`` are the classes that have owners enough (``sum-owners``) for their rows to be summed;
     None where nobody has counted them, or the method sends no rows of classes. ``unit`` is the
     unit of weights, in images; a client that has more of them weighs 1.
     """
@@ -54,7 +54,7 @@ class Own:
     classes: int
     seen: tuple[int, ...]
     images: tuple[int, ...]
-    told: frozenset[int] | None = None
+    shared: frozenset[int] | None = None
     unit: int = 1
 
     @property
@@ -67,11 +67,11 @@ class Own:
         """Return numbers of own images (...) in units, as many times less as it has too many."""
         return np.asarray(images / max(self.unit, sum(self.images)))
 
-    def tells(self, classes: Array) -> Array:
+    def shares(self, classes: Array) -> Array:
         """Return of which of these class ids (M,) rows may be summed: (M,) bool."""
-        if self.told is None:
+        if self.shared is None:
             return np.ones(len(classes), dtype=np.bool_)
-        return np.isin(classes, sorted(self.told))
+        return np.isin(classes, sorted(self.shared))
 
 
 def default_unit(config: RunConfig, *, weighs_images: bool) -> int:

@@ -29,7 +29,7 @@ from fedhet.protocol.messages import (
     replies,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.records.ledger import Counter, Ledger
+from fedhet.records.ledger import AttemptCounter, Ledger
 from fedhet.records.summary import EVERYBODY, UNSUMMED
 from fedhet.sums.attempt import PATIENCE, Attempt, Introductions
 from fedhet.sums.contribution import (
@@ -110,7 +110,7 @@ class SumLedger(Ledger):
         self.means = dict(kept.get("means", {}))
 
 
-class SummedRounds:
+class SumAggregator:
     """How a run with ``secure-sum`` aggregates its rounds.
 
     ``strategy`` is a :class:`fedhet.strategies.base.MethodStrategy`, of a room above.
@@ -131,14 +131,16 @@ class SummedRounds:
         self.records: dict[str, ConfigRecord] = {}
         self.metrics = SumMetrics(config.sum_range, strategy.metric_ranges)
         self.introductions = Introductions(self.handshake, self.ledger.fail)
-        self.counts_owners = config.sum_owners > 1 and strategy.sums_classes(config, config.params)
+        self.counts_owners = config.sum_owners > 1 and strategy.sends_class_rows(
+            config, config.params
+        )
         self.unit = int(marks.get("unit", 0)) or default_unit(
             config, weighs_images=strategy.weighs_images(config, config.params)
         )
         self.told: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
         self.few = int(marks.get("few", 0))  # classes whose rows may not
-        self._numbers = Counter(strategy.folder.attempts)
+        self._numbers = AttemptCounter(strategy.folder.attempts)
         self._attempt: Attempt | None = None
         self._length = 0  # of the method's part of the vector
 
@@ -174,7 +176,7 @@ class SummedRounds:
         except Rejected as error:
             self.ledger.skip(f"{what}: {error}")
             return []
-        self.strategy.unit = self.unit
+        self.strategy.images_per_weight = self.unit
         self._length = self._length or len(self._blank())
         length = self._length + len(self.metrics) * self.config.sum_metrics
         self._attempt = attempt = self._new(round_, clients, length)
@@ -291,7 +293,9 @@ class SummedRounds:
 
     # --- the replies -------------------------------------------------------------------------
 
-    def take(self, round_: int, replies: Sequence[tuple[str, Reply]]) -> Mapping[str, float] | None:
+    def aggregate(
+        self, round_: int, replies: Sequence[tuple[str, Reply]]
+    ) -> Mapping[str, float] | None:
         """Add up the replies, have the masks taken off, combine; None if there is no sum."""
         attempt, taken = self._attempt, {}
         if attempt is None:
@@ -312,6 +316,8 @@ class SummedRounds:
             self._attempt = None
             self._count_bytes(attempt)
         numbers = dict(self.strategy.combine(total[: self._length], round_))
+        if self.strategy.short_classes is not None:
+            numbers["short_classes"] = float(self.strategy.short_classes)
         survivors, means = attempt.collector.survivors, {}
         if self.config.sum_metrics:
             least = attempt.collector.terms.least

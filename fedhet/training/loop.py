@@ -289,7 +289,7 @@ def outputs_on(outputs: Callable[[Tensor], Tensor], data: Examples, config: RunC
 
 
 @torch.inference_mode()
-def class_means(
+def mean_outputs(
     outputs: Callable[[Tensor], Tensor], data: Examples, config: RunConfig, classes: int
 ) -> tuple[Tensor, Tensor]:
     """Return the mean output of every class (C, w) float32, and images of each (C,) int64.

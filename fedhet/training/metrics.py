@@ -1,4 +1,4 @@
-"""The metrics of one evaluation, all from the logits of one pass (DESIGN 5), on the device.
+"""The metrics of one evaluation, all from the logits of one pass, on the device.
 
 Sorting, softmax and sums are in float64. Accuracy counts the same answers as ever; the other
 metrics stand beside it and are not in the hash chain.

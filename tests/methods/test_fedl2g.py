@@ -86,7 +86,7 @@ def test_one_round_of_a_client_by_hand(tmp_path, guide, owned):
     led = torch.ones(client.classes, 1)
     if not owned:  # in a sum: nobody but such a class's owner moves its vector, which was drawn
         led[client.seen()[0]] = 0
-        client.told = frozenset(led.flatten().nonzero().flatten().tolist())
+        client.shared_classes = frozenset(led.flatten().nonzero().flatten().tolist())
     own, images, labels = deepcopy(client.model), *train_images(client)
     own.requires_grad_(True)  # whatever the last phase in this process has left off
     width = 500 if guide == "features" else client.classes

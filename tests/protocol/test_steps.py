@@ -18,7 +18,7 @@ def run_with(start: float, ratio: float = 10.0) -> StepLimits:
 def left_out(steps: StepLimits, *lengths: float) -> list[int]:
     """Who is left out of a round of these steps; the others are remembered."""
     named = {str(k): length for k, length in enumerate(lengths)}
-    odd = steps.odd(named)
+    odd = steps.outliers(named)
     steps.accept([length for k, length in named.items() if k not in odd])
     return [int(k) for k in odd]
 

@@ -18,8 +18,7 @@ from fedhet.config.schema import kebab
 from fedhet.engines import session
 from fedhet.engines.system import Interrupted
 from fedhet.errors import one_line
-from fedhet.export.model import Personalised
-from fedhet.export.save import open_state
+from fedhet.export.model import Personalised, load_model
 from fedhet.files import check_id, plain_path, read_jsonl
 from fedhet.plugins import look_here
 from fedhet.records.formats import OTHER, read_evaluations
@@ -72,7 +71,7 @@ class Run:
         """
         states = self._folder.states(build_config(self._folder.opened(trust=trust)))
         state = states / check_id(str(client), "client")
-        return open_state(state, generation, trust=trust).model
+        return load_model(state, generation, trust=trust)[0]
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"

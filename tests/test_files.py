@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedhet import files
-from fedhet.export.save import export
+from fedhet.export.model import export
 from fedhet.files import appearing, plain_path, private_files, replacing
 from fedhet.testing import simulate, small
 

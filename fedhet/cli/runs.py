@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -367,27 +367,27 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
 ) -> None:
     """Write a client's personalised model, or all of a run's; the last line is the folder."""
     loading()
-    from fedhet.export.save import export as write
-    from fedhet.export.save import export_all, export_predictions
+    from fedhet.export import model
 
     if images and not onnx:
         raise UserError("--images: only used with --onnx")
     if best and generation is not None:
         raise UserError("--generation does not go with --best")
     if predictions:
-        print(f"{export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
+        print(f"{model.export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
         return
     if every and generation is not None:
         raise UserError("--generation does not go with --all, which takes each client's newest")
     wanted = (images or []) if onnx else None
     if every:
-        made, left_out = export_all(state, out, best=best, images=wanted, trust=trust)
+        made, left_out = model.export_all(state, out, best=best, images=wanted, trust=trust)
         for client, reason in left_out.items():
             print(one_line(f"fedhet: left out: client {client}: {reason}", None), file=sys.stderr)
         print(f"{len(made)} of {len(made) + len(left_out)} clients")
         print(plain_path(out))
         return
-    print(write(state, out, generation="best" if best else generation, images=wanted, trust=trust))
+    chosen: int | Literal["best"] | None = "best" if best else generation
+    print(model.export(state, out, generation=chosen, images=wanted, trust=trust))
 
 
 def predict(
@@ -421,4 +421,4 @@ def predict(
     if found.metrics:
         each = [f"{METRICS[n].title} {METRICS[n].text(v)}" for n, v in found.metrics.items()]
         print(f"{', '.join(each)} of {found.labelled} {found.what} with a class")
-    print(f"{found.examples} {found.what}: {out}")
+    print(f"{len(found.frame)} {found.what}: {out}")

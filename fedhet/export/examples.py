@@ -1,9 +1,10 @@
-"""Raw examples that are no images, as an exported model wants them: CSV, Parquet, NPZ, texts.
+"""Raw examples as an exported model wants them: image files, CSV, Parquet, NPZ, texts.
 
 What a model takes stands in its card (columns, categories, length, scale), so that a file without
 classes and clients will do: only the columns that the model sees are needed.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from fedhet.data.images import Indices
+from fedhet.data.images import SCAN, Indices, Losses, Unread, decode_all, is_image
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.labels import Classes, Examples, Form, Reading, need
 from fedhet.data.rows import (
@@ -32,25 +34,22 @@ from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
 
 if TYPE_CHECKING:
-    from pandas import Series
+    from fedhet.export.model import Personalised
 
 Batch = tuple[list[str], Tensor]
-_Found = Iterator[tuple[list[str], Examples, "Series | None"]]  # names, examples, their targets
+_Found = Iterator[tuple[list[str], Examples, pd.Series | None]]  # names, examples, their targets
+_NAMED = 20  # unreadable files that a warning names
 
 
 class Truth:
     """The classes that labelled files name, in the order of their examples; -1 for none."""
 
     def __init__(self, reading: Reading, classes: tuple[str, ...]) -> None:
-        self.target, self._names, self._classes = reading.target, classes, Classes(reading, classes)
+        self.target, self.names, self._classes = reading.target, classes, Classes(reading, classes)
         self.labels: list[Indices] = []
         self.problem = ""  # why there are no more
 
-    def knows(self, names: Sequence[str]) -> bool:
-        """Return whether one of these is a class of the model."""
-        return bool(set(names) & set(self._names))
-
-    def add(self, targets: "Series | None", examples: int) -> None:
+    def add(self, targets: pd.Series | None, examples: int) -> None:
         """Note the targets of some examples, None where the file has none."""
         found = np.full(examples, -1, dtype=np.int64)
         try:
@@ -59,6 +58,89 @@ class Truth:
         except UserError as error:
             self.problem = str(error)
         self.labels.append(found)
+
+
+# --- images -------------------------------------------------------------------------------------
+
+
+def find_images(places: Iterable[Path]) -> list[str]:
+    """Return the files that are named and the image files below the folders that are, each once.
+
+    A folder's files come sorted; hidden ones and other kinds of file are passed over. Raise
+    UserError for a path that does not exist or cannot be listed.
+    """
+    found: dict[str, None] = {}
+    for place in places:
+        if place.is_dir():
+            found |= dict.fromkeys(_below(place))
+        elif place.exists():
+            found[str(place)] = None
+        else:
+            raise UserError(f"images: '{place}': no such file or folder")
+    return list(found)
+
+
+def _below(folder: Path) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise UserError(f"images: '{error.filename}' cannot be read: {error.strerror}") from error
+
+    for root, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith(".") and is_image(name):
+                yield os.path.join(root, name)
+
+
+class ImageFiles:
+    """The image files of some places; :meth:`batches` notes what is unreadable or lost."""
+
+    def __init__(self, places: Iterable[Path], model: "Personalised", *, most: int = 0) -> None:
+        """``most``: about so many of them, evenly spread; 0: all."""
+        found = find_images(place.expanduser() for place in places)
+        self.paths = found[:: max(1, len(found) // most)][:most] if most else found
+        self.shape = model.inputs.image_shape
+        self.unreadable: list[str] = []
+        self.lost = Losses()
+        self._window = model.window()
+
+    def batches(self, truth: Truth) -> Iterator[Batch]:
+        """Yield paths and images (B, ...) as they are stored, of the readable files.
+
+        An image in a folder that is called like a class is of it. Only one batch is in memory, so
+        that a folder may be larger than it.
+        """
+        found = self._decoded()
+        while part := list(islice(found, EVALUATION_BATCH)):
+            paths = [path for path, _ in part]
+            folders = [Path(path).absolute().parent.name for path in paths]
+            known = not set(folders).isdisjoint(truth.names)
+            truth.add(pd.Series(folders, dtype="str") if known else None, len(paths))
+            yield paths, torch.from_numpy(np.stack([image for _, image in part]))
+
+    def _decoded(self) -> Iterator[tuple[str, Examples]]:
+        """Yield the readable files; 8 bits are stretched to the window of a model of scans."""
+        scans = self._window is not None
+        pixels = decode_all(Path(), self.paths, self.shape, self.lost, scans=scans)
+        for path, image in zip(self.paths, pixels, strict=True):
+            if isinstance(image, Unread):
+                self.unreadable.append(image.name(path))
+            elif self._window is not None and not self.lost.flags[-1] & SCAN:
+                low, high = self._window
+                yield path, low + image * ((high - low) / 255.0)
+            else:
+                yield path, image
+
+    def complaint(self) -> str:
+        """Return one line that names the unreadable files; empty if there are none."""
+        if not self.unreadable:
+            return ""
+        named = ", ".join(self.unreadable[:_NAMED])
+        more = len(self.unreadable) - _NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        return f"left out {len(self.unreadable)} files that are not readable images: {named}{rest}"
+
+
+# --- rows, texts and signals --------------------------------------------------------------------
 
 
 def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) -> Iterator[Batch]:
@@ -71,16 +153,12 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
     """
     for place in places:
         path = place.expanduser()
-        try:
-            folder, there = path.is_dir(), path.is_file()
-        except OSError as error:
-            raise UserError(f"'{place}': {error.strerror}") from error
-        if folder:
+        if path.is_dir():
             files = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet"}.get(
                 inputs.kind, "CSV, Parquet or text"
             )
             raise UserError(f"'{place}' is a folder: this model takes {files} files, name those")
-        if not there:
+        if not path.is_file():
             raise UserError(f"'{place}': no such file")
         if inputs.kind == TABLE or holds(path, ROW_SUFFIXES):
             found = _rows(_opened(path, inputs, form), inputs, truth.target)

@@ -1,45 +1,64 @@
-"""A client's inference model on its own, outside any run: rebuilt, stored, loaded again.
+"""A client's inference model outside any run: taken from a state, exported, loaded again.
 
 An exported model is a folder with ``card.yaml``, which says what the model is and what goes in and
 out, and ``model.safetensors`` with the tensors that inference needs. The card is enough to build
-the network again, so neither the run nor the client's private state is needed to predict.
+the network again, so neither the run nor the client's private state is needed to predict. The
+folder of a client's states has the same in ``client.json`` and its generations; it is on the
+client's machine only.
 """
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import yaml
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
+import fedhet
 from fedhet import plugins
 from fedhet.clients.base import PREPARATION, MethodClient, Setup
 from fedhet.config.checks import HIDE_CLASSES
-from fedhet.config.load import find_method
+from fedhet.config.load import build_config, find_method
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import Inputs, load_inputs
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
 from fedhet.data.labels import READ_KEYS
 from fedhet.data.preparation import preparation
-from fedhet.errors import UserError, brief, one_line
-from fedhet.files import read_yaml
+from fedhet.errors import Damaged, Refused, UserError, brief
+from fedhet.files import (
+    appearing,
+    client_order,
+    csv_text,
+    plain_path,
+    read_json,
+    read_yaml,
+    write_text,
+)
 from fedhet.models.names import with_weights
+from fedhet.records.run_folder import RunFolder
 from fedhet.site.local_data import without_examples
-from fedhet.site.state import FileStore
+from fedhet.site.state import DESCRIPTION, PREDICTIONS, Bundle, FileStore, accuracies_of
 
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1
-# What a card raises that does not fit its weights.
-_MISFITS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError)
-SPARE = 64 << 20  # bytes that a header may take beyond the weights: methods hold theirs otherwise
 _CONFIG = (
     "method", "image-size", "models", "precision", "threads", "small-model", "representation",
     "grey", *READ_KEYS,
 )  # fmt: skip
+_PREPARATIONS = {  # how inputs come of raw examples, for people
+    IMAGE: "resized to the shape, bilinear, aspect not kept; pixel / 127.5 - 1, pixel in 0..255",
+    "scan": "resized to the shape, bilinear, aspect not kept; 2 (x - low) / (high - low) - 1, cut "
+    "to [-1, 1], low and high as in model.safetensors",
+    SIGNAL: "(x / scale - mean) / deviation by channel, as in model.safetensors",
+    TABLE: "standardised numbers with the median for a gap, which columns are gaps, then one-hot "
+    "categories; median, mean and deviation as in model.safetensors",
+    TOKENS: "words and marks in lower case, each 1 + CRC-32 mod (vocabulary - 1), 0 behind",
+}
 
 
 class Personalised(nn.Module):
@@ -71,45 +90,39 @@ class Personalised(nn.Module):
         self.eval()
 
     def prepare(self, examples: Tensor) -> Tensor:
-        """Inputs (B, ...) of examples as they are stored, by what the client fitted."""
-        if PREPARATION in self.parts:
-            inputs: Tensor = self.parts[PREPARATION](examples)
-            return inputs
-        made: Tensor = preparation(self.inputs)(examples)
-        return made
+        """Return inputs (B, ...) of examples as they are stored, by what the client fitted."""
+        fitted = self.parts[PREPARATION] if PREPARATION in self.parts else preparation(self.inputs)
+        inputs: Tensor = fitted(examples)
+        return inputs
 
     def window(self) -> tuple[float, float] | None:
-        """The range of values of the scans that it was trained on; None for other examples."""
+        """Return the range of values of the scans that it was trained on; None without scans."""
         if not self.inputs.scan:
             return None
         fitted = self.parts[PREPARATION]
         return float(fitted.low), float(fitted.high)  # type: ignore[arg-type]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, C)."""
+        """Return logits (B, C)."""
         # Asked for anew: a buffer is another object after .to() and while it is traced.
         self._client.tensors = dict(self.named_buffers(recurse=False))
         return self._client.infer(inputs)
 
     def predict(self, examples: Any) -> Any:
-        """Classes and probabilities as a DataFrame; see :func:`fedhet.export.predict.frame_of`.
+        """Return classes and probabilities as a DataFrame; see fedhet.export.predict.classify.
 
         ``examples``: a DataFrame, a path or several, or an array of examples as they are stored.
         """
-        from fedhet.export.predict import frame_of  # noqa: PLC0415  (it imports this module)
+        from fedhet.export.predict import classify  # noqa: PLC0415  (it imports this module)
 
-        return frame_of(self, examples)
-
-    def parameter_count(self) -> int:
-        """Trained numbers of all parts; BatchNorm's statistics are not among them."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return classify(self, examples).frame
 
 
 def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -> MethodClient:
-    """The client of ``description`` on the CPU, as it is in a stored generation of ``folder``.
+    """Return the client of ``description`` on the CPU, as in a stored generation of ``folder``.
 
-    Generation 0 is a fresh client. Raises UserError where the description says something
-    impossible, Refused, KeyError or RuntimeError where the generation does not fit it.
+    Generation 0 is a fresh client. Raise UserError for an impossible description, and Refused,
+    KeyError or RuntimeError where the generation does not fit it.
     """
     method = find_method(str(description["method"]))
     classes = [str(name) for name in description["classes"]]
@@ -121,7 +134,11 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
         error = errors.errors(include_url=False)[0]
         key = ".".join(str(part) for part in error["loc"])
         raise UserError(f"'{folder}': {key}: '{error['input']}': {error['msg']}") from None
-    inputs = _inputs(description, config)
+    if "inputs" in description:
+        inputs = load_inputs(description["inputs"])
+    else:  # images, by their keys
+        _ = description["image-size"]
+        inputs = Inputs.image(config.image_size, grey=config.grey)
     architecture = str(description["architecture"])
     if with_weights(architecture)[1]:  # whoever wrote it would choose which file is opened here
         raise UserError(f"'{folder}': architecture: '{architecture}' is not allowed: no weights=")
@@ -139,83 +156,232 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
     return client
 
 
-def _inputs(description: Mapping[str, Any], config: RunConfig) -> Inputs:
-    """What the examples are; images where nothing is said."""
-    if "inputs" not in description:
-        if "image-size" not in description:
-            raise KeyError("image-size")
-        return Inputs.image(config.image_size, grey=config.grey)
-    try:
-        return load_inputs(description["inputs"])
-    except ValueError as error:
-        raise KeyError(str(error)) from error
+# --- opening ------------------------------------------------------------------------------------
 
 
-def write_weights(model: Personalised, folder: Path) -> str:
-    """Write ``model.safetensors``; returns its SHA-256."""
-    data = save({name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()})
-    (folder / WEIGHTS).write_bytes(data)
-    return hashlib.sha256(data).hexdigest()
+def load_model(
+    folder: Path, generation: int | Literal["best"] | None = None, *, trust: bool = False
+) -> tuple[Personalised, dict[str, Any]]:
+    """Return the model of an exported folder, or of a client's folder of states, and its card.
 
-
-def load_model(folder: Path, *, trust: bool = False) -> tuple[Personalised, dict[str, Any]]:
-    """An exported model and its card, without the run or the client's state.
-
-    Raises UserError, in one line, if ``folder`` is no exported model or is damaged, or names code
-    of others, unless this user exported it or ``trust``.
+    ``generation`` is a round of the states, None for the newest, ``best`` for that of the best
+    validation round (``keep-best``). Raise UserError, in one line, for a folder that is neither or
+    is damaged, or names code of others, unless this user made it or ``trust`` is set.
     """
-    card = _read_card(folder)
-    plugins.require_trust(f"model '{folder}'", card, trusted=trust or plugins.made_here(card))
+    folder = plain_path(folder)
+    exported = (folder / CARD).is_file()
+    if exported and generation is not None:
+        raise UserError(f"--best, --generation: '{folder}' is a model, not a client's states")
+    name = CARD if exported else DESCRIPTION
+    about = _read_card(folder) if exported else _read_description(folder)
+    trusted = trust or plugins.made_here(about)
+    plugins.require_trust(f"'{folder}'", about, trusted=trusted)
+    chosen = 0 if exported else _choose(FileStore(folder, sync=True), generation)
     try:
+        model = Personalised(rebuild(about, folder, chosen))
+        if not exported:
+            return model, _card(model, about, chosen, FileStore(folder, sync=True).load(chosen))
         data = (folder / WEIGHTS).read_bytes()
-        if hashlib.sha256(data).hexdigest() != card["sha256"]:
-            raise UserError(
-                f"model '{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's"
-            )
-        _check_size(card, len(data), folder)
-        model = Personalised(rebuild(card, folder))
-        weights = load(data)
-        _check_weights(weights, model.state_dict(), folder)
-        model.load_state_dict(weights, strict=True)
+        if hashlib.sha256(data).hexdigest() != about["sha256"]:
+            raise UserError(f"'{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's")
+        model.load_state_dict(load(data), strict=True)
+        return model, about
     except OSError as error:
-        raise UserError(f"model '{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
-    except (*_MISFITS, SafetensorError) as error:
-        raise UserError(
-            f"model '{folder}': {CARD} does not fit {WEIGHTS}: {brief(error)}"
-        ) from error
-    return model, card
+        raise UserError(f"'{folder}': {WEIGHTS} cannot be read: {error.strerror}") from error
+    except Refused as error:
+        if not isinstance(error.__cause__, KeyError | RuntimeError):
+            raise
+        raise _misfit(folder, name, error.__cause__) from error
+    except (
+        KeyError, TypeError, ValueError, RuntimeError, AttributeError, SafetensorError
+    ) as error:  # fmt: skip
+        raise _misfit(folder, name, error) from error
 
 
-def _check_size(card: Mapping[str, Any], weights: int, folder: Path) -> None:
-    """UserError for a header that the weights cannot hold, before the network takes its memory."""
-    d = int(card.get("representation", RunConfig.model_fields["representation"].default))
-    if 4 * len(card["classes"]) * d > weights + SPARE:
-        raise UserError(
-            f"model '{folder}': {CARD} names {len(card['classes']):,} classes and representation "
-            f"{d}, which are not those of {WEIGHTS}"
-        )
-
-
-def _check_weights(found: Mapping[str, Tensor], own: Mapping[str, Tensor], folder: Path) -> None:
-    """UserError for other dtypes, which would be cast, and for numbers that are not finite."""
-    for name in found.keys() & own.keys():
-        if found[name].dtype != own[name].dtype:
-            raise UserError(
-                f"model '{folder}': {WEIGHTS}: '{one_line(name)}' is {found[name].dtype}, and the "
-                f"model has {own[name].dtype}"
-            )
-        if not found[name].isfinite().all():
-            raise UserError(f"model '{folder}': {WEIGHTS}: '{one_line(name)}' is not finite")
+def _misfit(folder: Path, name: str, error: BaseException) -> UserError:
+    return UserError(f"'{folder}': the tensors do not fit {name}: {brief(error)}")
 
 
 def _read_card(folder: Path) -> dict[str, Any]:
-    path = folder / CARD
-    if not path.is_file():
-        raise UserError(
-            f"'{folder}' is not an exported model: it has no {CARD}; "
-            "`fedhet export RUN --all --out DIR` writes such folders"
-        )
-    card = read_yaml(path)
+    card = read_yaml(folder / CARD)
     if card.get("format") != FORMAT:
-        raise UserError(f"model '{folder}': {CARD} is not of format {FORMAT}")
+        raise UserError(f"'{folder}': {CARD} is not of format {FORMAT}")
     return card
+
+
+def _read_description(state: Path) -> dict[str, Any]:
+    try:
+        return read_json(state / DESCRIPTION)
+    except Damaged as error:
+        raise UserError(f"'{state}': {DESCRIPTION} is damaged: {error.what}") from error
+    except OSError as error:
+        patterns = ("*", "*/*", "state/*/*")  # a run folder has state/<experiment>/<client>
+        found = sorted({p.parent for x in patterns for p in state.glob(f"{x}/{DESCRIPTION}")})
+        hint = "`fedhet export RUN --all --out DIR` exports the models of a run"
+        if found:
+            hint = f"did you mean '{found[0]}'" + (
+                f" and {len(found) - 1} more?" if len(found) > 1 else "?"
+            )
+        raise UserError(
+            f"'{state}' is neither an exported model ({CARD}) nor a client's folder of states "
+            f"({DESCRIPTION}); {hint}"
+        ) from error
+
+
+def _choose(store: FileStore, generation: int | Literal["best"] | None) -> int:
+    there = store.generations()
+    if generation == "best":
+        if (best := store.best()) is None:
+            raise UserError(f"state '{store.folder}' holds no best state: run with keep-best=true")
+        return best
+    if not there:
+        raise UserError(f"state '{store.folder}' holds no generation: the client has not trained")
+    if generation not in (None, *there):
+        raise UserError(
+            f"generation: {generation} is not in '{store.folder}'; there: "
+            f"{', '.join(str(number) for number in there)}"
+        )
+    return there[-1] if generation is None else generation
+
+
+def _card(
+    model: Personalised, description: Mapping[str, Any], generation: int, bundle: Bundle
+) -> dict[str, Any]:
+    """Return what ``card.yaml`` says of a state."""
+    about = {k: v for k, v in description.items() if k != plugins.MAC}
+    metrics = accuracies_of(bundle)
+    return {
+        "format": FORMAT,
+        "fedhet": fedhet.__version__,
+        "method": about.pop("method"),
+        "architecture": about.pop("architecture"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parts": list(model.parts),
+        "run": about.pop("run"),
+        "client": about.pop("client"),
+        "generation": generation,
+        "accuracy": {  # percent, of the client's own examples; null: not in that round
+            "test": metrics.get("test_accuracy"),
+            "validation": metrics.get("val_accuracy"),
+        },
+        "input": {
+            "shape": ["batch", *model.inputs.shape],
+            "dtype": "int64" if model.inputs.kind == TOKENS else "float32",
+            "preparation": _PREPARATIONS["scan" if model.inputs.scan else model.inputs.kind],
+        },
+        "output": "logits (batch, classes); their softmax is the probabilities",
+        **about,
+    }
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def export(
+    folder: Path,
+    out: Path,
+    *,
+    generation: int | Literal["best"] | None = None,
+    images: Sequence[Path] | None = None,
+    trust: bool = False,
+) -> Path:
+    """Write the model of :func:`load_model` to the new folder ``out``; return its path.
+
+    ``images`` asks for ONNX as well, compared with torch on those images, or on random inputs if
+    it is empty. Raise UserError, in one line, for everything that is not as it should be.
+    """
+    from fedhet.export import onnx  # noqa: PLC0415  (it imports this module)
+
+    if images is not None:
+        onnx.require()
+    out = _new(out, "folder")
+    model, card = load_model(folder, generation, trust=trust)
+    weights = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    data = save(weights)
+    card = {k: v for k, v in card.items() if k not in {plugins.MAC, "onnx"}}
+    card["sha256"] = hashlib.sha256(data).hexdigest()
+    try:
+        with appearing(out) as made:  # private: a model trained on private images is, too
+            (made / WEIGHTS).write_bytes(data)
+            if images is not None:
+                card["onnx"] = onnx.write(model, made, images)
+            card[plugins.MAC] = plugins.sign(card)
+            text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
+            (made / CARD).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"out: '{out}' cannot be written: {error.strerror or error}") from error
+    return out
+
+
+def export_all(
+    run: Path,
+    out: Path,
+    *,
+    best: bool = False,
+    images: Sequence[Path] | None = None,
+    trust: bool = False,
+) -> tuple[list[Path], dict[str, str]]:
+    """:func:`export` the newest (or ``best``) state of every client to ``out/<client>``.
+
+    Return the folders made, and the reason for every client that was left out. Raise UserError if
+    there is no state at all, or if anything is at ``out``.
+    """
+    out = _new(out, "folder")
+    made, left_out = [], {}
+    generation: Literal["best"] | None = "best" if best else None
+    for state in _states_of(run, trust=trust):
+        try:
+            place = out / state.name
+            made.append(export(state, place, generation=generation, images=images, trust=trust))
+        except UserError as error:
+            left_out[state.name] = str(error)
+    if not made:
+        raise UserError(f"no client of '{run}' has a model: {next(iter(left_out.values()))}")
+    return made, left_out
+
+
+def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
+    """Write what clients of a run with ``keep-predictions`` answered, as one CSV; return its rows.
+
+    Columns: client, split (val or test), row (of the data set), y (the true class) and p_<class>.
+    Raise UserError if there is nothing, or something at ``out``.
+    """
+    out = _new(out, "file")
+    lines: list[list[Any]] = []
+    for state in _states_of(run, trust=trust):
+        path = state / f"{PREDICTIONS}.safetensors"
+        classes = [str(name) for name in _read_description(state)["classes"]]
+        if not lines:
+            lines.append(["client", "split", "row", "y", *(f"p_{name}" for name in classes)])
+        found = load_file(path) if path.exists() else {}
+        for part in ("val", "test"):
+            if f"{part}/p" in found:
+                parts = (found[f"{part}/{name}"].tolist() for name in ("row", "y", "p"))
+                rows = zip(*parts, strict=True)
+                lines += [[state.name, part, row, classes[y], *p] for row, y, p in rows]
+    if len(lines) < 2:  # noqa: PLR2004  (the head alone)
+        raise UserError(f"'{run}' holds no predictions: run with keep-predictions=true")
+    write_text(out, csv_text(lines), private=True)
+    return len(lines) - 1
+
+
+def _new(out: Path, what: str) -> Path:
+    out = plain_path(out)
+    if out.exists():
+        raise UserError(f"out: '{out}' already exists: choose a new {what}, nothing is overwritten")
+    return out
+
+
+def _states_of(run: Path, *, trust: bool) -> list[Path]:
+    """Return the state folders of a run's clients here, in client order."""
+    folder = RunFolder(plain_path(run))
+    if not folder.identity.exists():
+        raise UserError(f"'{run}' is not a run folder: --all exports the clients of one")
+    there = folder.states(build_config(folder.opened(trust=trust)))
+    found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
+    if not found:
+        raise UserError(
+            f"'{there}' has no client's state: keep-state=false deleted them, or they are on other "
+            "machines"
+        )
+    return sorted(found, key=lambda path: client_order(path.name))

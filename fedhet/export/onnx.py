@@ -6,7 +6,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.cache import open_dataset
-from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
-from fedhet.data.preparation import normalise
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
+from fedhet.data.labels import Reading
 from fedhet.errors import UserError
-from fedhet.export.images import ImageFiles, find_images
+from fedhet.export.examples import ImageFiles, Truth
 from fedhet.export.model import Personalised
 
 NAME = "model.onnx"
-SAMPLE = 64  # images of the comparison
+SAMPLE = 64  # inputs of the comparison
 TOLERANCE = 1e-4  # largest difference of two logits, relative to the largest logit
 _NAMES = {IMAGE: "images", SIGNAL: "signals", TABLE: "rows", TOKENS: "tokens"}
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -65,46 +64,42 @@ def write(model: Personalised, folder: Path, places: Sequence[Path]) -> dict[str
 def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
     """Return the inputs that both are compared on, and a description of them."""
     inputs = model.inputs
-    if inputs.kind == IMAGE:
-        images, source = _sample(places, inputs)
-        return normalise(images).contiguous(), source
-    if places:
+    if places and inputs.kind != IMAGE:
         raise UserError(f"--images: this model is of {inputs.kind} and is compared on random ones")
-    rng = np.random.default_rng(0)
+    if places:
+        files, named = ImageFiles(places, model, most=SAMPLE), ", ".join(map(str, places))
+        for _, images in files.batches(Truth(Reading(), model.classes)):
+            return model.prepare(images).contiguous(), f"{len(images)} images of {named}"
+        raise UserError(f"--images: no readable image in {named}")
+    rng, shape = np.random.default_rng(0), (SAMPLE, *inputs.shape)
     if inputs.kind == TOKENS:
-        drawn = rng.integers(0, inputs.vocabulary, (SAMPLE, *inputs.shape))
+        drawn = rng.integers(0, inputs.vocabulary, shape)
+    elif inputs.kind == IMAGE:
+        drawn = rng.uniform(-1, 1, size=shape).astype(np.float32)
     else:
-        drawn = rng.normal(size=(SAMPLE, *inputs.shape)).astype(np.float32)
+        drawn = rng.normal(size=shape).astype(np.float32)
     return torch.from_numpy(drawn), f"{SAMPLE} random inputs"
 
 
-def _sample(places: Sequence[Path], inputs: Inputs) -> tuple[Tensor, str]:
-    """Up to 64 real images (B, h, w, c) and what they are; without any named, built-in ones."""
-    if not places:
-        high, wide, channels = inputs.image_shape
-        dataset = open_dataset("digits", image_size=(high, wide), grey=channels == 1)
-        chosen = np.linspace(0, len(dataset.examples) - 1, SAMPLE).astype(int)
-        return torch.from_numpy(dataset.examples[chosen]), f"{SAMPLE} images of the built-in digits"
-    found = find_images(path.expanduser() for path in places)
-    spread = found[:: max(1, len(found) // SAMPLE)]  # of all folders, not of the first class alone
-    for _, images in ImageFiles(spread, inputs.image_shape).batches(SAMPLE):
-        return images, f"{len(images)} images of {', '.join(str(path) for path in places)}"
-    raise UserError(f"--images: no readable image in {', '.join(str(path) for path in places)}")
-
-
 def _convert(model: Personalised, path: Path, example: Tensor, name: str) -> None:
-    batch = torch.export.Dim("batch", min=1)
-    with _quiet():
-        torch.onnx.export(
-            model,
-            (example,),
-            path,
-            input_names=[name],
-            output_names=["logits"],
-            dynamic_shapes=({0: batch},),
-            external_data=False,  # one file, that can be handed on
-            dynamo=True,
-        )
+    """Write the file, without the converter's steps and its warnings about operators."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model,
+                (example,),
+                path,
+                input_names=[name],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                external_data=False,  # one file, that can be handed on
+                dynamo=True,
+            )
+    finally:
+        logging.disable(level)
 
 
 def _run(path: Path, inputs: Tensor, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -113,20 +108,6 @@ def _run(path: Path, inputs: Tensor, name: str) -> np.ndarray[Any, np.dtype[np.f
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    logits: np.ndarray[Any, np.dtype[np.float32]] = session.run(["logits"], {name: inputs.numpy()})[
-        0
-    ]
+    logits: np.ndarray[Any, np.dtype[np.float32]]
+    (logits,) = session.run(["logits"], {name: inputs.numpy()})
     return logits
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the converter's steps and its warnings about operators."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

@@ -50,7 +50,7 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
     import torch  # noqa: PLC0415
 
     from fedhet.config.load import build_config  # noqa: PLC0415
-    from fedhet.export.save import open_state  # noqa: PLC0415
+    from fedhet.export.model import load_model  # noqa: PLC0415
     from fedhet.files import check_id  # noqa: PLC0415
     from fedhet.records.run_folder import RunFolder  # noqa: PLC0415
     from fedhet.site.local_data import load_partition  # noqa: PLC0415
@@ -62,7 +62,7 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
         folder.check_reach(config)
     clients = run.clients.loc[run.clients["generation"] > 0, "client"].iloc[:MOST_CLIENTS]
     states = [folder.states(config) / check_id(client, "client") for client in clients]
-    models = [open_state(state, trust=trust).model for state in states]
+    models = [load_model(state, trust=trust)[0] for state in states]
     federation = int(run.summary.get("clients") or len(run.clients))
     dataset, partition = load_partition(config, federation)
     points, classes = [], []

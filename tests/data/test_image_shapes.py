@@ -10,9 +10,8 @@ from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
-from fedhet.export.model import load_model
+from fedhet.export.model import export, load_model
 from fedhet.export.predict import predict
-from fedhet.export.save import export
 from fedhet.models import build_model
 from fedhet.testing import simulate, small
 from fedhet.training.augment import crop_flip, two_views
@@ -101,7 +100,7 @@ def test_a_run_of_scans_keeps_its_range_and_predicts_with_it(tmp_path):
     model, card = load_model(tmp_path / "model")
     assert model.window() == pytest.approx((0, 999), abs=3) and card["inputs"]["scan"]
     done = predict(tmp_path / "model", [tmp_path / "in"], tmp_path / "out.csv")
-    assert done.examples == 40 and not done.warning
+    assert len(done.frame) == 40 and not done.warning
     places = sorted((tmp_path / "in").rglob("*.png"))
     array = np.stack([np.asarray(Image.open(place), dtype=np.float32) for place in places])
     by_path, by_array = model.predict(tmp_path / "in"), model.predict(array[..., None])
@@ -166,4 +165,4 @@ def test_its_model_predicts_files_of_any_size(folder, tmp_path):
     export(state, tmp_path / "model")
     assert load_model(tmp_path / "model")[0].inputs == Inputs.image((16, 24), grey=True)
     done = predict(tmp_path / "model", [folder[0]], tmp_path / "out.csv")
-    assert done.examples == 20 and "squashed to 24 x 16" in done.warning
+    assert len(done.frame) == 20 and "squashed to 24 x 16" in done.warning

@@ -16,7 +16,7 @@ from fedhet import plugins
 from fedhet.cli.app import execute
 from fedhet.config.load import build_config
 from fedhet.errors import UserError
-from fedhet.export.save import export
+from fedhet.export.model import export
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import check_method, make_client, make_strategy, small, uploads_of
 from fedhet.training.loop import outputs_on

@@ -3,7 +3,7 @@
 import pytest
 from export.exported import states
 
-from fedhet.export.save import export
+from fedhet.export.model import export
 from fedhet.testing import simulate, small
 
 

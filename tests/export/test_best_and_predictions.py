@@ -9,7 +9,7 @@ import pytest
 import fedhet
 from fedhet.cli.app import execute
 from fedhet.errors import UserError
-from fedhet.export.save import export_predictions
+from fedhet.export.model import export_predictions
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from helpers.pictures import images_of
 from safetensors.torch import load_file
 
 from fedhet.config.registry import METHODS
-from fedhet.export.model import load_model, rebuild
-from fedhet.export.save import export
+from fedhet.export.model import export, load_model, rebuild
 from fedhet.testing import simulate, small
 
 VARIANTS = [

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from fedhet.errors import UserError
-from fedhet.export.model import load_model
+from fedhet.export.model import export, load_model
 from fedhet.export.predict import predict
-from fedhet.export.save import export
 from fedhet.site.local_data import load_partition
 from fedhet.testing import simulate, small
 
@@ -65,9 +64,9 @@ def answers(path):
 
 def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
     config, run, model = made
-    found = predict(model, [_path(config)], tmp_path / "p.csv")
+    found = predict(model, [Path(config.data_path)], tmp_path / "p.csv")
     rows = answers(tmp_path / "p.csv")
-    assert found.examples == len(rows) == 90 and found.what == "examples"
+    assert len(found.frame) == len(rows) == 90 and found.what == "examples"
     data, partition = load_partition(config, 3)
     test = partition.clients[partition.ids.index("a")].test
     first = 0 if config.dataset == "signals" else 2  # the line after the header
@@ -88,11 +87,6 @@ def test_a_raw_file_has_the_recorded_accuracy(made, tmp_path):
     assert {"balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece"} < set(found.metrics)
     shares = [float(own[0][f"p_{name}"]) for name in data.classes]
     assert sum(shares) == pytest.approx(1, abs=1e-4)
-
-
-def _path(config):
-
-    return Path(config.data_path)
 
 
 def test_the_card_says_what_goes_in(made):

@@ -6,7 +6,7 @@ import pytest
 from export.exported import states
 
 from fedhet.errors import UserError
-from fedhet.export.save import export
+from fedhet.export.model import export
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def fails(state, out, *more):
 def test_what_is_no_state_folder(run, copied, tmp_path):
     config, folder = run
     out = tmp_path / "m"
-    assert "is not a client's state folder" in fails(tmp_path / "nowhere", out)
+    assert "is neither an exported model" in fails(tmp_path / "nowhere", out)
     assert "did you mean" in fails(copied.parent, out)
     said = fails(folder.path, out)  # the run folder instead of a client's state
     assert str(states(folder, config)["0"]) in said and "and 2 more" in said
     (copied / "client.json").write_text("{")
     assert "client.json is damaged" in fails(copied, out)
     (copied / "client.json").write_text("{}")
-    assert "does not fit client.json" in fails(copied, out)
+    assert "do not fit client.json" in fails(copied, out)
 
 
 def test_what_holds_no_good_generation(copied, tmp_path):
@@ -52,7 +52,7 @@ def test_what_holds_no_good_generation(copied, tmp_path):
     description = json.loads((copied / "client.json").read_text())
     description["classes"].append("one too many")
     (copied / "client.json").write_text(json.dumps(description))
-    assert "does not fit client.json" in fails(copied, out, ("generation", 2))
+    assert "do not fit client.json" in fails(copied, out, ("generation", 2))
     for path in copied.glob("*.safetensors"):
         path.unlink()
     assert "holds no generation" in fails(copied, out)

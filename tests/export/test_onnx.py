@@ -11,8 +11,7 @@ from helpers.pictures import images_of, write_images
 from fedhet.cli import app as cli
 from fedhet.errors import UserError
 from fedhet.export import onnx as onnx_file
-from fedhet.export.model import load_model
-from fedhet.export.save import export
+from fedhet.export.model import export, load_model
 from fedhet.testing import simulate, small
 
 WITH_ONNX = pytest.mark.skipif(

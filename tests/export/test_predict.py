@@ -1,16 +1,13 @@
 """`fedhet predict`: answers about files, as accurate as the run was."""
 
 import csv
-import hashlib
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from export.exported import recorded
 from helpers.pictures import images_of, write_images
 from PIL import Image
-from safetensors.torch import load, save
 
 from fedhet.cli import app as cli
 from fedhet.errors import UserError
@@ -29,7 +26,7 @@ def test_predictions_of_files_have_the_recorded_accuracy(run, model, tmp_path):
     write_images(tmp_path / "pictures", data.examples)
     found = predict(model, [tmp_path / "pictures"], tmp_path / "p.csv")
     rows = rows_of(tmp_path / "p.csv")
-    assert found.examples == len(rows) == len(data) and not found.warning and not found.metrics
+    assert len(found.frame) == len(rows) == len(data) and not found.warning and not found.metrics
     assert list(rows[0]) == ["path", "class", *(f"p_class-{label}" for label in range(4))]
     right = 0
     for row, label in zip(rows, data.labels.tolist(), strict=True):
@@ -82,7 +79,7 @@ def test_what_is_no_exported_model(model, tmp_path):
         assert not (tmp_path / "p.csv").exists()
         return str(error.value)
 
-    assert "is not an exported model" in said(tmp_path)
+    assert "is neither an exported model" in said(tmp_path)
     spoilt = tmp_path / "spoilt"
     spoilt.mkdir()
     card = yaml.safe_load((model / "card.yaml").read_text(encoding="utf-8"))
@@ -94,20 +91,10 @@ def test_what_is_no_exported_model(model, tmp_path):
 
     write(card, data[:-1] + bytes([data[-1] ^ 1]))
     assert "is damaged" in said(spoilt)
-    weights = load(data)
-    name = next(iter(weights))
-    for wrong, words in ((weights[name].double(), "is torch.float64, and"),
-                         (weights[name] * torch.nan, "is not finite")):  # fmt: skip
-        changed = save({**weights, name: wrong})
-        write({**card, "sha256": hashlib.sha256(changed).hexdigest()}, changed)
-        assert words in said(spoilt)
     write({**card, "architecture": "cnn-1"}, data)
-    assert "does not fit" in said(spoilt)
+    assert "do not fit card.yaml" in said(spoilt)
     write({**card, "architecture": "cnn-5 weights=/no/such"}, data)
     assert "no weights=" in said(spoilt)
-    many = [str(number) for number in range(15_000)]
-    write({**card, "classes": many, "representation": 8192}, data)
-    assert "15,000 classes and representation 8192, which are not those of" in said(spoilt)
     write({**card, "method": "fedmlr"}, data)
     assert "method" in said(spoilt)
     write({**card, "format": 2}, data)

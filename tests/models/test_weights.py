@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from fedhet.config.load import build_config
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
-from fedhet.export.save import export
+from fedhet.export.model import export
 from fedhet.files import read_tensors
 from fedhet.models import build_model
 from fedhet.rng import torch_seeded

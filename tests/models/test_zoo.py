@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from fedhet.data.inputs import Inputs
 from fedhet.errors import UserError
-from fedhet.export.save import export
+from fedhet.export.model import export
 from fedhet.models import build_model, model_sizes
 from fedhet.models.base import exchanged
 from fedhet.site.state import fill, to_bundle

@@ -5,9 +5,8 @@ From Python: ``run = fedhet.run("quickstart", rounds=3, engine="inline")``, then
 ``fedhet.load_sweep("runs/digits").frame()``; see :class:`fedhet.reports.frame.Runs`.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from fedhet.layout import HERE, folder
 
 if TYPE_CHECKING:
     from fedhet.api import Run, load_run, resume, run
@@ -29,8 +28,12 @@ __all__ = [
     "run",
 ]
 
-if folder("strategies").parent != HERE:  # not installed from a wheel
-    __path__.append(str(folder("strategies").parent))
+HERE = Path(__file__).resolve().parent
+# Where `strategies`, `clients` and `configs` lie: beside this folder in a checkout and in Flower's
+# bundle, inside it where a wheel was installed. Their names are the same: `fedhet.strategies`.
+TOP = HERE if (HERE / "strategies").is_dir() else HERE.parent
+if TOP != HERE:
+    __path__.append(str(TOP))
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from fedhet.errors import one_line
 from fedhet.export.model import Personalised, load_model
 from fedhet.files import check_id, plain_path, read_jsonl
 from fedhet.plugins import look_here
-from fedhet.records.formats import OTHER, read_evaluations
+from fedhet.records.formats import FIRST, read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline
 
@@ -50,8 +50,8 @@ class Run:
         """One dict per client and evaluation, as in ``clients.csv``, numbers as numbers."""
         if not self._folder.clients.exists():
             return []
-        rows = (vars(row) for row in read_evaluations(self._folder.clients))
-        return [{**{k: v for k, v in row.items() if k != OTHER}, **row[OTHER]} for row in rows]
+        rows = read_evaluations(self._folder.clients)
+        return [{key: getattr(row, key) for key in FIRST} | row.other for row in rows]
 
     def model(
         self,

@@ -24,6 +24,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from fedhet import HERE, TOP
 from fedhet.errors import Damaged, UserError, one_line
 
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
@@ -201,6 +202,19 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Yield our Python files by the name that they have in a checkout, such as ``clients/base.py``.
+
+    In the order of the names, whatever the layout: a digest over them is the same in both.
+    """
+    beside = ("strategies", "clients")
+    found = {f"fedhet/{p.relative_to(HERE).as_posix()}": p for p in HERE.rglob("*.py")}
+    found = {name: p for name, p in found.items() if name.split("/")[1] not in beside}
+    for name in beside:
+        found |= {p.relative_to(TOP).as_posix(): p for p in (TOP / name).rglob("*.py")}
+    yield from sorted(found.items())
 
 
 # --- names of clients and experiments, which are names of folders -----------------------------

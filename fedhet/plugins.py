@@ -22,12 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedhet import layout
+from fedhet import HERE
 from fedhet.errors import UserError, brief, nearest
 from fedhet.files import private_files, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
 MODEL_KEYS = ("architecture", "small-model", "student", "common-model")  # beside `models`
+OWN_FOLDERS = ("strategies", "clients", "configs")  # of our top folder
 GROUPS = {"method": "fedhet.methods", "model": "fedhet.models", "dataset": "fedhet.datasets"}
 
 
@@ -43,10 +44,16 @@ class Theirs:
         name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """As Python would without that folder; None for every other name."""
-        if name not in layout.OWN_FOLDERS:
+        if name not in OWN_FOLDERS:
             return None
-        places = [place for place in sys.path if not layout.is_top(place)]
+        places = [place for place in sys.path if not _is_top(place)]
         return importlib.machinery.PathFinder.find_spec(name, places)
+
+
+def _is_top(path: str) -> bool:
+    """Return whether a folder is a checkout's or a bundle's top, in which ``clients/`` is ours."""
+    package = Path(path) / HERE.name
+    return (package / "client_app.py").is_file() and not (package / OWN_FOLDERS[0]).is_dir()
 
 
 @lru_cache(maxsize=len(GROUPS))

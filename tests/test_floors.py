@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (  # from the ground up; a room imports rooms of its own floor and of those below
-    {"errors", "files", "rng", "plugins", "layout", "__version__"},
+    {"errors", "files", "rng", "plugins", "__version__", "HERE", "TOP"},
     {"records", "site", "protocol", "sums", "training", "models", "data"},
     {"strategies"},
     {"clients"},

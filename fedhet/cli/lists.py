@@ -114,7 +114,9 @@ def _run_row(path: Path) -> dict[str, Any]:
         row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
         row["test_accuracy_mean"] = rounds[-1]["test_accuracy_mean"] if rounds else None
         row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
-        row["status"] = folder.read_summary().get("status") or folder.unfinished()
+        row["status"] = folder.read_summary().get("status") or (
+            "running" if folder.being_written() else "killed"
+        )
     except (UserError, RunFailed, ValueError, KeyError) as error:
         row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
     return row

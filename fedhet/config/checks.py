@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedhet import layout
+from fedhet import HERE
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig, Schema, kebab
 from fedhet.data.inputs import IMAGE, kind_of
@@ -301,7 +301,7 @@ def example_hint(name: str) -> str:
     """How to run the example of that name; empty if it is none."""
     name = name.removesuffix(".py")
     if name in HOW_TO_RUN:
-        folder = layout.HERE.parent / "examples"
+        folder = HERE.parent / "examples"
         found = (folder / f"{name}.py").is_file()
         place = f"in '{folder}'" if found else f"with examples/{name}.py of fedhet's source beside"
         return f"an example: {place} give `fedhet run {HOW_TO_RUN[name]}`"

@@ -19,8 +19,9 @@ from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import IO
 
-from fedhet import __version__, layout
+from fedhet import HERE, __version__
 from fedhet.errors import UserError
+from fedhet.files import sources
 
 PUBLISHER = "fedhet"
 CLIENT_APP = ("fedhet.client_app", "app")
@@ -38,7 +39,7 @@ def project() -> str:
         about = metadata("fedhet")
     except PackageNotFoundError as error:
         raise UserError(
-            f"fedhet runs from '{layout.HERE}' without being installed, and Flower asks for its "
+            f"fedhet runs from '{HERE}' without being installed, and Flower asks for its "
             "dependencies: `pip install` it, or use engine=inline"
         ) from error
     needs = [need for need in about.get_all("Requires-Dist", []) if "extra ==" not in need]
@@ -76,7 +77,7 @@ def write(folder: Path) -> Path:
 
 def _sources() -> dict[str, Path]:
     """Our source files by their names in the application."""
-    return {f"fedhet/{name.removeprefix('fedhet/')}": path for name, path in layout.sources()}
+    return {f"fedhet/{name.removeprefix('fedhet/')}": path for name, path in sources()}
 
 
 def installed() -> dict[str, tuple[int, bytes]]:

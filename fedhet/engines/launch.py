@@ -36,7 +36,7 @@ class Launch:
     def write_config(self) -> None:
         """Give a resumed folder this launch's configuration, if it had another."""
         if self.resume and self.folder.started_config() != self.config.flat():
-            self.folder.change_config(self.config)
+            self.folder.write_config(self.config, self.folder.experiment)
 
     def status(self) -> tuple[str, str]:
         """Return status and reason of ``summary.json``; empty while there is none."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 
-from fedhet import layout
+from fedhet import TOP
 from fedhet.config import checks
 from fedhet.config.checks import example_hint
 from fedhet.config.load import (
@@ -87,7 +87,7 @@ def find_preset(name: str) -> Path:
     path = Path(name).expanduser()
     if path.suffix in {".yaml", ".yml"} or (path.exists() and not path.is_dir()):
         return path
-    folder = layout.folder("configs")
+    folder = TOP / "configs"
     shipped = {
         str(preset.relative_to(folder).with_suffix("")): preset
         for preset in sorted(folder.rglob("*.yaml"))

@@ -171,7 +171,8 @@ def load_model(
     folder = plain_path(folder)
     exported = (folder / CARD).is_file()
     if exported and generation is not None:
-        raise UserError(f"--best, --generation: '{folder}' is a model, not a client's states")
+        option = "--best" if generation == "best" else "--generation"
+        raise UserError(f"{option}: '{folder}' is an exported model, not a client's states")
     name = CARD if exported else DESCRIPTION
     about = _read_card(folder) if exported else _read_description(folder)
     trusted = trust or plugins.made_here(about)

@@ -5,9 +5,7 @@ Every field that fedhet reads is of its kind. A file that does not fit is named 
 
 import csv
 import io
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -22,7 +21,7 @@ from pydantic import (
 
 from fedhet.config.schema import UNCHAINED
 from fedhet.errors import Damaged
-from fedhet.files import decoded, is_id, parse_object, read_bytes, unquoted
+from fedhet.files import decoded, is_id, parse_object, read_bytes, shaped, unquoted
 
 
 def _id(name: str) -> str:
@@ -148,25 +147,54 @@ class Meta(_Open):
     environment: Digest
 
 
-_FIRST = ("round", "client", "model", "generation", "test_accuracy", "val_accuracy")
-CLIENT_COLUMNS = (*_FIRST, *sorted(UNCHAINED))
-OTHER = "other"  # further numbers of an evaluation, as JSON
+# --- tables: each line is read by the class that says what it holds ------------------------------
 
 
-@dataclass(frozen=True)
-class ClientLine:
-    """A line of ``clients.csv``; accuracies in percent, None where there is none.
+def _or_none(text: Any) -> Any:
+    return None if text == "" else text
 
-    ``other`` are the other metrics that the client has.
-    """
 
-    round: int
-    client: str
+def _object(text: Any) -> Any:
+    return parse_object(text) if text else {}
+
+
+Figure = Annotated[float | None, BeforeValidator(_or_none)]
+
+
+class _Row(BaseModel):
+    """A line of a CSV, whose fields are texts."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, frozen=True)
+    __pydantic_extra__: dict[str, Figure]
+
+
+class ClientLine(_Row):
+    """A line of ``clients.csv``; accuracies in percent, None where there is none."""
+
+    round: Count
+    client: Id
     model: str
-    generation: int
-    test_accuracy: float | None
-    val_accuracy: float | None
-    other: Mapping[str, Any]
+    generation: Annotated[int, Field(lt=2**63)]
+    test_accuracy: Figure
+    val_accuracy: Figure
+    more: Annotated[dict[str, Any], BeforeValidator(_object)] = Field({}, alias="other")
+
+    @property
+    def other(self) -> dict[str, Any]:
+        """The other metrics that the client has."""
+        return {k: v for k, v in self.__pydantic_extra__.items() if v is not None} | self.more
+
+
+class _DealtLine(_Row):
+    """A line of ``partition.csv``."""
+
+    client: Id
+    counts: tuple[Count, ...]
+
+
+FIRST = tuple(ClientLine.model_fields)[:-1]
+CLIENT_COLUMNS = (*FIRST, *sorted(UNCHAINED))
+OTHER = "other"  # further numbers of an evaluation, as JSON
 
 
 @dataclass(frozen=True)
@@ -179,99 +207,36 @@ class Dealt:
 
 def read_evaluations(path: Path) -> list[ClientLine]:
     """Return the lines of a ``clients.csv``; OSError where there is none."""
-    return list(parse_evaluations(path, read_bytes(path)))
-
-
-def parse_evaluations(path: Path, data: bytes) -> Iterator[ClientLine]:
-    """Return the lines in ``data``, which was read from ``path``."""
-    if not data:
-        return
-    source = f"'{path}'"
-    columns, rows = parse_table(data, source)
-    if tuple(columns[: len(_FIRST)]) != _FIRST:
-        raise Damaged.at(source, "line 1", f"other columns than {', '.join(_FIRST)}")
-    for line, row in rows:
-        place = f"line {line}"
-        named = dict(zip(columns, row, strict=True))
-        other = named.get(OTHER)
-        beside = {
-            name: number(named[name], source, f"{place}: {name}")
-            for name in sorted(UNCHAINED.keys() & named.keys())
-        }
-        yield ClientLine(
-            whole(named["round"], source, f"{place}: round"),
-            _client(named["client"], source, place),
-            named["model"],
-            whole(named["generation"], source, f"{place}: generation"),
-            number(named["test_accuracy"], source, f"{place}: test_accuracy"),
-            number(named["val_accuracy"], source, f"{place}: val_accuracy"),
-            {name: value for name, value in beside.items() if value is not None}
-            | (parse_object(other, source, f"{place}: {OTHER}") if other else {}),
-        )
+    (_, columns), *rows = _rows(path) or [(0, [])]
+    return [
+        shaped(ClientLine, dict(zip(columns, row, strict=True)), f"'{path}'", f"line {number}")
+        for number, row in rows
+    ]
 
 
 def read_partition(path: Path) -> Dealt:
-    """Return a ``partition.csv``; OSError where there is none."""
+    """Return a ``partition.csv``; OSError where there is none, Damaged for an empty file."""
+    rows = _rows(path)
+    if not rows:
+        raise Damaged.at(f"'{path}'", "line 1", "no head of a table")
+    counts = {}
+    for number, (client, *images) in rows[1:]:
+        fields = {"client": client, "counts": images}
+        counts[client] = shaped(_DealtLine, fields, f"'{path}'", f"line {number}").counts
+    return Dealt(tuple(rows[0][1][1:]), counts)
+
+
+def _rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the lines of a CSV of ours with their numbers, the head first; Damaged for others."""
     source = f"'{path}'"
-    (first, *classes), rows = parse_table(read_bytes(path), source)
-    if first != "client":
-        raise Damaged.at(source, "line 1", "the first column is not `client`")
-    counts: dict[str, tuple[int, ...]] = {}
-    for line, (client, *images) in rows:
-        place = f"line {line}"
-        if _client(client, source, place) in counts:
-            raise Damaged.at(source, place, f"client '{client}' is there twice")
-        counts[client] = tuple(_counts(images, source, place))
-    return Dealt(tuple(classes), counts)
-
-
-def _counts(images: Iterable[str], source: str, place: str) -> Iterator[int]:
-    for text in images:
-        count = whole(text, source, place)
-        if count < 0:
-            raise Damaged.at(source, place, f"'{text}' is no number of images")
-        yield count
-
-
-def _client(name: str, source: str, place: str) -> str:
-    if not is_id(name):
-        raise Damaged.at(source, f"{place}: client", f"'{name:.80}' is no client's id")
-    return name
-
-
-def parse_table(data: bytes, source: str) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the columns and the numbered rows of a CSV of ours; Damaged for another file."""
-    reader = csv.reader(io.StringIO(decoded(data, source), newline=""), strict=True)
-    head = [unquoted(one) for one in next(reader, [])]
-    if not head:
-        raise Damaged.at(source, "line 1", "no head of a table")
-
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        try:
-            for row in reader:
-                if len(row) != len(head):
-                    what = f"has {len(row)} fields, and {len(head)} are needed"
-                    raise Damaged.at(source, f"line {reader.line_num}", what)
-                yield reader.line_num, [unquoted(one) for one in row]
-        except csv.Error as error:
-            raise Damaged.at(source, f"line {reader.line_num}", f"not CSV: {error}") from error
-
-    return head, rows()
-
-
-def whole(text: str, source: str, place: str) -> int:
-    """Return a whole number; Damaged for anything else."""
-    if re.fullmatch(r"-?[0-9]{1,18}", text) is None:
-        raise Damaged.at(source, place, f"'{text:.40}' is no whole number")
-    return int(text)
-
-
-def number(text: str, source: str, place: str) -> float | None:
-    """Return a finite number, or None for an empty field; Damaged for anything else."""
+    reader = csv.reader(io.StringIO(decoded(read_bytes(path), source), newline=""), strict=True)
+    rows: list[tuple[int, list[str]]] = []
     try:
-        found = float(text) if text else 0.0
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise Damaged.at(source, place, f"'{text:.40}' is no number")
-    return found if text else None
+        for row in reader:
+            if rows and len(row) != (width := len(rows[0][1])):
+                what = f"has {len(row)} fields, and {width} are needed"
+                raise Damaged.at(source, f"line {reader.line_num}", what)
+            rows.append((reader.line_num, [unquoted(one) for one in row]))
+    except csv.Error as error:
+        raise Damaged.at(source, f"line {reader.line_num}", f"not CSV: {error}") from error
+    return rows

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedhet import __version__, layout, plugins
+from fedhet import HERE, __version__, plugins
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Damaged, UserError, one_line
 from fedhet.files import (
@@ -38,6 +38,7 @@ from fedhet.files import (
     read_jsonl,
     read_yaml,
     shaped,
+    sources,
     sync,
     write_json,
     write_text,
@@ -48,7 +49,6 @@ from fedhet.records.summary import partition_clients, privacy_summary, summarise
 LOCK = ".lock"  # of whoever writes a run, or runs a sweep
 OWNER = ".owner"  # of the command that has a run done
 STATES_OF = "owner~"  # beside the clients' folders, none of which can be called that
-_AGAIN = "; without this file `fedhet resume` goes on, and computes it again"
 
 
 class RunFolder:
@@ -92,7 +92,10 @@ class RunFolder:
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         folder = cls(path)
         try:
-            folder._fill(config, made_by)
+            with private_files():
+                folder.checkpoint.parent.mkdir()
+            write_json(folder.environment, made_by)
+            folder.write_config(config, secrets.token_hex(8))
         except BaseException as error:
             folder.discard()  # half a folder would block its name
             if not isinstance(error, OSError):
@@ -103,13 +106,6 @@ class RunFolder:
     def discard(self) -> None:
         """Remove a folder that was made just now."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def _fill(self, config: RunConfig, made_by: Mapping[str, Any]) -> None:
-        """Write what a run folder holds before the run begins."""
-        with private_files():
-            self.checkpoint.parent.mkdir()
-        write_json(self.environment, made_by)
-        self._write_config(config, secrets.token_hex(8))
 
     def started_config(self) -> dict[str, Any]:
         """Return the configuration that the run was started with.
@@ -160,11 +156,8 @@ class RunFolder:
                     "not made here: --trust allows it"
                 )
 
-    def change_config(self, config: RunConfig) -> None:
-        """Go on with another configuration; the caller has checked that it may."""
-        self._write_config(config, self.experiment)
-
-    def _write_config(self, config: RunConfig, experiment: str) -> None:
+    def write_config(self, config: RunConfig, experiment: str) -> None:
+        """Write the run's identity and ``config.yaml``; the caller has checked that they may be."""
         identity = {"experiment": experiment, "config": config.flat()}
         identity[plugins.MAC] = plugins.sign(identity)
         write_json(self.identity, identity, private=True)
@@ -202,10 +195,6 @@ class RunFolder:
         except OSError as error:  # a link (which is not followed), or a folder has the name
             raise Damaged(f"'{path}' cannot be opened: {error.strerror}") from error
         return lock
-
-    def unfinished(self) -> str:
-        """Return ``running`` or ``killed``, for a run without a summary."""
-        return "running" if self.being_written() else "killed"
 
     def being_written(self) -> bool:
         """Whether a process writes this run, or has it written; nothing is made or changed here.
@@ -367,43 +356,24 @@ class RunFolder:
         except OSError:
             return {}
         except Damaged as error:
-            raise Damaged(f"{error}{self._again()}") from error
+            raise Damaged(
+                f"{error}; without this file `fedhet resume` computes it again"
+            ) from error
         return summary
-
-    def _again(self) -> str:
-        """How to have a damaged summary written anew, where clients' states allow it."""
-        config = self._started()["config"]
-        return _AGAIN if config.get("keep-state", True) else ""
 
     def write_summary(self, config: RunConfig, status: str, clients: int, reason: str = "") -> None:
         """Write ``summary.json`` from the rounds on disk; also for a run that did not complete."""
-        figures = self.figures(config, self.read_rounds(), status, clients, reason)
-        write_json(self.summary, figures, synced=True, private=True)
-
-    def figures(
-        self,
-        config: RunConfig,
-        rounds: Sequence[Mapping[str, Any]],
-        status: str,
-        clients: int,
-        reason: str,
-    ) -> dict[str, Any]:
-        """Return what ``summary.json`` says after these rounds."""
+        rounds = self.read_rounds()
         summary = summarise(config, rounds, status, clients, reason)
-        ids = partition_clients(self.partition)
-        return summary | {"privacy": privacy_summary(config, rounds, ids)}
+        privacy = privacy_summary(config, rounds, partition_clients(self.partition))
+        write_json(self.summary, summary | {"privacy": privacy}, synced=True, private=True)
 
 
 def checked_lines(path: Path, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of ``rounds.jsonl``; Damaged for the first field that is not of its kind."""
-    return list(each_checked(path, records))
-
-
-def each_checked(path: Path, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the same, one after the other."""
+    """Return lines of ``rounds.jsonl``; Damaged for the first field that is not of its kind."""
     for number, record in enumerate(records, 1):
         shaped(Line, record, f"'{path}'", f"line {number}")
-        yield record
+    return records
 
 
 def digest(path: Path) -> str:
@@ -506,41 +476,35 @@ def versions() -> dict[str, str]:
 def source_digest() -> str:
     """SHA-256 of the source files that can change a run's result, names and contents."""
     digest = hashlib.sha256()
-    for name, path in layout.sources():
+    for name, path in sources():
         if name.split("/")[1] not in _ROOMS_WITHOUT_RESULTS:
             digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def processor() -> str:
-    """Architecture, make and model as far as the system tells, and the vector instructions in use.
+    """Return architecture and model as far as the system tells, and the vector instructions in use.
 
     Sums are rounded in an order that depends on them: runs that were made on two kinds of processor
-    drift apart. Example: ``x86_64, AMD EPYC (family 25, model 17), AVX512``.
+    drift apart. Example: ``x86_64, model name AMD EPYC, cpu family 25, model 17, AVX512``.
     """
     import torch  # noqa: PLC0415  (who only reads a run folder waits for no torch)
 
     own: dict[str, str] = {}
     with contextlib.suppress(OSError):  # Linux's; not there elsewhere
-        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
-        first = text.partition("\n\n")[0]
+        first = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         pairs = (line.split(":", 1) for line in first.split("\n") if ":" in line)
         own = {key.strip(): value.strip() for key, value in pairs}
-    numbers = {"family": "cpu family", "model": "model"}
-    if own.get("CPU part"):  # ARM
-        numbers = {"implementer": "CPU implementer", "part": "CPU part"}
-    known = [f"{word} {own[key]}" for word, key in numbers.items() if own.get(key)]
-    name = own.get("model name") or own.get("cpu") or platform.processor()
-    make = f"{name} ({', '.join(known)})".strip() if known else name
-    parts = (platform.machine(), make, torch.backends.cpu.get_cpu_capability())
-    return ", ".join(part for part in dict.fromkeys(parts) if part)
+    keys = ("model name", "cpu family", "model", "CPU implementer", "CPU part")
+    known = [f"{key} {own[key]}" for key in keys if own.get(key)]
+    return ", ".join((platform.machine(), *known, torch.backends.cpu.get_cpu_capability()))
 
 
-def commit(package: Path = layout.HERE) -> str | None:
+def commit(package: Path = HERE) -> str | None:
     """Return the commit of our checkout; None in a wheel, also one in another repository."""
     try:
         found = subprocess.run(
-            ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./layout.py"],
+            ["git", "-C", str(package), "rev-parse", "HEAD", "HEAD:./client_app.py"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     except OSError:  # there is no git in a container

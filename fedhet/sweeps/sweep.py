@@ -82,7 +82,7 @@ class Job:
 
     def taken(self) -> bool:
         """Return whether another process writes its run at this moment."""
-        return self.folder.is_dir() and RunFolder(self.folder).unfinished() == "running"
+        return self.folder.is_dir() and RunFolder(self.folder).being_written()
 
     def conclude(self) -> None:
         """Set the state by what the folder holds; without a summary it is pending."""

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import fedhet
-from fedhet import layout
+from fedhet import TOP
 from fedhet.cli.app import execute
 from fedhet.config.checks import HOW_TO_RUN, idle
 from fedhet.config.load import load_noted
@@ -90,7 +90,7 @@ def test_what_has_an_effect_is_not_named():
 
 
 def test_no_preset_sets_a_key_in_vain():
-    for path in layout.folder("configs").glob("*.yaml"):
+    for path in (TOP / "configs").glob("*.yaml"):
         assert notes(path=path) == notes("engine=inline", path=path) == [], path
 
 
@@ -164,7 +164,9 @@ def test_an_example_says_where_it_is_and_how_it_is_run(capsys, here, monkeypatch
     line = mistake(capsys, "run", "fedrep")
     assert f"in '{EXAMPLES}'" in line and "pfedes" not in line
     assert "fedhet run quickstart method=fedrep:METHOD models=cnn-5" in line
-    monkeypatch.setattr(layout, "HERE", here / "site-packages" / "fedhet")  # as from a wheel
+    monkeypatch.setattr(
+        "fedhet.config.checks.HERE", here / "site-packages" / "fedhet"
+    )  # as from a wheel
     assert "with examples/fedrep.py of fedhet's source beside" in mistake(capsys, "run", "fedrep")
 
 

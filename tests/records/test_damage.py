@@ -11,7 +11,7 @@ from fedhet.cli.app import execute
 from fedhet.errors import UserError
 from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
-from fedhet.records.formats import parse_evaluations
+from fedhet.records.formats import read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import simulate, small
 
@@ -231,5 +231,4 @@ def test_a_resumed_run_keeps_the_columns_of_an_older_header(tmp_path):
     assert folder.clients.read_text().splitlines()[1] == (
         '1,0,cnn-1,1,50.0,40.0,"{""test_ece"": 3.0}"'
     )
-    data = folder.clients.read_bytes()
-    assert next(parse_evaluations(folder.clients, data)).other["test_ece"] == 3.0
+    assert read_evaluations(folder.clients)[0].other["test_ece"] == 3.0

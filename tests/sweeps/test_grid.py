@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from fedhet import layout
+from fedhet import TOP
 from fedhet.errors import UserError
 from fedhet.sweeps.grid import combinations, digest, read_cells
 
@@ -101,7 +101,7 @@ def test_a_preset_without_a_grid_is_no_sweep(tmp_path) -> None:
 
 
 def test_the_papers_presets_are_what_they_say() -> None:
-    folder = layout.folder("configs") / "paper"
+    folder = (TOP / "configs") / "paper"
     found = {path.stem: read_cells(path, []) for path in sorted(folder.glob("*.yaml"))
              if path.stem != "office-caltech"}  # fmt: skip
     assert len(found) == 11
@@ -117,7 +117,7 @@ def test_the_papers_presets_are_what_they_say() -> None:
 
 def test_the_presets_of_comparisons_hold_every_cell_once() -> None:
     count = {}
-    for path in sorted((layout.folder("configs") / "compare").glob("*.yaml")):
+    for path in sorted(((TOP / "configs") / "compare").glob("*.yaml")):
         keys = yaml.safe_load(path.read_text())
         places = [] if keys["dataset"] in ("digits", "cifar10") else ["data-path=images.zip"]
         places += ["partition-file=sites.csv"] if keys["partition"] == "file" else []

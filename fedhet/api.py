@@ -6,6 +6,7 @@ Every mistake is a :class:`~fedhet.errors.UserError`, a run that did not complet
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,15 +16,17 @@ from typing import Any, Literal
 from fedhet.cli.common import RunProgress
 from fedhet.config.load import build_config, load_noted
 from fedhet.config.schema import kebab
+from fedhet.data.labels import safe_ids
 from fedhet.engines import session
 from fedhet.engines.system import Interrupted
-from fedhet.errors import one_line
+from fedhet.errors import UserError, one_line
 from fedhet.export.model import Personalised, load_model
-from fedhet.files import check_id, plain_path, read_jsonl
+from fedhet.files import client_order, is_id, plain_path, read_jsonl
 from fedhet.plugins import look_here
 from fedhet.records.formats import FIRST, read_evaluations
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import headline
+from fedhet.site.state import DESCRIPTION
 
 
 class Run:
@@ -62,6 +65,7 @@ class Run:
     ) -> Personalised:
         """Return a client's personalised model, on the CPU and in evaluation mode.
 
+        ``client`` is its id, or the site's name in the data (``Klinikum Nord``).
         Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
         ``generation`` is the round after which it is taken, ``best`` that of the best validation
         (``keep-best``), the newest if None. ``model.predict(examples)`` gives a DataFrame.
@@ -70,8 +74,20 @@ class Run:
         ``trust`` is set.
         """
         states = self._folder.states(build_config(self._folder.opened(trust=trust)))
-        state = states / check_id(str(client), "client")
-        return load_model(state, generation, trust=trust)[0]
+        there = sorted(
+            (path.parent.name for path in states.glob(f"*/{DESCRIPTION}")), key=client_order
+        )
+        name = str(client)
+        if name not in there:  # an id made of a name may end in a number
+            made = re.sub(r"-\d+$", "", safe_ids([name])[0])
+            found = [one for one in there if re.fullmatch(rf"{re.escape(made)}(-\d+)?", one)]
+            if len(found) != 1 or is_id(name):
+                raise UserError(
+                    f"client: '{one_line(name, 80)}' is not allowed: no such client has a state in "
+                    f"'{states}'; there: {', '.join(there) or 'none'}"
+                )
+            name = found[0]
+        return load_model(states / name, generation, trust=trust)[0]
 
     def __repr__(self) -> str:
         return f"Run('{self.path}')"

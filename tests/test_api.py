@@ -41,8 +41,11 @@ def test_a_model_answers_as_the_client_did(tmp_path):
         assert model(torch.zeros(3, 3, 32, 32)).shape == (3, len(model.classes))
     with pytest.raises(fedhet.UserError, match="generation: 7 is not in"):
         run.model("1", generation=7)
-    with pytest.raises(fedhet.UserError, match="'.*/9' is not a client's state folder"):
+    with pytest.raises(fedhet.UserError, match="client: '9' is not allowed: .* there: 0, 1"):
         run.model(9)
+    (state,) = run.path.glob("state/*/1")
+    state.rename(state.with_name("Klinikum-S-d-2"))
+    assert run.model("Klinikum Süd").classes == model.classes
 
 
 def test_it_works_beside_the_main_thread(tmp_path):

@@ -61,7 +61,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List runs with status, method and accuracy."""
-    from fedhet.records.summary import percent
+    from fedhet.records.summary import headline
 
     base = plain_path(folder)
     if not base.is_dir():
@@ -82,11 +82,11 @@ def runs(
             row["method"] or "-",
             row["dataset"] or "-",
             f"{row['rounds'] or 0}/{row['rounds_wanted'] or '-'}",
-            percent(row["test_accuracy_mean"]),
+            headline(row["metric"], row),
         )
         for row in table
     ]
-    columns = ("run", "status", "method", "dataset", "rounds", "accuracy")
+    columns = ("run", "status", "method", "dataset", "rounds", "last mean")
     show_table(str(base), columns, rows)
 
 
@@ -108,11 +108,14 @@ def _run_row(path: Path) -> dict[str, Any]:
     identity = path / "checkpoint" / "run.json"
     row: dict[str, Any] = {"folder": str(path), "started": identity.stat().st_mtime}
     row |= dict.fromkeys(("method", "dataset", "rounds", "rounds_wanted"), None)
+    row["metric"] = "accuracy"
     try:
         config, rounds = folder.started_config(), folder.read_rounds()
         row |= {"method": config["method"], "dataset": config["dataset"]}
         row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
-        row["test_accuracy_mean"] = rounds[-1]["test_accuracy_mean"] if rounds else None
+        row["metric"] = config.get("metric", "accuracy")
+        kept = {"test_accuracy_mean", f"test_{row['metric']}_mean"}
+        row |= {key: rounds[-1].get(key) if rounds else None for key in sorted(kept)}
         row["run_sha256"] = rounds[-1]["sha256"] if rounds else None
         row["status"] = folder.read_summary().get("status") or (
             "running" if folder.being_written() else "killed"

@@ -300,7 +300,7 @@ class SweepProgress:
 
     def update(self, found: "Sweep") -> None:
         """Show how it stands."""
-        from fedhet.records.summary import duration, percent
+        from fedhet.records.summary import duration, headline
         from fedhet.sweeps.sweep import ENDED, FAILED
 
         news = [job.cell.name for job in found.jobs if job.waits]
@@ -315,11 +315,11 @@ class SweepProgress:
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
             if ended and job.cell.name not in self.told and not self.quiet:
                 self.told.add(job.cell.name)
-                accuracy = percent(None if self.blind else job.accuracy)
+                figure = headline(job.cell.config.metric, {} if self.blind else job.last)
                 why = f": {job.reason}" if job.reason else ""
                 left = found.seconds_left()
                 more = f", about {duration(left)} left" if left else ""
-                line = f"{job.cell.name} {job.state} {accuracy}  {job.cell.label}{why}{more}"
+                line = f"{job.cell.name} {job.state} {figure}  {job.cell.label}{why}{more}"
                 say(f"fedhet: {line}", sys.stderr)
 
 
@@ -328,7 +328,7 @@ def _table(found: "Sweep", waiting: Mapping[str, str], *, blind: bool) -> Group:
     from fedhet.sweeps.sweep import ENDED, RUNNING
 
     table = Table(box=None, pad_edge=False)
-    for column in ("cell", "state", "round", "accuracy", "what"):
+    for column in ("cell", "state", "round", "mean", "what"):
         table.add_column(column, no_wrap=column != "what")
     running = [job for job in found.jobs if job.state == RUNNING]
     others = [job for job in found.jobs if job.state != RUNNING]
@@ -342,18 +342,18 @@ def _table(found: "Sweep", waiting: Mapping[str, str], *, blind: bool) -> Group:
 
 
 def _row(job: "Job", since: str, *, blind: bool) -> tuple[str, ...]:
-    from fedhet.records.summary import duration, percent
+    from fedhet.records.summary import duration, headline
     from fedhet.sweeps.sweep import ENDED, RUNNING
 
     rounds = f"{job.rounds}/{job.cell.config.rounds}"
     if job.state == RUNNING and job.rounds > job.begun_at:
         pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
         rounds += f" {duration(pace * (job.cell.config.rounds - job.rounds))} left"
-    accuracy = percent(None if blind else job.accuracy)
+    figure = headline(job.cell.config.metric, {} if blind else job.last)
     ended = job.state in ENDED and job.reason
     why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
     why = f": {WAITS.format(since)}" if job.waits else why
-    return job.cell.name, job.state, rounds, accuracy, f"{job.cell.label}{why}"
+    return job.cell.name, job.state, rounds, figure, f"{job.cell.label}{why}"
 
 
 def tune(  # noqa: PLR0913, PLR0917  (one argument per option)

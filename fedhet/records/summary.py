@@ -98,10 +98,18 @@ def gain(config: RunConfig, value: float) -> float:
     return -value if METRICS[config.metric].less_is_better else value
 
 
+def mean_text(metric: str, figures: Mapping[str, Any], part: str = "test") -> str:
+    """Return the mean of ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``, as text.
+
+    A dash where there is none.
+    """
+    value = figures.get(f"{part}_{metric}_mean")
+    return METRICS[metric].text(value) if isinstance(value, int | float) else "-"
+
+
 def headline(metric: str, figures: Mapping[str, Any], part: str = "test") -> str:
-    """Name and mean of ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``, as text."""
-    value, about = figures.get(f"{part}_{metric}_mean"), METRICS[metric]
-    return f"{about.title} {'-' if value is None else about.text(value)}"
+    """Return name and mean of ``metric``, as :func:`mean_text`."""
+    return f"{METRICS[metric].title} {mean_text(metric, figures, part)}"
 
 
 def imbalance(config: RunConfig, counts: Mapping[str, int]) -> str:

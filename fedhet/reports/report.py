@@ -116,9 +116,10 @@ def report(  # noqa: PLR0913
 
 
 def _section(one: Comparison) -> Section:
-    setting = one.setting
+    setting, first = one.setting, one.runs.iloc[0]
     return Section(
-        setting.slug, setting.title, f"{setting.conditions}.", setting.command,
+        setting.slug, setting.title, f"{setting.conditions}.",
+        setting.command(first["method"], first["block"]),
         tables.of_setting(one), figures.of_setting(one),
     )  # fmt: skip
 

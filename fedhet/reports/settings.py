@@ -22,6 +22,7 @@ from typing import Any
 from fedhet.config.checks import GONE
 from fedhet.config.load import find_method
 from fedhet.config.load import method_name as known_as
+from fedhet.config.registry import METHODS
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.data.inputs import DATASETS
 from fedhet.errors import UserError, one_line
@@ -91,15 +92,16 @@ class Setting:
         """Return the keys that are not at their defaults."""
         return {key: value for key, value in self.keys.items() if value != at_default(key)}
 
-    @property
-    def command(self) -> str:
-        """The command that makes a run of the setting, without what was searched."""
+    def command(self, method: str, block: str) -> str:
+        """Return the command that makes one run of the setting, without what was searched."""
         given = [
             shlex.quote(one_line(f"{key}={plain(value)}", None))
             for key, value in self.off_default().items()
             if value != SEARCHED and key != "tuned"
         ]
-        return " ".join(["fedhet run METHOD", *given, "partition-seed=P seed=S"])
+        name = method if method in METHODS else f"fedssa method={method}"
+        partition, _, seed = block.partition("/")
+        return " ".join([f"fedhet run {name}", *given, f"partition-seed={partition} seed={seed}"])
 
     @cached_property
     def conditions(self) -> str:

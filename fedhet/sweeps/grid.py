@@ -39,8 +39,9 @@ class Cell:
     @property
     def name(self) -> str:
         """Return the name of its folder: the method, 16 digits of the configuration's SHA-256."""
-        method = self.config.method.rpartition(":")[2] or self.config.method
-        return f"{method}-{digest(self.config)[:16]}"
+        module, _, method = self.config.method.rpartition(":")
+        shown = module if module and method == "METHOD" else method
+        return f"{shown[:40]}-{digest(self.config)[:16]}"
 
     @property
     def label(self) -> str:
@@ -75,13 +76,14 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
     and one epoch. Raise UserError for the first mistake in any cell.
     """
     preset = read_yaml(path)
+    changes: dict[str, Any] = dict(read_overrides(overrides))
     if "grid" not in preset:
+        build_config({k: v for k, v in (preset | changes).items() if k not in SWEEP_KEYS})
         raise UserError(
             f"config '{path}': a sweep needs the key `grid`, such as grid: {{method: [fedssa, "
             "standalone], seed: [0, 1, 2]}; `fedhet run` runs a single configuration"
         )
     grids, paired = grids_of(preset)
-    changes: dict[str, Any] = dict(read_overrides(overrides))
     for key in sorted(changes.keys() & (SWEEP_KEYS | {"out", "name"})):
         what = f"stands in the preset '{path}'" if key in SWEEP_KEYS else "is the cells' own"
         where = "edit it there" if key in SWEEP_KEYS else "--out names the folder of all"

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -62,7 +62,7 @@ class Job:
     logged: int = 0  # bytes of its log when it was started
     process: "BaseProcess | RayTask | None" = None
     rounds: int = 0
-    accuracy: float | None = None
+    last: Mapping[str, Any] = field(default_factory=dict)  # line of rounds.jsonl
     anew: bool = False  # nothing in its folder can be continued
     damaged: bool = False
     waits: bool = False  # another process, such as another sweep's, runs it
@@ -77,8 +77,7 @@ class Job:
         with contextlib.suppress(Damaged, OSError):  # :meth:`conclude` reports these
             records = read_jsonl(self.folder / "rounds.jsonl")
             self.rounds = len(records)
-            accuracy = records[-1].get("test_accuracy_mean") if records else None
-            self.accuracy = accuracy if isinstance(accuracy, int | float) else None
+            self.last = records[-1] if records else {}
 
     def taken(self) -> bool:
         """Return whether another process writes its run at this moment."""
@@ -454,7 +453,8 @@ class Sweep:
             "format": 1, "sweep": self.name, "title": self.title, "note": self.note,
             "cells": [
                 {"name": job.cell.name, "values": dict(job.cell.values), "state": job.state,
-                 "reason": job.reason, "rounds": job.rounds, "test_accuracy_mean": job.accuracy}
+                 "reason": job.reason, "rounds": job.rounds,
+                 "test_accuracy_mean": job.last.get("test_accuracy_mean")}
                 for job in self.jobs
             ],
         }  # fmt: skip

@@ -5,7 +5,7 @@ import yaml
 
 from fedhet import TOP
 from fedhet.errors import UserError
-from fedhet.sweeps.grid import combinations, digest, read_cells
+from fedhet.sweeps.grid import Cell, combinations, digest, read_cells
 
 BASE = {"dataset": "digits", "clients": 5, "rounds": 50, "local-epochs": 10, "mu0": 0.25}
 
@@ -47,6 +47,8 @@ def test_a_cell_is_named_by_what_decides_its_result(tmp_path) -> None:
     other = cell.config.model_copy(update={"lr": 0.02})
     assert cell.name == f"fedssa-{digest(same)[:16]}"
     assert digest(other) != digest(same)
+    own = same.model_copy(update={"method": "my_methods.one:METHOD"})
+    assert Cell({}, own).name.rpartition("-")[0] == "my_methods.one"
     assert cell.config.engine == "inline"
 
 
@@ -98,6 +100,8 @@ def test_a_preset_without_a_grid_is_no_sweep(tmp_path) -> None:
     (tmp_path / "preset.yaml").write_text("method: fedssa\n")
     with pytest.raises(UserError, match="needs the key `grid`"):
         read_cells(tmp_path / "preset.yaml", [])
+    with pytest.raises(UserError, match=r"methods: unknown key \(did you mean 'method'\?\)"):
+        read_cells(tmp_path / "preset.yaml", ["methods=fedssa,fedavg"])
 
 
 def test_the_papers_presets_are_what_they_say() -> None:

@@ -109,7 +109,7 @@ def small_cohort(config: RunConfig) -> list[str]:
 HIDE_CLASSES = "hide-classes"
 # Keys of a method that went: runs made before have them, and were like today's at this value.
 GONE: Mapping[str, Mapping[str, Any]] = {"fedssa": {HIDE_CLASSES: False}}
-GONE_EVERYWHERE: Mapping[str, Any] = {"state-backend": "file"}  # the same of common keys
+GONE_EVERYWHERE: dict[str, Any] = {"state-backend": "file"}  # the same of common keys
 # Keys by which a server looks at single uploads, and none reaches it.
 _OF_SINGLE = {
     "aggregation": "it needs every upload by itself",
@@ -119,25 +119,11 @@ _OF_SINGLE = {
 }
 
 
-def replaced(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values without keys that went; UserError if one asks for something.
-
-    Configurations of older runs have them, switched off.
-    """
-    backend = str(values.get("state-backend", "file"))
-    if backend != "file":
-        raise UserError(
-            f"state-backend: '{backend}' is not allowed any more: the clients' states are files, "
-            "on a disk that all machines of a simulation see"
-        )
-    asked = str(values.get(HIDE_CLASSES, False)).strip().lower()
-    if asked not in {"false", ""}:
-        raise UserError(
-            f"hide-classes: '{asked}' is not allowed any more: secure-sum=masked replaces it, and "
-            "hides classes, counts and rows from the server as well"
-        )
-    gone = {HIDE_CLASSES, *GONE_EVERYWHERE}
-    return {key: value for key, value in values.items() if key not in gone}
+def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without keys that went, if they are switched off, as in older runs."""
+    gone = {HIDE_CLASSES: False} | GONE_EVERYWHERE
+    off = {key: {"", str(value).lower()} for key, value in gone.items()}
+    return {k: v for k, v in values.items() if str(v).strip().lower() not in off.get(k, ())}
 
 
 def check_sums(config: RunConfig, not_summed: str) -> None:

@@ -147,7 +147,7 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
         check_single(RunConfig, "method", values["method"])
     method, values = find_method(name), {**values, "method": name}
     own = method_keys(method)
-    values = values if checks.HIDE_CLASSES in own else checks.replaced(values)
+    values = values if checks.HIDE_CLASSES in own else checks.without_gone(values)
     taken = sorted(own & COMMON)
     if taken:
         raise UserError(

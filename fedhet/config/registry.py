@@ -75,86 +75,60 @@ def _spelt(kind: type[T]) -> type[T]:
     return kind
 
 
-def _own(name: str, about: str, spelling: str, *, params: bool = True) -> Method:
-    """Return a method of ours: ``spelling`` is the paper's, before Strategy, Client and Params."""
-    return Method(
+_OURS = {  # the paper's spelling, before Strategy, Client and Params; what is done
+    "standalone": ("Standalone", "every client alone, nothing is sent"),
+    "lg_fedavg": ("LGFedAvg", "weighted mean of whole headers"),
+    "fedclassavg": (
+        "FedClassAvg",
+        "weighted mean of whole headers, trained with contrastive and proximal terms",
+    ),
+    "fd": ("FD", "mean outputs per class, leave-one-out, as soft targets"),
+    "fedproto": ("FedProto", "mean representations per class, towards which clients are drawn"),
+    "fml": (
+        "FML",
+        "a private and a shared model teach each other; weighted mean of the shared ones",
+    ),
+    "fedkd": (
+        "FedKD",
+        "a private mentor and a shared student teach each other; compressed updates",
+    ),
+    "fedapen": (
+        "FedAPEN",
+        "a private and a shared model teach each other and answer together, by a learned weight",
+    ),
+    "fedssa": (
+        "FedSSA",
+        "per-class mean of header rows, fused with the local ones by a decaying weight",
+    ),
+    "fedmrl": (
+        "FedMRL",
+        "a shared small model, fused with the local one into nested representations",
+    ),
+    "pfedes": ("PFedES", "a shared image extractor; extractor and local model are trained in turn"),
+    "fedavg": ("FedAvg", "one common small model for all, weighted mean; the control"),
+    "fedgh": ("FedGH", "a global header, trained by the server on mean representations"),
+    "fedtgp": (
+        "FedTGP",
+        "prototypes trained by the server to stay apart, towards which clients are drawn",
+    ),
+    "fedl2g": ("FedL2G", "vectors per class that guide the models, and learn to guide by quizzes"),
+    "fedgen": (
+        "FedGen",
+        "weighted mean of headers, and a generator of representations that they recognise",
+    ),
+    "pfedafm": (
+        "PFedAFM",
+        "a shared extractor, mixed with the local one entry by entry by learned weights",
+    ),
+}
+METHODS: dict[str, Method] = {
+    name: Method(
         f"fedhet.strategies.{name}:{spelling}Strategy",
         f"fedhet.clients.{name}:{spelling}Client",
         about,
-        f"fedhet.strategies.{name}:{spelling}Params" if params else Params,
+        Params
+        if name in {"standalone", "lg_fedavg"}
+        else f"fedhet.strategies.{name}:{spelling}Params",
     )
-
-
-METHODS: dict[str, Method] = {
-    "standalone": _own(
-        "standalone", "every client alone, nothing is sent", "Standalone", params=False
-    ),
-    "lg_fedavg": _own("lg_fedavg", "weighted mean of whole headers", "LGFedAvg", params=False),
-    "fedclassavg": _own(
-        "fedclassavg",
-        "weighted mean of whole headers, trained with contrastive and proximal terms",
-        "FedClassAvg",
-    ),
-    "fd": _own("fd", "mean outputs per class, leave-one-out, as soft targets", "FD"),
-    "fedproto": _own(
-        "fedproto",
-        "mean representations per class, towards which clients are drawn",
-        "FedProto",
-    ),
-    "fml": _own(
-        "fml",
-        "a private and a shared model teach each other; weighted mean of the shared ones",
-        "FML",
-    ),
-    "fedkd": _own(
-        "fedkd",
-        "a private mentor and a shared student teach each other; compressed updates",
-        "FedKD",
-    ),
-    "fedapen": _own(
-        "fedapen",
-        "a private and a shared model teach each other and answer together, by a learned weight",
-        "FedAPEN",
-    ),
-    "fedssa": _own(
-        "fedssa",
-        "per-class mean of header rows, fused with the local ones by a decaying weight",
-        "FedSSA",
-    ),
-    "fedmrl": _own(
-        "fedmrl",
-        "a shared small model, fused with the local one into nested representations",
-        "FedMRL",
-    ),
-    "pfedes": _own(
-        "pfedes",
-        "a shared image extractor; extractor and local model are trained in turn",
-        "PFedES",
-    ),
-    "fedavg": _own(
-        "fedavg", "one common small model for all, weighted mean; the control", "FedAvg"
-    ),
-    "fedgh": _own(
-        "fedgh", "a global header, trained by the server on mean representations", "FedGH"
-    ),
-    "fedtgp": _own(
-        "fedtgp",
-        "prototypes trained by the server to stay apart, towards which clients are drawn",
-        "FedTGP",
-    ),
-    "fedl2g": _own(
-        "fedl2g",
-        "vectors per class that guide the models, and learn to guide by quizzes",
-        "FedL2G",
-    ),
-    "fedgen": _own(
-        "fedgen",
-        "weighted mean of headers, and a generator of representations that they recognise",
-        "FedGen",
-    ),
-    "pfedafm": _own(
-        "pfedafm",
-        "a shared extractor, mixed with the local one entry by entry by learned weights",
-        "PFedAFM",
-    ),
+    for name, (spelling, about) in _OURS.items()
 }

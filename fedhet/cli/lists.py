@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from fedhet import plugins
 from fedhet.cli.common import Json, Trust, loading, show_table
-from fedhet.config.registry import METHODS, Method
+from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig, Schema, kebab
 from fedhet.errors import RunFailed, UserError, nearest, one_line
 from fedhet.files import plain_path
@@ -139,25 +139,25 @@ def keys(
 
     known = [*METHODS, *plugins.installed("method")]
     method = word if word and (method_name(word) in known or ":" in word) else None
-    if word is not None and method is None:
-        _search(word, as_json=as_json)
-        return
     table = schema_keys(RunConfig)
     if method is not None:
         table |= schema_keys(find_method(method).params)
+    elif word is not None:
+        table = _found(word)
     if as_json:
-        print(json.dumps(table, indent=2))
+        searched = word is not None and method is None
+        print(json.dumps(list(table.values()) if searched else table, indent=2))
         return
     for key, what in table.items():
         print(_key_line(key, what))
-    if method is None:
+    if word is None:
         print("and each method's own: fedhet methods, fedhet keys METHOD")
 
 
-def _search(word: str, *, as_json: bool) -> None:
-    """Keys of every run and of every method that have the word in their name or meaning.
+def _found(word: str) -> dict[str, dict[str, Any]]:
+    """Return keys of every run and of every method with the word in their name or meaning.
 
-    UserError if none has.
+    UserError if none has it.
     """
     from fedhet.config.load import find_method
 
@@ -172,11 +172,7 @@ def _search(word: str, *, as_json: bool) -> None:
     if not table:
         words = [*schema_keys(RunConfig), *METHODS]
         raise UserError(f"keys: no key has '{word}' in its name or meaning{nearest(word, words)}")
-    if as_json:
-        print(json.dumps(list(table.values()), indent=2))
-        return
-    for shown, what in table.items():
-        print(_key_line(shown, what))
+    return table
 
 
 def schema_keys(schema: type[Schema]) -> dict[str, dict[str, Any]]:
@@ -227,10 +223,10 @@ def methods(
     from fedhet.config.load import find_method, method_name
 
     if name is None:
-        table = [_listed(own) for own in (*METHODS, *plugins.installed("method"))]
+        table = [_method_row(own) for own in (*METHODS, *plugins.installed("method"))]
     else:
         found = find_method(name)
-        table = [_method_row(method_name(name), found)]
+        table = [_method_row(method_name(name))]
         table[0]["text"] = inspect.getdoc(inspect.getmodule(found.strategy)) or ""
     if as_json:
         print(json.dumps(table if name is None else table[0], indent=2))
@@ -240,22 +236,18 @@ def methods(
         for key, what in row["keys"].items():
             print(f"    {_key_line(key, what)}")
         if "text" in row:
-            print(f"\n{row['text']}\n")
             known = row["name"] in METHODS  # only ours have a preset
             run = row["name"] if known else f"quickstart method={row['name']}"
-            print(f"fedhet run {run}  (all other keys: fedhet keys)")
+            print(f"\n{row['text']}\n\nfedhet run {run}  (all other keys: fedhet keys)")
 
 
-def _method_row(name: str, method: Method) -> dict[str, Any]:
-    return {"name": name, "about": method.about, "keys": schema_keys(method.params)}
-
-
-def _listed(name: str) -> dict[str, Any]:
-    """Return a method's row; one that is installed and broken does not hide the rest."""
+def _method_row(name: str) -> dict[str, Any]:
+    """Return what is listed; a method that is installed and broken does not hide the rest."""
     from fedhet.config.load import find_method
 
     try:
-        return _method_row(name, find_method(name))
+        method = find_method(name)
+        return {"name": name, "about": method.about, "keys": schema_keys(method.params)}
     except UserError as error:
         return {"name": name, "about": str(error), "keys": {}}
 
@@ -321,7 +313,8 @@ def models(
         print(json.dumps(table, indent=2))
         return
     for own, inputs in asked.items():
-        _show_models([row for row in table if row["kind"] == own], inputs, count)
+        if rows := [row for row in table if row["kind"] == own]:
+            _show_models(rows, inputs, count)
     if not names:
         _say_more(list(asked))
 
@@ -335,36 +328,27 @@ def _of_kind(names: Sequence[str], kind: str, kinds: Sequence[str]) -> list[str]
     from fedhet.models import validate_model_name
     from fedhet.models.names import is_known, with_weights
 
-    found = []
-    for name in names:
-        plain = with_weights(name)[0]
-        fitting: list[str] = [one for one in KINDS if is_known(plain, one)] or [IMAGE]
-        if len(kinds) == 1:  # then a model that is for others is told that it is
-            validate_model_name(name, kind)
-            fitting = [kind]
-        else:
-            validate_model_name(name)
-        if kind in fitting:
-            found.append(name)
-    return found
+    only = kinds[0] if len(kinds) == 1 else ""
+    for name in names:  # a model that is for others than the one kind is told that it is
+        validate_model_name(name, only)
+    if only:
+        return list(names)
+    plain = {name: with_weights(name)[0] for name in names}
+    fitting = {n: [one for one in KINDS if is_known(plain[n], one)] or [IMAGE] for n in names}
+    return [name for name in names if kind in fitting[name]]
 
 
 def _show_models(rows: Sequence[dict[str, Any]], inputs: "Inputs", classes: int) -> None:
     """Print one table of one kind."""
-    from fedhet.data.inputs import IMAGE, SIGNAL, TABLE
+    from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
 
-    if not rows:
-        return
-    first = inputs.shape[0]
-    one: str = inputs.kind
-    if inputs.kind == IMAGE:
-        form = f"{inputs.shape[1]} x {inputs.shape[2]} pixels"
-    elif inputs.kind == SIGNAL:
-        form = f"signals of {first} channels and {inputs.shape[1]} steps"
-    elif inputs.kind == TABLE:
-        form, one = f"rows of {len(inputs.columns)} columns, {first} numbers for a model", "row"
-    else:
-        form, one = f"texts of {first} words, {inputs.vocabulary} token ids", "text"
+    first, *rest = inputs.shape
+    one, form = {
+        IMAGE: ("image", f"{' x '.join(map(str, rest))} pixels"),
+        SIGNAL: ("signal", f"signals of {first} channels and {rest and rest[0]} steps"),
+        TABLE: ("row", f"rows of {len(inputs.columns)} columns, {first} numbers for a model"),
+        TOKENS: ("text", f"texts of {first} words, {inputs.vocabulary} token ids"),
+    }[inputs.kind]
     cells = [
         (row["name"], row["parameters"], f"{row['mib']:.2f}", row["buffers"], row["forward_flops"])
         for row in rows
@@ -380,11 +364,9 @@ def _say_more(kinds: Sequence[str]) -> None:
 
     for kind in kinds:
         more = [name for name in MORE[kind] if name not in MORE_OF_TORCHVISION]
-        if kind == IMAGE:
-            more += ["any classifier of torchvision", "timm:NAME"]
+        more += ["any classifier of torchvision", "timm:NAME"] if kind == IMAGE else []
         if more:
             print(f"for {PLURAL[kind]} also: {', '.join(more)}")
-    for kind in kinds:
         groups = [name for name in GROUPS if is_known(GROUPS[name][0], kind)]
         print(f"groups for {PLURAL[kind]}: {', '.join(groups)}")
     print("or your own: module:factory; with weights: 'NAME [frozen] weights=FILE'")

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedhet import HERE
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig, Schema, kebab
 from fedhet.data.inputs import IMAGE, kind_of
@@ -272,23 +271,3 @@ def wrong_value(schema: type[Schema], key: str, value: Any, error: Mapping[str, 
         return f"{shown}: {_FORMS[key]}"
     reason = error["msg"][0].lower() + error["msg"][1:]
     return f"{shown}: {reason} ({meaning})"
-
-
-HOW_TO_RUN = {  # what runs it, in its own folder
-    "fedrep": "quickstart method=fedrep:METHOD models=cnn-5",
-    "own_rows": "kinds/table data-path=FILE.csv models=own_rows:deep,own_rows:wide",
-    "own_words": "kinds/texts data-path=FILE.csv models=own_words:make",
-    "shapes": "quickstart dataset=shapes:load",
-    "tiny_net": "quickstart models=tiny_net:make",
-}
-
-
-def example_hint(name: str) -> str:
-    """How to run the example of that name; empty if it is none."""
-    name = name.removesuffix(".py")
-    if name in HOW_TO_RUN:
-        folder = HERE.parent / "examples"
-        found = (folder / f"{name}.py").is_file()
-        place = f"in '{folder}'" if found else f"with examples/{name}.py of fedhet's source beside"
-        return f"an example: {place} give `fedhet run {HOW_TO_RUN[name]}`"
-    return ""

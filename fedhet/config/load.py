@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fedhet import plugins
 from fedhet.config import checks
-from fedhet.config.checks import COMMON, check_single, example_hint, unknown_key, wrong_value
+from fedhet.config.checks import COMMON, check_single, unknown_key, wrong_value
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
@@ -35,9 +35,8 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     if not plugins.is_own("method", name):
         known = [*METHODS, *plugins.installed("method")]
-        where = f"; {told}" if (told := example_hint(name)) else ""
         raise UserError(
-            f"method: unknown value '{name}'{where or plugins.hint('method', name, known)}; "
+            f"method: unknown value '{name}'{plugins.hint('method', name, known)}; "
             f"allowed: {', '.join(known)} "
             "or your own module:METHOD"
         )

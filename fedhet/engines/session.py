@@ -16,7 +16,6 @@ import torch
 
 from fedhet import TOP
 from fedhet.config import checks
-from fedhet.config.checks import example_hint
 from fedhet.config.load import (
     build_config,
     check_replies,
@@ -94,8 +93,6 @@ def find_preset(name: str) -> Path:
     }
     name = method_name(name)  # FedSSA is fedssa here as well
     if name not in shipped:
-        if where := example_hint(name):
-            raise UserError(f"config '{name}': no preset; {where}")
         if ":" in name:
             raise UserError(f"config '{name}': a method is a key: quickstart method={name}")
         raise UserError(

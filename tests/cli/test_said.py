@@ -1,6 +1,5 @@
 """What is said to somebody who sets a key in vain, names a thing wrongly, or has to wait."""
 
-import importlib
 import json
 import re
 from functools import partial
@@ -13,7 +12,7 @@ import yaml
 import fedhet
 from fedhet import TOP
 from fedhet.cli.app import execute
-from fedhet.config.checks import HOW_TO_RUN, idle
+from fedhet.config.checks import idle
 from fedhet.config.load import load_noted
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.deploy import control, submit
@@ -142,7 +141,6 @@ NAMED = (
     ("N=3", ["did you mean 'clients' (N)?"]),
     ("local_epochs=3", ["did you mean 'local-epochs'?"]),
     ("grid=3", ["`fedhet sweep` runs them"]),
-    ("method=fedrep", ["an example", "method=fedrep:METHOD"]),
 )
 
 
@@ -158,29 +156,6 @@ def test_lists_where_one_value_is_needed_name_the_sweep_in_files_too(capsys, her
     assert "`grid: {seed: [0, 1]}`" in mistake(capsys, "run", "c.yaml")
     assert notes("models=cnn-1,cnn-5", "classes=1,2,3,4") == []  # these take several
     assert notes("dataset=cifar10", "data-path=/a,b") == []
-
-
-def test_an_example_says_where_it_is_and_how_it_is_run(capsys, here, monkeypatch):
-    line = mistake(capsys, "run", "fedrep")
-    assert f"in '{EXAMPLES}'" in line and "pfedes" not in line
-    assert "fedhet run quickstart method=fedrep:METHOD models=cnn-5" in line
-    monkeypatch.setattr(
-        "fedhet.config.checks.HERE", here / "site-packages" / "fedhet"
-    )  # as from a wheel
-    assert "with examples/fedrep.py of fedhet's source beside" in mistake(capsys, "run", "fedrep")
-
-
-def test_what_an_example_is_run_with_is_in_it(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    for name, words in HOW_TO_RUN.items():
-        preset, *keys = words.split()
-        assert session.find_preset(preset).is_file()
-        (word,) = [word for word in keys if f"={name}:" in word]
-        for value in word.partition("=")[2].split(","):
-            module, _, attribute = value.partition(":")
-            assert module == name and hasattr(importlib.import_module(name), attribute)
-        if preset == "quickstart":
-            assert notes(*keys) == []
 
 
 def test_models_and_methods_of_ones_own_are_shown(capsys, monkeypatch):

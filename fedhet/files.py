@@ -306,18 +306,6 @@ def decoded(data: bytes, source: str) -> str:
         raise Damaged.at(source, f"line {line}", "not UTF-8") from error
 
 
-def parse_json(data: str | bytes, source: str = "JSON", place: str = "") -> Any:
-    """Return what JSON says; raise Damaged for anything else, and for NaN and infinity."""
-    try:
-        value = from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise Damaged.at(source, place, f"not JSON: {one_line(error)}") from error
-    text = data if isinstance(data, str) else data.decode()
-    if _MANY_DIGITS.search(text) and _is_large(value):
-        raise Damaged.at(source, place, "a whole number too large")
-    return value
-
-
 def _is_large(value: Any) -> bool:
     """Return whether a whole number in plain values needs more than 64 bits."""
     if isinstance(value, dict | list):
@@ -326,10 +314,16 @@ def _is_large(value: Any) -> bool:
 
 
 def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> dict[str, Any]:
-    """Return a JSON object; raise Damaged for anything else."""
-    value = parse_json(data, source, place)
+    """Return a JSON object; raise Damaged for anything else, and for NaN and infinity in it."""
+    try:
+        value = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise Damaged.at(source, place, f"not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise Damaged.at(source, place, "not a JSON object")
+    text = data if isinstance(data, str) else data.decode()
+    if _MANY_DIGITS.search(text) and _is_large(value):
+        raise Damaged.at(source, place, "a whole number too large")
     return value
 
 

@@ -148,6 +148,10 @@ class RunProgress:
         if self._bar.disable and not self.silent:
             tell(text)
 
+    def show(self, done: int, note: str) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=done, note=note)
+
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the rounds finished so far, lines of ``rounds.jsonl``."""
         from fedhet.records.summary import (  # noqa: PLC0415  (numpy: `--help` does not wait)
@@ -163,7 +167,7 @@ class RunProgress:
         left = seconds_left([record["seconds"] for record in records], self.rounds)
         if left is not None:
             note += f", {duration(left)} left"
-        self._bar.update(self._task, completed=self.done, note=note)
+        self.show(self.done, note)
         now = time.monotonic()
         last = self.done == self.rounds
         if self._bar.disable and not self.quiet and (last or now - self._printed > PLAIN_INTERVAL):

@@ -6,28 +6,22 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from fedhet.cli.common import ConfigName, Json, Overrides, loading, say, show_table, tell
+from fedhet.cli.common import ConfigName, Json, Overrides, RunProgress, loading, show_table, tell
 from fedhet.engines.system import Interrupted, interruptible
 from fedhet.errors import RunFailed, UserError
 from fedhet.files import plain_path, tried_folder, write_text
 
 if TYPE_CHECKING:
     from fedhet.sweeps.grid import Cell
-    from fedhet.sweeps.sweep import Job, Sweep
+    from fedhet.sweeps.sweep import Sweep
     from fedhet.sweeps.tune import Search, Trial
 
 Ray = Annotated[
@@ -38,9 +32,6 @@ Ray = Annotated[
     ),
 ]
 QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
-SHOWN = 20  # lines of cells in the table of progress
-WAITS = "is being run by another process, which is waited for since {}"
-REASON = 120  # characters of a cell's reason in the table; the end of the sweep prints it whole
 
 
 @dataclass(frozen=True)
@@ -269,32 +260,26 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 class SweepProgress:
-    """A table of the cells on a terminal; elsewhere a line per cell that has ended.
+    """A line per cell that has ended and, on a terminal, a bar of the rounds of all cells.
 
-    ``blind`` leaves out test accuracies, by which a search must not be followed.
+    ``blind`` leaves out test metrics, by which a search must not be followed.
     """
 
     def __init__(self, found: "Sweep", *, quiet: bool, blind: bool = False) -> None:
         from fedhet.sweeps.sweep import ENDED, FAILED
 
-        self.console = Console(stderr=True, markup=False)
         self.quiet, self.blind = quiet, blind
         self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
-        self.waiting: dict[str, str] = {}  # since when, by cell
-        self.live: Live | None = None
-        if not quiet and self.console.is_terminal:
-            self.live = Live(
-                _table(found, {}, blind=blind), console=self.console, auto_refresh=False
-            )
+        self.waiting: set[str] = set()
+        rounds = sum(job.cell.config.rounds for job in found.jobs)
+        self.bar = RunProgress("rounds", rounds, quiet=True, silent=quiet)
 
-    def __enter__(self) -> "SweepProgress":
-        if self.live is not None:
-            self.live.__enter__()
+    def __enter__(self) -> Self:
+        self.bar.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.live is not None:
-            self.live.__exit__(None, None, None)
+        self.bar.__exit__()
         if kind is Interrupted:
             tell("interrupted; the same command goes on")
 
@@ -303,57 +288,21 @@ class SweepProgress:
         from fedhet.records.summary import duration, headline
         from fedhet.sweeps.sweep import ENDED, FAILED
 
-        news = [job.cell.name for job in found.jobs if job.waits]
-        news = [name for name in news if name not in self.waiting]
-        self.waiting |= dict.fromkeys(news, f"{datetime.now():%H:%M:%S}")
-        if self.live is not None:
-            self.live.update(_table(found, self.waiting, blind=self.blind), refresh=True)
-            return
-        for job in found.jobs:
-            if job.cell.name in news and not self.quiet:
-                tell(f"{job.cell.name} {WAITS.format(self.waiting[job.cell.name])}")
+        left = found.seconds_left()
+        more = f", about {duration(left)} left" if left else ""
+        self.bar.show(sum(job.rounds for job in found.jobs), f"{_counted(found.counts())}{more}")
+        for job in () if self.quiet else found.jobs:
+            name = job.cell.name
+            if job.waits and name not in self.waiting:
+                self.waiting.add(name)
+                now = f"{datetime.now():%H:%M:%S}"
+                tell(f"{name} is being run by another process, which is waited for since {now}")
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
-            if ended and job.cell.name not in self.told and not self.quiet:
-                self.told.add(job.cell.name)
+            if ended and name not in self.told:
+                self.told.add(name)
                 figure = headline(job.cell.config.metric, {} if self.blind else job.last)
                 why = f": {job.reason}" if job.reason else ""
-                left = found.seconds_left()
-                more = f", about {duration(left)} left" if left else ""
-                line = f"{job.cell.name} {job.state} {figure}  {job.cell.label}{why}{more}"
-                say(f"fedhet: {line}", sys.stderr)
-
-
-def _table(found: "Sweep", waiting: Mapping[str, str], *, blind: bool) -> Group:
-    from fedhet.records.summary import duration
-    from fedhet.sweeps.sweep import ENDED, RUNNING
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("cell", "state", "round", "mean", "what"):
-        table.add_column(column, no_wrap=column != "what")
-    running = [job for job in found.jobs if job.state == RUNNING]
-    others = [job for job in found.jobs if job.state != RUNNING]
-    others.sort(key=lambda job: job.state not in ENDED)
-    for job in (*running, *others)[:SHOWN]:
-        table.add_row(*_row(job, waiting.get(job.cell.name, ""), blind=blind))
-    left = found.seconds_left()
-    more = f", {len(found.jobs) - SHOWN} cells not shown" if len(found.jobs) > SHOWN else ""
-    line = f"{_counted(found.counts())}{more}" + (f", about {duration(left)} left" if left else "")
-    return Group(table, Text(line), Text(found.note)) if found.note else Group(table, Text(line))
-
-
-def _row(job: "Job", since: str, *, blind: bool) -> tuple[str, ...]:
-    from fedhet.records.summary import duration, headline
-    from fedhet.sweeps.sweep import ENDED, RUNNING
-
-    rounds = f"{job.rounds}/{job.cell.config.rounds}"
-    if job.state == RUNNING and job.rounds > job.begun_at:
-        pace = (time.monotonic() - job.started) / (job.rounds - job.begun_at)
-        rounds += f" {duration(pace * (job.cell.config.rounds - job.rounds))} left"
-    figure = headline(job.cell.config.metric, {} if blind else job.last)
-    ended = job.state in ENDED and job.reason
-    why = f": {shorten(job.reason, REASON, placeholder=' ...')}" if ended else ""
-    why = f": {WAITS.format(since)}" if job.waits else why
-    return job.cell.name, job.state, rounds, figure, f"{job.cell.label}{why}"
+                tell(f"{name} {job.state}, {figure}, {job.cell.label}{why}{more}")
 
 
 def tune(  # noqa: PLR0913, PLR0917  (one argument per option)

@@ -131,7 +131,6 @@ def _lists(value: Any) -> Any:
 
 
 Side = Annotated[int, Field(ge=16, le=512)]
-ImageSize = int | tuple[int, int]  # the side of a square, or height and width
 Lists = Annotated[tuple[tuple[str, tuple[str, ...]], ...], BeforeValidator(_lists)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Ratio = Annotated[

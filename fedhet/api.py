@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhet.cli.common import RunProgress
-from fedhet.config.load import build_config, load_noted
+from fedhet.config.load import build_config, folder_name, load_noted
 from fedhet.config.schema import kebab
 from fedhet.data.labels import safe_ids
 from fedhet.engines import session
@@ -115,7 +115,7 @@ def run(config: str | os.PathLike[str] | None = None, *, progress: bool = True, 
     path = None if config is None else session.find_preset(os.fspath(config))
     changes = {kebab(key): _plain(value) for key, value in keys.items()}
     loaded, notes = load_noted(path, changes=changes)
-    name = loaded.method.rpartition(":")[2] if path is None else path.stem
+    name = folder_name(loaded.method) if path is None else path.stem
     begin = partial(session.start, loaded, name, _console(progress=progress), notes=notes)
     return Run(_done(begin).path)
 

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedhet.config.load import find_method, from_run_config
+from fedhet.config.load import find_method, folder_name, from_run_config
 from fedhet.config.schema import RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs, kind_of
 from fedhet.engines.launch import Launch
@@ -79,7 +79,7 @@ def open_launch(run_config: Mapping[str, Any]) -> Launch:
                 f"out: '{config.out}' is not allowed: `flwr run` needs an absolute path, since "
                 "the server runs in a folder of its own"
             )
-    return Launch(config, RunFolder.create(config, config.method.rpartition(":")[2]))
+    return Launch(config, RunFolder.create(config, folder_name(config.method)))
 
 
 def run(grid: Grid, launch: Launch, roster: Roster) -> None:

@@ -54,6 +54,12 @@ def method_name(name: str) -> str:
     return plain if plain in METHODS else name.strip()
 
 
+def folder_name(method: str) -> str:
+    """Return what a run of the method is called by default: of ``module:METHOD`` the module."""
+    module, _, name = method.rpartition(":")
+    return (module if module and name == "METHOD" else name)[:40]
+
+
 def method_keys(method: Method) -> set[str]:
     """Return the kebab-case keys that only this method accepts."""
     return {kebab(name) for name in method.params.model_fields}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.config.checks import GONE, GONE_EVERYWHERE
-from fedhet.config.load import build_config, find_method, method_keys, read_overrides
+from fedhet.config.load import build_config, find_method, folder_name, method_keys, read_overrides
 from fedhet.config.schema import RunConfig
 from fedhet.errors import UserError
 from fedhet.files import read_yaml
@@ -39,9 +39,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Return the name of its folder: the method, 16 digits of the configuration's SHA-256."""
-        module, _, method = self.config.method.rpartition(":")
-        shown = module if module and method == "METHOD" else method
-        return f"{shown[:40]}-{digest(self.config)[:16]}"
+        return f"{folder_name(self.config.method)}-{digest(self.config)[:16]}"
 
     @property
     def label(self) -> str:

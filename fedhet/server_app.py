@@ -93,7 +93,7 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
         roster.inputs = declared_inputs(config)
     simulated = is_simulated(grid)
     if simulated:
-        folder.claim_states(config)
+        folder.states(config)  # Damaged before anything is sent
     handshake = Handshake(
         grid,
         experiment,

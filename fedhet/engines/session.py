@@ -167,9 +167,8 @@ def resume(
     changes = read_overrides(overrides)
     if "state-dir" in changes:
         config = absolute_paths(config)
-        folder.adopt_states(config)
-    else:
-        folder.states(config)
+        folder.states_named = True
+    folder.states(config)
     _check_resumable(folder, config)
     check(config, console, connection)
     if connection is None:

@@ -48,7 +48,6 @@ from fedhet.records.summary import partition_clients, privacy_summary, summarise
 
 LOCK = ".lock"  # of whoever writes a run, or runs a sweep
 OWNER = ".owner"  # of the command that has a run done
-STATES_OF = "owner~"  # beside the clients' folders, none of which can be called that
 
 
 class RunFolder:
@@ -68,6 +67,7 @@ class RunFolder:
         self.attempts = path / "checkpoint" / "attempts"  # of sums: a record of each attempt
         self.identity = path / "checkpoint" / "run.json"
         self._rounds, self._clients = Lines(self.rounds), Lines(self.clients)
+        self.states_named = False  # whether the user said where the states are
 
     @classmethod
     def create(cls, config: RunConfig, default_name: str) -> "RunFolder":
@@ -213,54 +213,17 @@ class RunFolder:
     def states(self, config: RunConfig) -> Path:
         """Return the folder of this run's states.
 
-        Raise Damaged if it lies outside the run folder and this user did not say so (then a
-        stranger's configuration names the place), or if it belongs to another run folder.
+        Raise Damaged if it lies outside the run folder, and this user neither made the run nor
+        named the place: then a stranger's configuration does.
         """
         path = self.state_dir(config) / self.experiment
-        if self._holds(path):
-            return path
-        owner = self._owner(path)
-        if not self.made_here() or owner is not None:
-            known = f"; they belong to '{owner}'" if owner is not None else ""
+        if not (self._holds(path) or self.states_named or self.made_here()):
             raise Damaged(
-                f"state-dir: '{path.parent}' lies outside '{self.path}', and is not known as the "
-                f"place of its states{known}; if they are yours, and this folder was moved, "
-                f"`fedhet resume {self.path} state-dir={path.parent}` says so"
+                f"state-dir: '{path.parent}' lies outside '{self.path}', and the run was not made "
+                f"here; if its states are yours, `fedhet resume {self.path} "
+                f"state-dir={path.parent}` says so"
             )
         return path
-
-    def claim_states(self, config: RunConfig) -> None:
-        """Make the folder of the states if it lies outside; note there whose it is."""
-        path = self.states(config)
-        if not self._holds(path) and not path.exists():
-            with private_files():
-                path.mkdir(parents=True)
-                write_text(path / STATES_OF, str(self.path))
-
-    def adopt_states(self, config: RunConfig) -> None:
-        """Take states up where the user says that they are; UserError if they are not the run's."""
-        path = self.state_dir(config) / self.experiment
-        if self._holds(path):
-            return
-        if not (path / STATES_OF).is_file():
-            raise UserError(
-                f"state-dir: '{path}' holds no clients' states of a run ('{STATES_OF}' is missing)"
-            )
-        if (owner := self._owner(path)) is not None:
-            raise UserError(
-                f"state-dir: '{path}' belongs to '{owner}', which is still there: two run folders "
-                "cannot go on from the same states"
-            )
-        write_text(path / STATES_OF, str(self.path))
-
-    def _owner(self, states: Path) -> Path | None:
-        """Return the other run folder, still there, to which states outside a folder belong."""
-        try:
-            other = RunFolder(Path((states / STATES_OF).read_text(encoding="utf-8")))
-            there = other.identity.exists() and other.experiment == self.experiment
-        except (OSError, ValueError, UserError, Damaged):
-            return None
-        return other.path if there and other.path.resolve() != self.path.resolve() else None
 
     def remove_states(self, config: RunConfig) -> None:
         """Delete the states of a completed run; what is not this run folder's stays."""

@@ -78,16 +78,15 @@ def test_no_state_dir_of_a_strangers_deletes_or_writes_outside(home, monkeypatch
     assert outside(home) == before
 
 
-def test_two_run_folders_do_not_go_on_from_the_same_states(home, capsys):
+def test_states_outside_are_those_that_the_user_names(home, capsys, monkeypatch):
     config = small(home, engine="inline", name="own", state_dir=str(home / "states"), rounds=1)
-    folder, _ = simulate(config)
-    copy = Path(shutil.copytree(folder.path, home / "copy"))
-    words = ["resume", str(copy), "rounds=2", f"state-dir={home / 'states'}"]
-    assert execute(words) == 2
-    assert "still there" in capsys.readouterr().err
-    shutil.rmtree(folder.path)
-    assert execute(words) == 0
-    assert execute(["verify", str(copy)]) == 0
+    run = str(simulate(config)[0].path)
+    assert execute(["verify", run]) == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))  # who gets it from us
+    assert execute(["verify", run]) == 3
+    assert f"state-dir={home / 'states'}` says so" in capsys.readouterr().err
+    assert execute(["resume", run, "rounds=2", f"state-dir={home / 'states'}"]) == 0
+    assert execute(["verify", run]) == 0
 
 
 MODULE = """

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from fedhet import plugins
 from fedhet.cli.common import Json, Trust, loading, show_table
 from fedhet.config.registry import METHODS
-from fedhet.config.schema import RunConfig, Schema, kebab
+from fedhet.config.schema import METRICS, RunConfig, Schema, kebab
 from fedhet.errors import RunFailed, UserError, nearest, one_line
 from fedhet.files import plain_path
 
@@ -113,7 +113,7 @@ def _run_row(path: Path) -> dict[str, Any]:
         config, rounds = folder.started_config(), folder.read_rounds()
         row |= {"method": config["method"], "dataset": config["dataset"]}
         row |= {"rounds": len(rounds), "rounds_wanted": config["rounds"]}
-        row["metric"] = config.get("metric", "accuracy")
+        row["metric"] = config["metric"] if config.get("metric") in METRICS else "accuracy"
         kept = {"test_accuracy_mean", f"test_{row['metric']}_mean"}
         row |= {key: rounds[-1].get(key) if rounds else None for key in sorted(kept)}
         row["run_sha256"] = rounds[-1]["sha256"] if rounds else None

@@ -120,7 +120,7 @@ def _run_row(path: Path) -> dict[str, Any]:
         row["status"] = folder.read_summary().get("status") or (
             "running" if folder.being_written() else "killed"
         )
-    except (UserError, RunFailed, ValueError, KeyError) as error:
+    except (UserError, RunFailed, ValueError, KeyError, TypeError) as error:
         row |= {"status": "damaged", "test_accuracy_mean": None, "reason": str(error)}
     return row
 

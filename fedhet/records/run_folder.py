@@ -446,21 +446,27 @@ def source_digest() -> str:
 
 
 def processor() -> str:
-    """Return architecture and model as far as the system tells, and the vector instructions in use.
+    """Architecture, make and model as far as the system tells, and the vector instructions in use.
 
     Sums are rounded in an order that depends on them: runs that were made on two kinds of processor
-    drift apart. Example: ``x86_64, model name AMD EPYC, cpu family 25, model 17, AVX512``.
+    drift apart. Example: ``x86_64, AMD EPYC (family 25, model 17), AVX512``.
     """
     import torch  # noqa: PLC0415  (who only reads a run folder waits for no torch)
 
     own: dict[str, str] = {}
     with contextlib.suppress(OSError):  # Linux's; not there elsewhere
-        first = _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+        first = text.partition("\n\n")[0]
         pairs = (line.split(":", 1) for line in first.split("\n") if ":" in line)
         own = {key.strip(): value.strip() for key, value in pairs}
-    keys = ("model name", "cpu family", "model", "CPU implementer", "CPU part")
-    known = [f"{key} {own[key]}" for key in keys if own.get(key)]
-    return ", ".join((platform.machine(), *known, torch.backends.cpu.get_cpu_capability()))
+    numbers = {"family": "cpu family", "model": "model"}
+    if own.get("CPU part"):  # ARM
+        numbers = {"implementer": "CPU implementer", "part": "CPU part"}
+    known = [f"{word} {own[key]}" for word, key in numbers.items() if own.get(key)]
+    name = own.get("model name") or own.get("cpu") or platform.processor()
+    make = f"{name} ({', '.join(known)})".strip() if known else name
+    parts = (platform.machine(), make, torch.backends.cpu.get_cpu_capability())
+    return ", ".join(part for part in dict.fromkeys(parts) if part)
 
 
 def commit(package: Path = HERE) -> str | None:

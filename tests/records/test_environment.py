@@ -3,6 +3,7 @@
 import platform
 import subprocess
 
+import pytest
 import torch
 
 from fedhet.config.load import build_config
@@ -17,14 +18,22 @@ def test_the_processor_is_named_with_the_instructions_that_round():
     assert len(said) == len(set(said)) > 1
 
 
-def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path):
-    first, *_, last = processor().split(", ")
+@pytest.mark.parametrize(
+    ("cpuinfo", "said"),
+    [
+        (b"model name : X\xff\ncpu family: 6\nmodel: 8\n\nmodel: 9", "X\ufffd (family 6, model 8)"),
+        (b"model name : X\n", "X"),
+        (b"model name :\ncpu family: 6\nmodel: 85\n", "(family 6, model 85)"),
+        (b"CPU implementer : 0x41\nCPU part : 0xd40\n", "(implementer 0x41, part 0xd40)"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_linux_says_what_it_runs_on(monkeypatch, tmp_path, cpuinfo, said):
     monkeypatch.setattr(room, "_CPUINFO", tmp_path / "cpuinfo")
-    assert processor() == f"{first}, {last}"  # as elsewhere
-    (tmp_path / "cpuinfo").write_bytes(b"model name : X\xff\ncpu family: 6\n\nmodel: 9")
-    assert processor() == f"{first}, model name X\ufffd, cpu family 6, {last}"
-    (tmp_path / "cpuinfo").write_bytes(b"model name :\nCPU part : 0xd40\n")
-    assert processor() == f"{first}, CPU part 0xd40, {last}"
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    (tmp_path / "cpuinfo").write_bytes(cpuinfo)
+    assert processor().split(", ", 1)[1].rpartition(", ")[0] == said
+    (tmp_path / "cpuinfo").unlink()  # as elsewhere
+    assert processor().split(", ") == [platform.machine(), torch.backends.cpu.get_cpu_capability()]
 
 
 def test_a_commit_is_our_checkouts_and_no_others(tmp_path):

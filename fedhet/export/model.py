@@ -179,12 +179,13 @@ def load_model(
     plugins.require_trust(f"'{folder}'", about, trusted=trusted)
     chosen = 0 if exported else _choose(FileStore(folder, sync=True), generation)
     try:
-        model = Personalised(rebuild(about, folder, chosen))
         if not exported:
+            model = Personalised(rebuild(about, folder, chosen))
             return model, _card(model, about, chosen, FileStore(folder, sync=True).load(chosen))
         data = (folder / WEIGHTS).read_bytes()
         if hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise UserError(f"'{folder}': {WEIGHTS} is damaged: its SHA-256 is not the card's")
+        model = Personalised(rebuild(about, folder))
         model.load_state_dict(load(data), strict=True)
         return model, about
     except OSError as error:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from helpers.flower_internals import PATIENT_FLWR
 
 from fedhet import server_app
 from fedhet.engines.system import environment, free_ports
@@ -19,11 +20,6 @@ from fedhet.errors import UserError
 from fedhet.testing import simulate, small
 
 ROOT = Path(__file__).resolve().parents[2]
-# The command `flwr`, which else waits only 15 s for its SuperLink: too few on a busy machine.
-PATIENT = (
-    "from flwr.cli import app, local_superlink as local; "
-    "local.LOCAL_SUPERLINK_STARTUP_TIMEOUT = 300.0; app.app()"
-)
 WORDS = "dataset='synthetic:240x4' models='cnn-5' clients=2 rounds=1 batch-size=16 name='plain'"
 
 
@@ -52,7 +48,7 @@ def test_flwr_run_simulates_on_ray_with_the_same_bytes(tmp_path):
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),
     })  # fmt: skip
-    command = [sys.executable, "-c", PATIENT, "run", str(ROOT), "local", "--stream"]
+    command = [sys.executable, "-c", PATIENT_FLWR, "run", str(ROOT), "local", "--stream"]
     command += ["--run-config", f"{WORDS} out='{tmp_path}'"]
     command += ["--federation-config", "num-supernodes=2 client-resources-num-cpus=1"]
     ending, until = tmp_path / "plain" / "summary.json", time.monotonic() + 600

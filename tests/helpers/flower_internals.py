@@ -5,6 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+# The command `flwr`, which else waits only 15 s for its SuperLink: too few on a busy machine.
+PATIENT_FLWR = (
+    "from flwr.cli import app, local_superlink as local; "
+    "local.LOCAL_SUPERLINK_STARTUP_TIMEOUT = 300.0; app.app()"
+)
+
 
 def check_app(folder: Path, project: Mapping[str, Any]) -> tuple[list[str], int]:
     """What Flower finds wrong with an app and its ``pyproject.toml``, and the bytes that it allows.

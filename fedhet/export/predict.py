@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedhet.data.inputs import IMAGE
+from fedhet.data.labels import Form
 from fedhet.errors import UserError, one_line
 from fedhet.export.examples import Batch, ImageFiles, Truth, batches
 from fedhet.export.model import Personalised, load_model
@@ -72,39 +73,23 @@ def classify(model: Personalised, examples: Any) -> Answers:
     array (n, ...) of examples as they are stored, of texts (n,). The index is the DataFrame's, else
     the names of files and lines. Raise UserError if they are not what the model takes.
     """
-    reading = reading_of(model.config)
-    truth = Truth(reading, model.classes)
+    truth = Truth(reading_of(model.config), model.classes)
+    if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
+        examples = _texts(model, examples)
     names: list[str] = []
     logits = []
     with tempfile.TemporaryDirectory() as folder:
-        if isinstance(examples, np.ndarray) and examples.dtype.kind in "OU":
-            examples = _texts(model, examples)
-        files = None
-        if isinstance(examples, pd.DataFrame):  # read as a file is, by the same rules
-            path = Path(folder) / "examples.csv"
-            examples.to_csv(path, index=False)
-            form = type(reading.form)(gaps=reading.form.gaps)
-            found = batches([path], model.inputs, form, truth)
-        elif isinstance(examples, np.ndarray | Tensor):
-            found = _array(model, torch.as_tensor(examples), truth)
-        else:
-            places = [examples] if isinstance(examples, str | Path) else examples
-            paths = [Path(place) for place in places]
-            if model.inputs.kind == IMAGE:
-                files = ImageFiles(paths, model)
-                found = files.batches(truth)
-            else:
-                found = batches(paths, model.inputs, reading.form, truth)
+        found, files = _read(model, examples, Path(folder), truth)
         for these, stored in found:
             names += these
             logits.append(_logits(model, these, stored))
     if not names:
         why = files.complaint() if files is not None else "the files hold no example"
         raise UserError(f"examples: nothing to classify: {why or 'the folders hold no image file'}")
-    answers, labels = torch.cat(logits), torch.from_numpy(np.concatenate(truth.labels))
+    answers, labels = torch.cat(logits).double(), torch.from_numpy(np.concatenate(truth.labels))
     index = examples.index if isinstance(examples, pd.DataFrame) else names
-    shares = answers.double().softmax(dim=1).numpy()
-    frame = pd.DataFrame(shares, index=index, columns=[f"p_{name}" for name in model.classes])
+    columns = [f"p_{name}" for name in model.classes]
+    frame = pd.DataFrame(answers.softmax(dim=1).numpy(), index=index, columns=columns)
     frame.insert(0, "class", [model.classes[label] for label in answers.argmax(dim=1).tolist()])
     warnings = [f"no metrics: {truth.problem}"] if truth.problem else []
     if files is not None:
@@ -112,10 +97,28 @@ def classify(model: Personalised, examples: Any) -> Answers:
         warnings += files.lost.lines(files.shape, scans=model.inputs.scan)
     known = labels >= 0
     labelled = int(known.sum())
-    return Answers(
-        frame, "examples" if files is None else "images", "; ".join(warnings), labelled,
-        _metrics(answers[known].double().log_softmax(dim=1), labels[known]) if labelled else {},
-    )  # fmt: skip
+    metrics = _metrics(answers[known].log_softmax(dim=1), labels[known]) if labelled else {}
+    what = "examples" if files is None else "images"
+    return Answers(frame, what, "; ".join(warnings), labelled, metrics)
+
+
+def _read(
+    model: Personalised, examples: Any, folder: Path, truth: Truth
+) -> tuple[Iterator[Batch], ImageFiles | None]:
+    """Return batches of the examples, and the files if they are images; ``folder`` is empty."""
+    form = reading_of(model.config).form
+    if isinstance(examples, pd.DataFrame):  # read as a file is, by the same rules
+        path = folder / "examples.csv"
+        examples.to_csv(path, index=False)
+        return batches([path], model.inputs, Form(gaps=form.gaps), truth), None
+    if isinstance(examples, np.ndarray | Tensor):
+        return _array(model, torch.as_tensor(examples), truth), None
+    places = [examples] if isinstance(examples, str | Path) else examples
+    paths = [Path(place) for place in places]
+    if model.inputs.kind == IMAGE:
+        files = ImageFiles(paths, model)
+        return files.batches(truth), files
+    return batches(paths, model.inputs, form, truth), None
 
 
 @torch.inference_mode()

@@ -207,7 +207,9 @@ class Dealt:
 
 def read_evaluations(path: Path) -> list[ClientLine]:
     """Return the lines of a ``clients.csv``; OSError where there is none."""
-    (_, columns), *rows = _rows(path) or [(0, [])]
+    (_, columns), *rows = _rows(path) or [(0, list(FIRST))]
+    if tuple(columns[: len(FIRST)]) != FIRST:
+        raise Damaged.at(f"'{path}'", "line 1", f"other columns than {', '.join(FIRST)}")
     return [
         shaped(ClientLine, dict(zip(columns, row, strict=True)), f"'{path}'", f"line {number}")
         for number, row in rows

@@ -127,7 +127,7 @@ def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tens
     inputs = model.prepare(examples)
     # The arithmetic that the accuracies are of.
     with without_denormals(), autocast(model.config, inputs.device):
-        logits = model(inputs)
+        logits: Tensor = model(inputs)
     bad = ~logits.isfinite().all(dim=1)
     if bad.any():
         raise UserError(

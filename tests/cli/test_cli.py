@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("here")
 SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
 
-RUNS = (  # what tests/test_config.py cannot know: data, devices, folders, options
+RUNS = (  # what tests/config/test_config.py cannot know: data, devices, folders, options
     (["dataset=digit"], ["'digit'", "digits"]),
     (["models=nowhere:make"], ["'nowhere:make'", "folder where the command is given or be ins"]),
     (["dataset=image-folder"], ["data-path"]),

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from helpers.pace import patience
+from helpers.pace import PATIENCE
 
 from fedhet.engines.system import free_ports
 
 
 def wait_for(what: Callable[[], object], reason: str, pause: float = 0.2) -> None:
     """Return as soon as ``what()`` is true; AssertionError with the reason if it never is."""
-    seconds = patience()
+    seconds = PATIENCE
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {reason}"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from byhand import ROUND, filled, same, some_arrays
 from helpers.products import PRODUCT, short
+from methods.byhand import ROUND, filled, same, some_arrays
 
 from fedhet.clients import base
 from fedhet.config.load import build_config, load_config, method_keys

@@ -5,8 +5,8 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from byhand import same, train_images
 from flwr.app import Message
+from methods.byhand import same, train_images
 from torch import nn
 
 from fedhet.protocol.messages import arrays_of, message_bytes, to_record

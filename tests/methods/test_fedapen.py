@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import (
+from methods.byhand import (
     ROUND,
     check_round,
     descend,

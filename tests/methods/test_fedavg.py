@@ -5,7 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch.nn.functional as F
-from byhand import check_round, descend, epochs, overwritten, same, shuffler, train_images
+from methods.byhand import check_round, descend, epochs, overwritten, same, shuffler, train_images
 
 from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, make_strategy, simulate, small
@@ -58,7 +58,8 @@ def test_running_statistics_are_sent_and_averaged_like_the_rest(tmp_path):
             sent[config["round"], node] = [arrays_of(one) for one in (message, reply)]
         return reply
 
-    config = fedavg(tmp_path, common_model="shufflenet_v2_x1_0", weighting="uniform")
+    keys = {"common_model": "shufflenet_v2_x1_0", "weighting": "uniform"}
+    config = fedavg(tmp_path, **keys, dataset="synthetic:60x4", evaluate_every=9)
     simulate(config, tamper=watch)
     strategy = make_strategy(config, [[0, 1]], [50], 4)
     names = list(strategy.arrays())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import check_round, descend, epochs, overwritten, shuffler, train_images
+from methods.byhand import check_round, descend, epochs, overwritten, shuffler, train_images
 
 from fedhet.data.inputs import SIGNAL, TABLE, TOKENS
 from fedhet.protocol.payload import ModelArrays

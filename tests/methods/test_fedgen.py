@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import ROUND, descend, epochs, same, shuffler, train_images
+from methods.byhand import ROUND, descend, epochs, same, shuffler, train_images
 
 from fedhet.protocol.payload import ModelArrays
 from fedhet.rng import torch_seed

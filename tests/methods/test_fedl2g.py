@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import ROUND, same, train_images
+from methods.byhand import ROUND, same, train_images
 from torch import nn
 from torch.func import functional_call
 

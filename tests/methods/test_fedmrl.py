@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import check_round, descend, epochs, overwritten, shuffler, train_images
+from methods.byhand import check_round, descend, epochs, overwritten, shuffler, train_images
 
 from fedhet.models import cnn
 from fedhet.testing import make_client, make_strategy, simulate, small

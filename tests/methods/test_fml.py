@@ -4,7 +4,15 @@ from copy import deepcopy
 
 import pytest
 import torch.nn.functional as F
-from byhand import check_round, descend, divergence, epochs, overwritten, shuffler, train_images
+from methods.byhand import (
+    check_round,
+    descend,
+    divergence,
+    epochs,
+    overwritten,
+    shuffler,
+    train_images,
+)
 
 from fedhet.testing import make_client, small
 

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import numpy as np
 import torch.nn.functional as F
-from byhand import check_round, descend, epochs, overwritten, shuffler, train_images
+from methods.byhand import check_round, descend, epochs, overwritten, shuffler, train_images
 
 from fedhet.protocol.messages import arrays_of
 from fedhet.testing import make_client, simulate, small

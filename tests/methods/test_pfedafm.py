@@ -5,7 +5,15 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import ROUND, check_round, epochs, overwritten, shuffler, some_arrays, train_images
+from methods.byhand import (
+    ROUND,
+    check_round,
+    epochs,
+    overwritten,
+    shuffler,
+    some_arrays,
+    train_images,
+)
 
 from fedhet.clients.pfedafm import Mixture
 from fedhet.testing import make_client, small

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from byhand import (
+from methods.byhand import (
     check_round,
     descend,
     epochs,

@@ -1,14 +1,14 @@
 """What a file of tests shares: a federation of three SuperNodes."""
 
 import pytest
-from helpers.pace import patience
+from helpers.pace import PATIENCE
 from network.federation import Federation
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout reads the mark
 def pytest_runtest_protocol(item: pytest.Item):
     """Bound a hang of any of these tests; most wait a few times in a row."""
-    item.add_marker(pytest.mark.timeout(10 * patience()))
+    item.add_marker(pytest.mark.timeout(10 * PATIENCE))
     return (yield)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 from flwr.app import Error, Message
-from helpers.pace import patience
+from helpers.pace import PATIENCE
 from helpers.programs import Process, wait_for
 
 from fedhet.config.load import build_config
@@ -61,7 +61,7 @@ class Commands:
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [script("fedhet"), *words], env=env or self.env, cwd=self.folder, capture_output=True,
-            text=True, check=False, timeout=patience(),
+            text=True, check=False, timeout=PATIENCE,
         )  # fmt: skip
 
     def stop(self) -> None:

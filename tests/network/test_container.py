@@ -15,7 +15,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from helpers.pace import patience
+from helpers.pace import PATIENCE
 from helpers.programs import wait_for
 
 pytestmark = [
@@ -38,7 +38,7 @@ class Compose:
 
     def __call__(self, *words: str) -> None:
         command = ["podman-compose", "-f", "docker/compose.yaml", *words]
-        subprocess.run(command, cwd=self.folder, env=self.env, check=True, timeout=patience())
+        subprocess.run(command, cwd=self.folder, env=self.env, check=True, timeout=PATIENCE)
 
     def up(self, *services: str) -> None:
         self("up", "-d", "--no-deps", "--no-build", *services)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from helpers.pace import patience
+from helpers.pace import PATIENCE
 from helpers.programs import Process, wait_for
 from helpers.ray_nodes import Cluster
 
@@ -68,7 +68,7 @@ def test_a_killed_command_and_a_killed_node_cost_the_running_round(cluster, tmp_
     for one in (*lost.children(), psutil.Process(lost.popen.pid)):
         with contextlib.suppress(psutil.Error):
             one.kill()
-    assert command.popen.wait(4 * patience()) == 0, command.log.read_text()
+    assert command.popen.wait(4 * PATIENCE) == 0, command.log.read_text()
     assert command.said("engine: inline") and command.said(" finished ") == 2
     near = ["sweep", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "near"), "engine=inline"]
     assert execute(near) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from helpers.pace import patience
+from helpers.pace import PATIENCE
 from helpers.programs import wait_for
 
 from fedhet.cli.app import execute
@@ -51,12 +51,12 @@ def test_cells_end_with_a_killed_sweep_and_two_others_share_them_with_the_same_b
     cells = psutil.Process(killed.pid).children(recursive=True)
     killed.kill()
     killed.communicate()
-    _, alive = psutil.wait_procs(cells, patience())
+    _, alive = psutil.wait_procs(cells, PATIENCE)
     assert cells and not alive
     assert set(statuses(lines)) == {"stopped"}
 
     both = [start(tmp_path, "shared", preset) for preset in ("tiny.yaml", "other.yaml")]
-    ended = [json.loads(one.communicate(timeout=patience())[0])["cells"] for one in both]
+    ended = [json.loads(one.communicate(timeout=PATIENCE)[0])["cells"] for one in both]
     assert [one.returncode for one in both] == [0, 0]
     assert [cell["state"] for cells in ended for cell in cells] == ["finished"] * 4
     whole = ["sweep", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "whole")]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from written_runs import CLIENTS, make_run
+from helpers.written_runs import CLIENTS, make_run
 
 
 @pytest.fixture

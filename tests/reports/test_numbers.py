@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from written_runs import CLIENTS, edit, make_run
+from helpers.written_runs import CLIENTS, edit, make_run
 
 from fedhet import load_sweep
 from fedhet.errors import UserError

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from written_runs import edit, make_run
+from helpers.written_runs import edit, make_run
 
 from fedhet import load_sweep
 from fedhet.errors import UserError

@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from written_runs import CLIENTS, edit, make_run, rows_of
+from helpers.written_runs import CLIENTS, edit, make_run, rows_of
 
 from fedhet import load_sweep
 from fedhet.cli.app import execute

@@ -25,8 +25,14 @@ def summary(folder) -> dict:
     return json.loads(folder.summary.read_text())
 
 
-def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path):
-    first, _ = simulate(small(tmp_path))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """An undisturbed run and its grid, which tests read only."""
+    return simulate(small(tmp_path_factory.mktemp("plain")))
+
+
+def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path, plain):
+    first, _ = plain
     second, _ = simulate(small(tmp_path), before=lambda grid: setattr(grid, "reverse", True))
     other, _ = simulate(small(tmp_path, seed=1))
     assert sha(first) == sha(second) != sha(other)
@@ -193,8 +199,8 @@ ROUND = """round test_accuracy_mean val_accuracy_mean train_loss sampled replied
 uplink_floats downlink_floats uplink_bytes downlink_bytes train_flops seconds sha256"""
 
 
-def test_the_run_folder_has_what_is_promised(tmp_path):
-    folder, _ = simulate(small(tmp_path))
+def test_the_run_folder_has_what_is_promised(plain):
+    folder, _ = plain
     done = summary(folder)
     assert [key for key in SUMMARY.split() if done[key] is None] == []
     for record in folder.read_rounds():
@@ -203,15 +209,15 @@ def test_the_run_folder_has_what_is_promised(tmp_path):
         assert (folder.path / name).exists()
 
 
-def test_the_reported_mean_is_the_mean_of_the_clients(tmp_path):
-    folder, _ = simulate(small(tmp_path))
+def test_the_reported_mean_is_the_mean_of_the_clients(plain):
+    folder, _ = plain
     rows = [r for r in csv.DictReader(folder.clients.open()) if r["round"] == "2"]
     mean = np.mean([float(row["test_accuracy"]) for row in rows])
     assert summary(folder)["test_accuracy_mean"] == pytest.approx(mean)
 
 
-def test_private_layers_never_cross_the_wire(tmp_path):
-    _, grid = simulate(small(tmp_path))
+def test_private_layers_never_cross_the_wire(plain):
+    _, grid = plain
     for message in grid.sent:
         for array in arrays_of(message):
             assert array.size <= 4 * 500

@@ -73,14 +73,6 @@ def refused(word: str, ask, *given) -> None:
     assert caught.value.code == word
 
 
-def test_an_honest_server_gets_the_sum(site) -> None:
-    collector = site.upload()
-    for name in NAMES:
-        opened = site.unmask(name, collector)
-        collector.answer(name, opened)
-    assert collector.total().tolist() == (4 * WORDS).tolist()
-
-
 def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     """Also from another process, which knows what is written down and no more."""
     collector = site.upload(terms=SumTerms(2))
@@ -90,11 +82,6 @@ def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3].tobytes())
     refused("other-survivors-than-answered", site.notes("a", SumTerms(2)).unmask, 1, fewer)
     refused("too-few-survivors", site.notes("a").unmask, 1, fewer)
-
-
-def test_a_site_may_ask_for_more_members_than_the_run(site) -> None:
-    cohort = Cohort(NAMES, 1, 4)
-    refused("cohort-too-small", site.notes("a", SumTerms(5)).repeated, 1, cohort, SENT)
 
 
 def test_no_mask_meets_two_vectors(site) -> None:
@@ -182,37 +169,26 @@ def certified(tmp_path) -> tuple[Site, dict[str, NodeCertificate]]:
     return Site(tmp_path, known), known | {"impostor": of("other", "e")}
 
 
-def test_with_a_ca_every_key_needs_a_proof_of_its_own(certified, tmp_path) -> None:
+def test_with_a_ca_every_key_needs_a_proof(certified, tmp_path) -> None:
+    """Which proofs are none: test_proofs.py."""
     site, known = certified
-    elsewhere = tmp_path / "elsewhere" / "run" / "e"
-    own = SumNotes(FileStore(elsewhere, sync=False), "run", "e", SumTerms())
+
+    def notes(folder: str, client: str = "e") -> SumNotes:
+        store = FileStore(tmp_path / folder / client, sync=False)
+        return SumNotes(store, "run", client, SumTerms())
+
+    own = notes("elsewhere")
     good = own.key(known["e"])
     assert good.certificate and site.introduce("a", {"e": good}) == []
     assert own.key(known["e"]) == good  # once made, always the same
-
-    def strange(key: SumKey) -> bool:
-        return site.introduce("b", {"e": key}) == ["e"]
-
-    swapped = public()
-    assert strange(swapped)  # no proof at all
-    assert strange(replace(good, public=swapped.public))  # the server's key, e's proof
-    assert strange(replace(site.keys["a"], public=good.public))  # another client's
-    folder = tmp_path / "x"
-    other_run = SumNotes(FileStore(folder / "e", sync=False), "run-2", "e", SumTerms())
-    assert strange(other_run.key(known["e"]))  # of another run
-    third = SumNotes(FileStore(folder / "e2", sync=False), "run", "e", SumTerms())
-    with pytest.raises(UserError):  # seen before it leaves: another CA than the one beside it
-        third.key(replace(known["impostor"], ca=known["e"].ca))
-    fourth = SumNotes(FileStore(folder / "e3", sync=False), "run", "e", SumTerms())
-    assert strange(fourth.key(known["impostor"]))
+    for strange in (public(), replace(good, public=public().public)):
+        assert site.introduce("b", {"e": strange}) == ["e"]
+    assert site.introduce("b", {"e": notes("x").key(known["impostor"])}) == ["e"]
     assert site.introduce("b", {"e": good}) == []
-
-
-def test_a_certificate_for_another_name_is_no_good(certified, tmp_path) -> None:
-    _, known = certified
-    notes = SumNotes(FileStore(tmp_path / "y" / "f", sync=False), "run", "f", SumTerms())
+    with pytest.raises(UserError):  # seen before it leaves: another CA than the one beside it
+        notes("y").key(replace(known["impostor"], ca=known["e"].ca))
     with pytest.raises(UserError, match="the certificate for 'f' has another name"):
-        notes.key(known["e"])
+        notes("y", "f").key(known["e"])
 
 
 def test_files_that_are_no_credentials_are_named(tmp_path) -> None:

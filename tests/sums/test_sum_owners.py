@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from summed_runs import N, asked, config, sha
+from sums.summed_runs import N, asked, config, sha
 
 from fedhet.engines.grid import FIRST_NODE
 from fedhet.engines.session import few_owners
@@ -19,7 +19,6 @@ from fedhet.testing import simulate
     [
         ({"sum_owners": 5}, 3, "3 of 3 classes have fewer than sum-owners=5 owners"),
         ({"sum_owners": 4}, 2, "2 of 3 classes have fewer than sum-owners=4 owners"),
-        ({"sum_owners": 3}, 0, ""),
         ({"sum_owners": 1}, None, ""),  # nobody counts
         ({"sum_owners": 5, "method": "lg_fedavg"}, None, ""),  # no rows of classes
     ],
@@ -29,9 +28,12 @@ def test_a_run_says_how_many_classes_have_too_few_owners(tmp_path, caplog, chang
     values = {"method": "fedssa", "dataset": "synthetic:90x3", "classes_per_client": 2} | changes
     first = config(tmp_path, "unmasked", rounds=1, **values)
     folder, _ = simulate(first)
-    simulate(config(tmp_path, "unmasked", rounds=2, **values), folder=folder)
+    rounds = 1
+    if few == 3:  # once is enough for the resumed run
+        rounds = 2
+        simulate(config(tmp_path, "unmasked", rounds=2, **values), folder=folder)
     lines = folder.read_rounds()
-    assert [line.get("unsummed_classes") for line in lines] == [few, few]
+    assert [line.get("unsummed_classes") for line in lines] == [few] * rounds
     assert folder.read_summary()["secure_sum"].get("unsummed_classes") == few
     heard = [r.getMessage() for r in caplog.records if "sum-owners" in r.getMessage()]
     assert len(heard) == bool(said) and all(said in line for line in heard)
@@ -102,11 +104,11 @@ def test_who_goes_offline_after_the_count_is_left_out_and_the_others_are_counted
 
 
 def test_a_resumed_run_counts_again_and_has_the_same_bytes(tmp_path):
-    whole, _ = simulate(config(tmp_path, **OWNED, rounds=3))
-    folder, _ = simulate(config(tmp_path, **OWNED, rounds=2, name="died"))
+    whole, _ = simulate(config(tmp_path, **OWNED, rounds=2))
+    folder, _ = simulate(config(tmp_path, **OWNED, rounds=1, name="died"))
     kept = load_checkpoint(folder.checkpoint)
     assert kept is not None  # an older fedhet wrote down who may be summed, and not of whom
     save_checkpoint(folder.checkpoint, replace(kept, meta={**kept.meta, "told": [0]}))
-    _, grid = simulate(config(tmp_path, **OWNED, rounds=3, name="died"), folder=folder)
-    assert counts_in(grid, 3) == 1 and told_in(grid, 3) == {(0, 1, 2)}
+    _, grid = simulate(config(tmp_path, **OWNED, rounds=2, name="died"), folder=folder)
+    assert counts_in(grid, 2) == 1 and told_in(grid, 2) == {(0, 1, 2)}
     assert sha(folder) == sha(whole)

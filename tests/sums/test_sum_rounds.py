@@ -8,8 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from flwr.app import Error, Message
-from summed_runs import N, asked, config, sha
+from helpers.products import short
+from sums.summed_runs import N, asked, config, sha
 
+from fedhet.config.registry import METHODS
 from fedhet.deploy.certs import make
 from fedhet.engines import session
 from fedhet.engines.grid import FIRST_NODE
@@ -18,7 +20,24 @@ from fedhet.files import client_order
 from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, arrays_of
 from fedhet.records.run_folder import RunFolder
 from fedhet.sums.client import SumNotes
-from fedhet.testing import simulate
+from fedhet.testing import simulate, small
+
+FIVE = ("fedssa", "fedproto", "fedmrl", "fd", "pfedafm")  # by default; the others by mark
+SUMMED = [name for name, method in METHODS.items() if not method.strategy.not_summed]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Undisturbed runs, made once for all the tests that compare with them."""
+    made: dict[tuple, RunFolder] = {}
+
+    def run(mode: str = "masked", **changes) -> RunFolder:
+        key = (mode, *sorted(changes.items()))
+        if key not in made:
+            made[key] = simulate(config(tmp_path_factory.mktemp("whole"), mode, **changes))[0]
+        return made[key]
+
+    return run
 
 
 def gone(message: Message) -> Message:
@@ -30,20 +49,15 @@ def failures(folder, round_: int) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("method", "changes"),
+    "changes",
     [
-        ("lg_fedavg", {}),
-        ("fedssa", {"sum_owners": 2}),
-        ("fedssa", {"sum_owners": 2, "fraction": 0.6}),
-        ("fedproto", {"sum_owners": 1, "sum_metrics": False, "evaluate_every": 2}),
-        ("lg_fedavg", {"sum_metrics": False, "fraction": 0.6}),
+        {},
+        {"method": "fedssa", "sum_owners": 2, "fraction": 0.8},
+        {"method": "fedproto", "sum_owners": 1, "sum_metrics": False, "evaluate_every": 2},
     ],
 )
-def test_masked_and_unmasked_runs_have_the_same_bytes(tmp_path, method, changes):
-    runs = [
-        simulate(config(tmp_path, mode, method=method, name=mode, **changes))[0]
-        for mode in ("unmasked", "masked")
-    ]
+def test_masked_and_unmasked_runs_have_the_same_bytes(whole, changes):
+    runs = [whole("unmasked", **changes), whole(**changes)]
     assert sha(runs[0]) == sha(runs[1])
     first, second = (folder.read_rounds()[-1] for folder in runs)
     assert first["test_accuracy_mean"] == second["test_accuracy_mean"] is not None
@@ -52,11 +66,23 @@ def test_masked_and_unmasked_runs_have_the_same_bytes(tmp_path, method, changes)
         assert not session.verify(folder.path)[1].findings
 
 
-def test_a_masked_run_differs_from_a_plain_one_by_rounding_alone(tmp_path):
-    plain, _ = simulate(config(tmp_path, "off"))
-    summed, _ = simulate(config(tmp_path))
-    a, b = plain.read_rounds(), summed.read_rounds()
-    assert sha(plain) != sha(summed)
+@pytest.mark.parametrize(
+    "method", [m if m in FIVE else pytest.param(m, marks=pytest.mark.matrix) for m in SUMMED]
+)
+def test_masks_change_no_byte_with_no_other_key_of_the_sums(tmp_path, method):
+    """Of three clients, each with all four classes."""
+    runs = []
+    for mode in ("unmasked", "masked"):
+        values = {"method": method, "secure_sum": mode, "name": mode, "classes_per_client": 4}
+        runs.append(simulate(small(tmp_path, **values, **short(method), rounds=1))[0])
+    for folder in runs:
+        assert [(r["replied"], r["failures"]) for r in folder.read_rounds()] == [(3, [])]
+    assert sha(runs[0]) == sha(runs[1])
+
+
+def test_a_masked_run_differs_from_a_plain_one_by_rounding_alone(whole):
+    a, b = (whole(mode).read_rounds() for mode in ("off", "masked"))
+    assert sha(whole("off")) != sha(whole())
     for one, other in zip(a, b, strict=True):
         for key in ("test_accuracy_mean", "train_loss"):
             assert one[key] == pytest.approx(other[key], rel=1e-3)
@@ -65,24 +91,25 @@ def test_a_masked_run_differs_from_a_plain_one_by_rounding_alone(tmp_path):
 
 def test_who_drops_out_of_training_is_left_out_and_the_sum_is_theirs_who_stayed(tmp_path):
     def leave(node, message, reply):
-        return gone(message) if node == 2 and asked(message)[:2] == (TRAIN, 2) else reply
+        return gone(message) if node == 2 and asked(message)[:2] == (TRAIN, 1) else reply
 
     runs = [
-        simulate(config(tmp_path, mode, rounds=3, name=mode), tamper=leave)[0]
+        simulate(config(tmp_path, mode, name=mode), tamper=leave)[0]
         for mode in ("unmasked", "masked")
     ]
     assert sha(runs[0]) == sha(runs[1])
-    assert [record["replied"] for record in runs[1].read_rounds()] == [5, 4, 5]
-    assert [f["client"] for f in failures(runs[1], 2)] == ["2"]
+    assert [record["replied"] for record in runs[1].read_rounds()] == [4, 5]
+    assert [f["client"] for f in failures(runs[1], 1)] == ["2"]
 
 
-def test_who_dies_between_the_messages_stays_in_the_sum_where_the_others_are_enough(tmp_path):
+def test_who_dies_between_the_messages_stays_in_the_sum_where_the_others_are_enough(
+    tmp_path, whole
+):
     def die(node, message, reply):
         return gone(message) if node == 1 and asked(message)[0] == UNMASK else reply
 
     masked, _ = simulate(config(tmp_path), tamper=die)
-    plain, _ = simulate(config(tmp_path, "unmasked"))
-    assert sha(masked) == sha(plain)
+    assert sha(masked) == sha(whole("unmasked"))
     assert [record["replied"] for record in masked.read_rounds()] == [5, 5]
 
 
@@ -134,12 +161,10 @@ def test_too_few_who_are_there_are_not_even_asked(tmp_path):
         simulate(config(tmp_path, max_skipped_rounds=0), before=away)
 
 
-@pytest.mark.parametrize("kind", [OWNERS, TRAIN, UNMASK])
-@pytest.mark.parametrize("after", [0, 3])
-def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, kind, after):
+@pytest.mark.parametrize(("kind", "after"), [(OWNERS, 0), (TRAIN, 3), (UNMASK, 3)])
+def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, whole, kind, after):
     """The server dies when it gets one of the replies, in the middle of its round."""
-    values = {"method": "fedssa", "sum_owners": 2, "rounds": 3, "fraction": 0.8}
-    whole, _ = simulate(config(tmp_path, **values))
+    values = {"method": "fedssa", "sum_owners": 2, "fraction": 0.8}
     died = config(tmp_path, name="died", **values)
     sent: list[tuple[int, Message]] = []
     seen = []
@@ -158,19 +183,12 @@ def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, 
     kind, seen = "", []
     keep = lambda node, message, reply: sent.append((node, reply)) or reply  # noqa: E731
     _, grid = simulate(died, folder=folder, tamper=keep)
-    assert sha(folder) == sha(whole) and not folder.read_summary()["failures"]
+    assert sha(folder) == sha(whole(**values)) and not folder.read_summary()["failures"]
     words = [a[0] for _, r in sent if r.has_content() and len(a := arrays_of(r)) == 2]
-    assert len({w.tobytes() for w in words}) == len(words) > 12
+    assert len({w.tobytes() for w in words}) == len(words) > 8
     numbers = [asked(m)[2] for m in grid.sent if asked(m)[0] in {OWNERS, TRAIN}]
     before = int(sorted(numbers)[0])
     assert before > 3  # those of the first life are not used again
-
-
-def test_a_damaged_counter_of_attempts_is_named(tmp_path):
-    folder, _ = simulate(config(tmp_path, rounds=1))
-    folder.attempts.write_text("many")
-    with pytest.raises(Damaged, match=r"attempts' is damaged: it holds no number"):
-        simulate(config(tmp_path, rounds=2), folder=folder)
 
 
 def test_a_message_that_comes_twice_is_answered_with_the_same_bytes(tmp_path, monkeypatch):
@@ -205,10 +223,15 @@ def test_a_message_that_comes_twice_is_answered_with_the_same_bytes(tmp_path, mo
     assert not folder.read_summary()["failures"]
 
 
-def test_a_client_that_lost_its_notes_is_refused_with_the_reason(tmp_path):
+def test_a_damaged_counter_is_named_and_a_client_that_lost_its_notes_refused(tmp_path):
     values = {"rounds": 2, "max_skipped_rounds": 0, "start_timeout": 2.0}
     first = config(tmp_path, **values | {"rounds": 1})
     folder, _ = simulate(first)
+    number = folder.attempts.read_text()
+    folder.attempts.write_text("many")
+    with pytest.raises(Damaged, match=r"attempts' is damaged: it holds no number"):
+        simulate(config(tmp_path, **values), folder=folder)
+    folder.attempts.write_text(number)
     for note in folder.path.glob("state/*/3/sum-*"):
         note.unlink()
     simulate(config(tmp_path, **values), folder=folder)
@@ -217,46 +240,34 @@ def test_a_client_that_lost_its_notes_is_refused_with_the_reason(tmp_path):
     assert folder.read_rounds()[-1]["replied"] == 4
 
 
-def test_private_keys_are_private_and_gone_with_the_state(tmp_path):
-    keys: dict[str, bytes] = {}
-    wire = []
+def test_keys_are_private_gone_with_the_state_and_shared_by_no_two_runs(tmp_path):
+    private: list[bytes] = []
+    wire, words = [], []
 
     def look(node, message, reply):
         wire.append(b"".join(r.deflate() for r in (message.content, reply.content)))
-        for path in (tmp_path / "runs" / "k" / "state").glob("*/*/sum-*.json"):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-            if path.name == "sum-key.json":
-                keys[path.parent.name] = bytes.fromhex(json.loads(path.read_text())["private"])
-        return reply
-
-    folder, _ = simulate(config(tmp_path, name="k", keep_state=False), tamper=look)
-    assert len(set(keys.values())) == N
-    for private in keys.values():
-        assert not any(private in said or private.hex().encode() in said for said in wire)
-    assert not list(folder.path.glob("state/**/sum-*"))
-
-
-def test_two_runs_share_no_words_and_no_keys(tmp_path):
-    words, keys = [], []
-
-    def look(node, message, reply):
         if asked(message)[0] == TRAIN:
             words.append(arrays_of(reply)[0])
-        if message.metadata.message_type == "query":
-            keys.append(reply.content["info"]["sum-key"][0])
+        for path in (tmp_path / "runs").glob("*/state/*/*/sum-*.json"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+            if path.name == "sum-key.json" and message.metadata.message_type == "query":
+                key = bytes.fromhex(json.loads(path.read_text())["private"])
+                private.append(key) if key not in private else None
         return reply
 
     for name in ("a", "b"):
-        simulate(config(tmp_path, name=name, rounds=1), tamper=look)
-    assert len(set(keys)) == 2 * N
+        folder, _ = simulate(config(tmp_path, name=name, rounds=1, keep_state=False), tamper=look)
+        assert not list(folder.path.glob("state/**/sum-*"))
+    assert len(private) == 2 * N
+    for key in private:
+        assert not any(key in said or key.hex().encode() in said for said in wire)
     for one, other in zip(words[:N], words[N:], strict=True):
         assert (one == other).mean() < 0.01
-    ones = np.concatenate(words)
-    assert abs(np.mean(ones / 2.0**32) - 0.5) < 0.01
+    assert abs(np.mean(np.concatenate(words) / 2.0**32) - 0.5) < 0.01
 
 
-def test_the_records_have_means_and_say_what_is_missing(tmp_path):
-    folder, _ = simulate(config(tmp_path))
+def test_the_records_have_means_and_say_what_is_missing(whole):
+    folder = whole()
     summary = folder.read_summary()
     assert summary["test_accuracy_mean"] > 0 and summary["test_accuracy_p10"] is None
     assert "clients.csv" in summary["secure_sum"]["absent"]
@@ -267,10 +278,9 @@ def test_the_records_have_means_and_say_what_is_missing(tmp_path):
     assert all(re.fullmatch(r"\d,0,0,0,0", row) for row in rows)
 
 
-def test_the_means_are_those_of_the_clients(tmp_path):
+def test_the_means_are_those_of_the_clients(whole):
     """With sum-metrics: false each client tells its own, and nothing else changes."""
-    told, _ = simulate(config(tmp_path, sum_metrics=False))
-    summed, _ = simulate(config(tmp_path))
+    told, summed = whole(sum_metrics=False), whole()
     for own, mean in zip(told.read_rounds(), summed.read_rounds(), strict=True):
         for key in ("test_accuracy_mean", "val_accuracy_mean", "train_loss"):
             assert own[key] == pytest.approx(mean[key], abs=1e-4)
@@ -293,26 +303,23 @@ def certified(folder) -> Callable[[object], None]:
 
 
 def leave(node, message, reply):
-    gone = node in {2, 4} and asked(message)[:2] == (TRAIN, 2)
-    return Message(Error(code=5, reason="gone"), reply_to=message) if gone else reply
+    return gone(message) if node in {2, 4} and asked(message)[:2] == (TRAIN, 2) else reply
 
 
-def test_of_five_nodes_with_certificates_two_may_be_missing(tmp_path) -> None:
-    values = {"sum_threshold": 0, "rounds": 3}
+def test_of_five_nodes_with_certificates_two_may_be_missing(tmp_path, whole) -> None:
     before = certified(tmp_path / "tls")
-    masked, grid = simulate(config(tmp_path, **values), tamper=leave, before=before)
-    assert [line["replied"] for line in masked.read_rounds()] == [5, 3, 5]
+    masked, grid = simulate(config(tmp_path, sum_threshold=0), tamper=leave, before=before)
+    assert [line["replied"] for line in masked.read_rounds()] == [5, 3]
     assert {asked(m)[1] for m in grid.sent if asked(m)[0] == AGREE} == {2}
-    plain, _ = simulate(config(tmp_path, "unmasked", sum_min=2, **values), tamper=leave)
-    assert plain.read_rounds()[0]["sha256"] == masked.read_rounds()[0]["sha256"]
-    without, _ = simulate(config(tmp_path, **values), tamper=leave)
-    assert [line["replied"] for line in without.read_rounds()] == [5, 0, 5]
+    assert whole("unmasked").read_rounds()[0]["sha256"] == masked.read_rounds()[0]["sha256"]
+    without, _ = simulate(config(tmp_path, sum_threshold=0), tamper=leave)
+    assert [line["replied"] for line in without.read_rounds()] == [5, 0]
 
 
 def test_survivors_that_do_not_sign_skip_the_round(tmp_path) -> None:
     def silent(node, message, reply):
         if asked(message)[0] == AGREE and node in {0, 1}:
-            return Message(Error(code=5, reason="gone"), reply_to=message)
+            return gone(message)
         return leave(node, message, reply)
 
     before = certified(tmp_path / "tls")
@@ -322,7 +329,6 @@ def test_survivors_that_do_not_sign_skip_the_round(tmp_path) -> None:
     assert "1 of 3 survivors signed who is left" in lines[1]["failures"][-1]["reason"]
     attempt = max(asked(m)[2] for m in grid.sent if asked(m)[:2] == (TRAIN, 2))
     assert not [m for m in grid.sent if asked(m) == (UNMASK, 2, attempt)]
-    assert sha(folder)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +350,10 @@ def test_survivors_that_do_not_sign_skip_the_round(tmp_path) -> None:
 def test_what_does_not_go_with_sums_is_one_line(tmp_path, changes, line):
     with pytest.raises(UserError, match=f"^{line}"):
         config(tmp_path, **changes)
+
+
+def test_thirteen_methods_can_be_summed():
+    assert len(SUMMED) == 13
 
 
 def test_hide_classes_switched_off_is_what_older_runs_say(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from written_runs import round_line, write_clients
+from helpers.written_runs import round_line, write_clients
 
 
 def pretend(words: list[str]) -> int:

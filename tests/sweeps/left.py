@@ -3,7 +3,7 @@
 import json
 
 import yaml
-from written_runs import round_line, write_clients
+from helpers.written_runs import round_line, write_clients
 
 from fedhet.records.run_folder import source_digest, versions
 

@@ -6,9 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
+from helpers.written_runs import make_run, round_line
 from sweeps import cell_work as work
 from sweeps.left import leave
-from written_runs import make_run, round_line
 
 from fedhet.cli.app import execute
 from fedhet.errors import Damaged

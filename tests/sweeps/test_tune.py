@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from written_runs import round_line, write_clients
+from helpers.written_runs import round_line, write_clients
 
 from fedhet import cli
 from fedhet.cli import sweeps as command

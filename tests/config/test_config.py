@@ -61,7 +61,7 @@ def test_plain_flower_scalars_are_enough():
     assert (config.method, config.clients, run) == ("lg_fedavg", 4, {})
 
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 SHORTER = {"rounds": 3, "local-epochs": 1, "out": ""}  # a first look; results go to ~/.fedhet/runs
 FLOWERS_OWN = {"engine", "actors"}  # `flwr run` is Flower's engine, sized by --federation-config
 

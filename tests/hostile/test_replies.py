@@ -128,8 +128,8 @@ def in_the_last_array(arrays, _):
     return [of_norm([a], 9_999.0)[0] if i == last else a for i, a in enumerate(arrays)]
 
 
-# Of any method that sends arrays: all but Standalone. The last five are well formed; they end fewer than half of the
-# valid replies, so the median step stays an honest one.
+# Of any method that sends arrays: all but Standalone. The last five are well formed; they end fewer
+# than half of the valid replies, so the median step stays an honest one.
 LIES = {
     "extra array": sends(lambda a, _: [*a, np.zeros(3, np.float32)]),
     "missing array": sends(lambda a, _: a[:-1]),
@@ -188,11 +188,11 @@ def flipped(seed):
     return change
 
 
-@pytest.mark.parametrize("method", ["fedssa", "fedmrl", "fedproto", "fedkd"])
+@pytest.mark.parametrize("method", ["fedssa", "fedkd"])
 def test_damaged_bytes_have_no_effect(tmp_path, method):
-    """Of 24 clients a third sends something else; no honest one is refused for it."""
+    """Of 18 clients eight send something else; no honest one is refused for it."""
     changes = {k: flipped(k) for k in range(8)}
-    values = {"clients": 24, "dataset": "synthetic:960x4", **short(method)}
+    values = {"clients": 18, "dataset": "synthetic:720x4", **short(method)}
     reasons = refused(tmp_path, changes, method=method, **values)
     assert {int(client) for client in reasons} <= set(changes) and len(reasons) > 3
 

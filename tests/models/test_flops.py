@@ -16,10 +16,6 @@ FC = [800 * 2000, 2000 * 500, 500 * 10]
 MULTIPLY_ADDS = CONV1 + CONV2 + sum(FC)
 
 
-def test_forward_flops_of_cnn_1() -> None:
-    assert forward_flops(cnn("cnn-1", 10), Inputs.image(32)) == 2 * MULTIPLY_ADDS == 9_651_600
-
-
 def test_training_flops_of_cnn_1() -> None:
     model = cnn("cnn-1", 10)
     batch = 4
@@ -29,7 +25,7 @@ def test_training_flops_of_cnn_1() -> None:
     assert training_flops(lambda: nn.functional.cross_entropy(model(x), y)) == expected
 
 
-@pytest.mark.parametrize("name", ["cnn-1", "resnet18", "googlenet"])
+@pytest.mark.parametrize("name", ["cnn-1", "resnet18"])
 def test_the_count_is_that_of_torchs_counter(name: str) -> None:
     model = build_model(name, classes=3, d=5)
     x, y = torch.randn(2, 3, 32, 32), torch.arange(2)
@@ -73,6 +69,7 @@ def test_sizes_of_models() -> None:
         "buffers_mib": 0.0,
         "forward_flops": 2 * MULTIPLY_ADDS,
     }
+    assert 2 * MULTIPLY_ADDS == 9_651_600
     channels = 2 * (4800 + 3)  # mean and deviation, of BatchNorms and of the images
     assert rows[1]["buffers"] == channels + 20, "and 20 counters"
     assert rows[1]["buffers_mib"] == (channels * 4 + 20 * 8) / 2**20

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from helpers.pace import Clock
 
 from fedhet.protocol import messages as delivery
 from fedhet.protocol.flower import DAMAGED, be_one_process, posted, take_damaged_replies
@@ -104,6 +105,14 @@ class Forgetful(Network):
                 yield Message(RecordDict(), reply_to=message)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that does not depend on the machine: it passes between two polls."""
+    monkeypatch.setattr(delivery, "time", Clock())
+    monkeypatch.setattr(delivery, "PULL_PATIENCE", 60.0)  # these pulls end by themselves
+
+
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("drops", "asked"), [(0, 1), (1, 2), (2, 3), (9, 3)])
 def test_a_lost_reply_is_asked_for_again_and_counted_once(monkeypatch, drops, asked):
     monkeypatch.setattr(delivery, "REMIND_AFTER", 0.3)
@@ -118,6 +127,7 @@ def test_a_lost_reply_is_asked_for_again_and_counted_once(monkeypatch, drops, as
     assert grid.asked.count(4) == asked and grid.asked.count(1) == 1
 
 
+@pytest.mark.usefixtures("clock")
 def test_nobody_is_asked_again_while_most_are_still_at_work(monkeypatch):
     monkeypatch.setattr(delivery, "REMIND_AFTER", 0.1)
     grid = Forgetful(9)

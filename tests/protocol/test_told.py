@@ -1,6 +1,7 @@
 """What nodes and users are told: why a node is refused, and who is waited for."""
 
 import pytest
+from helpers.pace import Clock
 
 from fedhet.config.load import envelope
 from fedhet.engines.grid import InlineGrid
@@ -76,6 +77,7 @@ def test_a_simulation_waits_for_nobody_who_was_refused(tmp_path, monkeypatch, ca
 
 def test_missing_nodes_are_waited_for_aloud(grid, monkeypatch):
     monkeypatch.setattr(handshake, "PATIENT", 0.0)
+    monkeypatch.setattr(handshake, "time", Clock())
     said = []
     grid.online = {100}
     Handshake(grid, "x", Roster()).wait(3, 0.5, said.append)

@@ -28,7 +28,7 @@ def limited(tmp_path, text, **changes):
         return reply
 
     nodes, said = [], []
-    config = small(tmp_path, start_timeout=1.0, **{"rounds": 1} | changes)
+    config = small(tmp_path, start_timeout=1.0, **{"rounds": 1, "image_size": 16} | changes)
     folder, _ = simulate(config, tamper=listen, before=own)
     return folder.read_rounds(), said
 

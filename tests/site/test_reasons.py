@@ -115,7 +115,7 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch, name):
         monkeypatch.setattr(FedSSAClient, "receive", receive)
     config = small(
         tmp_path, clients=4, secure_sum="masked", sum_min=2, classes=list(CLASSES),
-        start_timeout=1.0, local_epochs=2,
+        start_timeout=1.0, local_epochs=2, image_size=16, rounds=2 if fault.after else 1,
     )  # fmt: skip
     folder, _ = simulate(config, before=prepare, tamper=listen, simulated=False)
     log = capfd.readouterr().err

@@ -4,7 +4,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from fedhet.sums.noise import RandomBits, discrete_gaussian
 
@@ -13,6 +12,8 @@ SEED = bytes(range(32))
 
 @pytest.mark.parametrize("sigma", [1, 2, 7])
 def test_draws_follow_their_probabilities(sigma: int) -> None:
+    from scipy import stats  # late: a second, which every worker would take to collect
+
     draws = discrete_gaussian(sigma, 100_000, RandomBits(SEED))
     values = np.arange(-20 * sigma, 20 * sigma + 1)
     weight = np.exp(-(values**2) / (2 * sigma**2))

@@ -192,14 +192,6 @@ def agreeing(threshold: int = 0, left: str = "abc", attempt: int = 1) -> tuple[C
     return cohort, cohort.upload(left, attempt).close()
 
 
-def test_two_of_five_may_be_gone() -> None:
-    cohort = Cohort(5, certified=True)
-    collector = cohort.upload("abc")
-    alive = collector.close()
-    cohort.answers(collector, alive, cohort.sign(alive, alive))
-    assert collector.total().tolist() == cohort.sum(alive)
-
-
 def test_a_list_with_fewer_signatures_than_the_threshold_opens_nothing() -> None:
     cohort, _ = agreeing()
     few = cohort.sign("ab", "abc")

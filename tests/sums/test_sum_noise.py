@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 from itertools import combinations
 
-import dp_accounting
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,6 +72,8 @@ def test_any_sum_that_can_be_had_has_the_noise_of_the_run(tmp_path, members):
 
 def test_what_all_rounds_cost_is_what_an_independent_accountant_says(tmp_path):
     config = summed(tmp_path)
+    import dp_accounting  # late, as in tests/site/test_privacy.py
+
     rounding = math.sqrt(LENGTH) / 2 * 2.0**-BITS
     one = sum_sigma(config, LENGTH, BITS) / (config.dp_clip + rounding)
     found = dp_accounting.get_epsilon_gaussian(one / math.sqrt(config.rounds), config.dp_delta)

@@ -17,7 +17,7 @@ from fedhet.engines import session
 from fedhet.engines.grid import FIRST_NODE
 from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import client_order
-from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, arrays_of
+from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, answer, arrays_of
 from fedhet.records.run_folder import RunFolder
 from fedhet.sums.client import SumNotes
 from fedhet.testing import simulate, small
@@ -118,15 +118,15 @@ def test_a_sum_that_cannot_be_had_skips_its_round_which_changes_nothing(tmp_path
 
     def die(node, message, reply):
         kind, round_, _ = asked(message)
-        if round_ == 2 and (kind, node) in {(TRAIN, 0), (UNMASK, 3)}:
-            return gone(message)
-        return reply
+        if round_ == 2 and (kind, node) == (UNMASK, 3):
+            return answer(message, {"error": "no"})
+        return gone(message) if round_ == 2 and (kind, node) == (TRAIN, 0) else reply
 
     folder, grid = simulate(config(tmp_path, rounds=3), tamper=die)
     first, second, third = folder.read_rounds()
     assert (first["replied"], second["replied"], third["replied"]) == (5, 0, 5)
     assert {f["client"]: f["reason"] for f in second["failures"]}["the round"] == (
-        "there is no sum: no answer of 3"
+        "there is no sum: no answer of 3 (client 3: no)"
     )
     assert second["test_accuracy_mean"] == first["test_accuracy_mean"]
     attempts = [asked(m)[2] for m in grid.sent if asked(m)[0] == TRAIN]

@@ -223,21 +223,6 @@ def test_a_lie_is_named_and_spoils_one_round_at_most(tmp_path) -> None:
         before = line
 
 
-def test_who_refuses_to_unmask_is_named_where_the_sum_needs_it(tmp_path) -> None:
-    def leave(node: int, message: Message, reply: Message) -> Message:
-        said = {(TRAIN, 0): "away", (UNMASK, 1): "no"}.get((kind(message), node))
-        if said and message.content["config"]["round"] == 2:
-            return answer(message, {"error": said})
-        return reply
-
-    run = config(tmp_path, method="lg_fedavg", max_images=100)
-    folder, _ = simulate(run, tamper=leave)
-    line = folder.read_rounds()[1]
-    assert reasons(line) == {
-        "0": "away", "the round": "there is no sum: no answer of 1 (client 1: no)"
-    }  # fmt: skip
-
-
 def test_owners_that_cannot_be_counted_skip_the_round(tmp_path) -> None:
     def tamper(node: int, message: Message, reply: Message) -> Message:
         if kind(message) == OWNERS and message.content["config"]["round"] == 1 and node < 2:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
 
 from fedhet.config.schema import RunConfig
 from fedhet.training.loop import Examples
@@ -23,6 +22,8 @@ def softmax(logits):
 
 @pytest.mark.parametrize(("count", "classes"), [(700, 5), (60, 2), (40, 30)])
 def test_metrics_are_those_of_scikit_learn(count, classes):
+    from sklearn import metrics as sk  # late: a second, which every worker would take to collect
+
     draws = np.random.default_rng(count)
     labels = draws.integers(0, classes, count)
     logits = draws.normal(size=(count, classes)).round(1)  # with equal scores

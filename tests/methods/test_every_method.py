@@ -20,26 +20,28 @@ from fedhet.site.state import forgotten
 from fedhet.testing import check_method, make_client, make_strategy, simulate, small, uploads_of
 
 ROOT = Path(__file__).resolve().parents[2]
-# Floats that a sampled client sends and is sent in round 3, with ten classes, d = 500 and CNN-5 as
-# the small model. Where None stands it depends on the classes of the others.
+# Floats that a sampled client sends and is sent in round 3, with ten classes, d = 500 and CNN-5 for
+# images of 16 x 16 as the small model. Where None stands it depends on the classes of the others.
 OWN = 4  # classes of a client
+TINY = {"image_size": 16}
+CNN_5 = 1_216 + 12_832 + 32 * 500 + 500 + 250_500 + 5_010
 FLOATS = {
     "standalone": (0, 0),
-    "fedavg": (670_058, 670_058),
+    "fedavg": (CNN_5, CNN_5),
     "lg_fedavg": (5_010, 5_010),
-    "fml": (670_058, 670_058),
-    "fedkd": (None, 670_058),
-    "fedapen": (670_058, 670_058),
+    "fml": (CNN_5, CNN_5),
+    "fedkd": (None, CNN_5),
+    "fedapen": (CNN_5, CNN_5),
     "fd": (OWN * 10, None),
     "fedproto": (OWN * 500, None),
     "fedgh": (OWN * 500, 5_010),
     "fedssa": (OWN * 501, OWN * 501),
-    "fedmrl": (465_658, 465_658),
+    "fedmrl": (CNN_5 - 250_500 - 5_010 + 50_100 + 1_010, CNN_5 - 250_500 - 5_010 + 50_100 + 1_010),
     "pfedes": (443, 443),
     "fedclassavg": (5_010, 5_010),
     "fedtgp": (OWN * 500, None),
     "fedgen": (5_010, 5_010 + 280_564),
-    "pfedafm": (665_048, 665_048),
+    "pfedafm": (CNN_5 - 5_010, CNN_5 - 5_010),
     "fedl2g": (OWN * 10, 100),
 }
 
@@ -56,14 +58,14 @@ def keys_of(method):
 def alone(tmp_path_factory):
     """The lines of a run without any exchange."""
     with forgotten():
-        return check_method("standalone", tmp_path_factory.mktemp("alone")).read_rounds()
+        return check_method("standalone", tmp_path_factory.mktemp("alone"), **TINY).read_rounds()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_federation(tmp_path, alone, method):
     """A class has one owner, a client is never sampled, the run is cut and resumed."""
     with forgotten():
-        folder = check_method(method, tmp_path, **keys_of(method))
+        folder = check_method(method, tmp_path, **TINY, **keys_of(method))
     owners = np.array([line.split(",")[1:] for line in folder.partition.read_text().split()[1:]])
     assert 1 in (owners.astype(int) > 0).sum(axis=0)
     with folder.clients.open() as file:

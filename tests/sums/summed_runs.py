@@ -12,6 +12,7 @@ N = 5
 def config(tmp_path, mode="masked", **changes):
     """Five clients that share headers; four of them are a sum."""
     values = {"method": "lg_fedavg", "clients": N, "max_images": 100, "secure_sum": mode}
+    values |= {"image_size": 16}
     values |= {"sum_threshold": 0 if "fraction" in changes else 4}
     return small(tmp_path, **(values | changes))
 

@@ -29,6 +29,7 @@ CLIENTS, SOME = 4, 40  # bytes of a vector that are no accident where they are f
 
 def config(tmp_path, **changes):
     values = {"clients": CLIENTS, "sum_owners": 2, "secure_sum": "masked", "sum_min": 2}
+    values |= {"image_size": 16}
     return small(tmp_path, **(values | changes))
 
 

@@ -10,9 +10,12 @@ import torch
 
 from fedhet.rng import one_blas_thread
 
-REAL = ("network", "engines", "sweeps", "deploy", "docs")  # folders, in this order
-LONG = ("test_same_bytes.py", "test_every_method.py", "test_sum_rounds.py")
-FIRST = (*REAL, *LONG, "hostile", "sums", "methods", "examples")
+REAL = ("network", "engines", "sweeps", "docs", "deploy")  # folders, in this order
+LONG = (
+    "test_every_method.py", "test_sum_rounds.py", "test_same_bytes.py", "test_replies.py",
+    "test_new.py",
+)  # fmt: skip
+FIRST = (*REAL, *LONG, "hostile", "examples", "sums", "strategies", "methods", "cli", "export")
 
 
 @pytest.fixture(scope="session", autouse=True)

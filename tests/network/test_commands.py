@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from helpers.pace import patience
+from helpers.pace import PATIENCE
 from helpers.programs import wait_for
 from network.federation import HOST, Federation
 
@@ -89,7 +89,7 @@ def flwr_run(federation: Federation, app: Path) -> None:
     """Submit an application that is not the installed one, as a lying server does."""
     env = federation.env | {"FLWR_HOME": str(federation.tls.flwr_home)}
     command = [script("flwr"), "run", str(app), CONNECTION]
-    subprocess.run(command, env=env, cwd=federation.folder, check=True, timeout=patience())
+    subprocess.run(command, env=env, cwd=federation.folder, check=True, timeout=PATIENCE)
 
 
 def answer(federation: Federation, path: str) -> int:
@@ -118,7 +118,7 @@ def test_a_key_that_nobody_registered_and_a_false_ca_are_told_so(federation):
                "--isolation", "process"]  # fmt: skip
     done = subprocess.run(
         keyless, env=federation.env, cwd=federation.folder, capture_output=True, check=False,
-        timeout=patience(),
+        timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode and b"SuperNode ID" not in done.stdout + done.stderr
     assert foreign.running()

@@ -202,7 +202,10 @@ def demo(
         ("method", "accuracy", "10th percentile", "floats up", "floats down", "GFLOPs", "seconds"),
         [_demo_row(folder) for folder in folders],
     )
-    print("accuracy: own test images, mean over clients (simulated sites); floats and GFLOPs: per client and round")
+    print(
+        "accuracy: own test images, mean over clients (simulated sites); "
+        "floats and GFLOPs: per client and round"
+    )
     print(base)
 
 

@@ -10,7 +10,7 @@ import torch
 import fedhet
 
 # Three clients with two models, all in this process; nothing is downloaded. Without
-# `engine="inline"` the same run is a Flower simulation on Ray, and ends with the same bytes.
+# `engine="inline"` the same run uses worker processes, and ends with the same bytes.
 run = fedhet.run(
     "quickstart",
     method="FedSSA",

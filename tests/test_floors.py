@@ -1,4 +1,4 @@
-"""What may import what (DESIGN 3), and who may reach into Flower's private parts."""
+"""What may import what (docs/explanation/round.md), and who may reach into Flower's private parts."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ FLOORS = (  # from the ground up; a room imports rooms of its own floor and of t
     {"records", "site", "protocol", "sums", "training", "models", "data"},
     {"strategies"},
     {"clients"},
-    {"config", "engines", "deploy", "export", "testing", "client_app", "server_app", "request"},
+    {"config", "engines", "deploy", "export", "testing", "client_app", "server_app"},
     {"sweeps", "reports", "watch"},
     {"api", "cli", "__init__", "__main__"},
 )

@@ -1,1 +1,1 @@
-"""Who a client is, what it keeps, the noise that it adds."""
+"""One client's side: its data, its state, the noise that it adds, and what its site allows."""

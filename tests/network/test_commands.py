@@ -2,6 +2,7 @@
 
 import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,6 +13,7 @@ from helpers.programs import wait_for
 from network.federation import HOST, Federation
 
 from fedhet.deploy.control import CONNECTION
+from fedhet.deploy.node import TASK_POLL
 from fedhet.engines.system import free_ports, script
 
 pytestmark = pytest.mark.network
@@ -189,7 +191,9 @@ def test_a_process_that_dies_costs_its_message_and_nothing_else(federation):
     failures: list[dict] = []
     while not failures:  # one that is killed before it is given the message costs nothing
         running = len(run.rounds()) + 1
-        run.catch(federation, 0).kill()
+        worker = run.catch(federation, 0)
+        time.sleep(10 * TASK_POLL)  # it is stopped: the node has time to give it the message
+        worker.kill()
         run.wait_rounds(running)
         failures = [f for record in run.rounds() for f in record["failures"]]
     (failure,) = failures

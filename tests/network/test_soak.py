@@ -8,8 +8,8 @@ from helpers.programs import wait_for
 from network.federation import Federation
 
 pytestmark = [pytest.mark.network, pytest.mark.soak]
-NODES, KILLS = 8, 5
-BETWEEN = 3  # rounds from one kill to the next
+NODES, KILLS = 8, 4
+BETWEEN = 2  # rounds from one kill to the next
 
 
 def test_nodes_that_are_killed_while_they_train_come_back_every_time(tmp_path):

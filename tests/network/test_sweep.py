@@ -16,7 +16,7 @@ from fedhet.engines.system import script
 pytestmark = pytest.mark.network
 PRESET = {
     "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
-    "local-epochs": 1, "batch-size": 16, "rounds": 60, "grid": {"seed": [0, 1]},
+    "local-epochs": 1, "batch-size": 16, "rounds": 30, "grid": {"seed": [0, 1]},
 }  # fmt: skip
 
 

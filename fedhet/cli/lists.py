@@ -4,9 +4,8 @@
 import inspect
 import json
 import keyword
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,7 +65,7 @@ def runs(
     base = plain_path(folder)
     if not base.is_dir():
         raise UserError(f"'{base}' is not a folder: give the folder that your runs are in")
-    found = sorted(path for path in _below(base) if (path / "checkpoint" / "run.json").exists())
+    found = sorted(path.parent.parent for path in base.rglob("checkpoint/run.json"))
     table = [_run_row(path) for path in found]
     table.sort(key=lambda row: row["started"])
     if as_json:
@@ -88,16 +87,6 @@ def runs(
     ]
     columns = ("run", "status", "method", "dataset", "rounds", "last mean")
     show_table(str(base), columns, rows)
-
-
-def _below(base: Path) -> Iterator[Path]:
-    """Yield the folder and all below it, without links and what lies deeper than runs do."""
-    from fedhet.records.verification import DEEPEST
-
-    for root, folders, _ in os.walk(base):
-        yield Path(root)
-        if len(Path(root).relative_to(base).parts) >= DEEPEST:
-            folders.clear()
 
 
 def _run_row(path: Path) -> dict[str, Any]:

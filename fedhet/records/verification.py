@@ -7,6 +7,7 @@ that a crash interrupted, and ``fedhet resume`` does it again.
 """
 
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,11 +65,6 @@ class Verification:
             words.append(f"{len(left) - SHOWN} more, which `fedhet verify` lists")
         raise Damaged("; ".join([*words, *self._way_out()]))
 
-    def raise_counted(self) -> None:
-        """Raise Damaged with their number, for a user who has been shown every finding."""
-        count = f"{len(self.findings)} findings in '{self.folder}'"
-        raise Damaged("; ".join([count, *self._way_out()]))
-
     @property
     def _nobody(self) -> bool:
         return sum(bool(f.client) for f in self.findings) == self.clients
@@ -84,30 +80,26 @@ class Verification:
 
 
 def check_entries(folder: Path) -> None:
-    """Nothing in the run folder leads out of it; called before anything there is opened.
+    """Raise Damaged if something in the run folder leads out of it.
 
-    Raises Damaged for a link, a pipe or the like: a run makes none, and writing through one
-    would change something else.
+    Called before anything there is opened: a run makes no link, no pipe or the like, and writing
+    through one would change something else.
     """
-    ahead = [folder]
-    while ahead:
-        for path in _inside(ahead.pop(), folder):
+
+    def fail(error: OSError) -> None:
+        raise Damaged(f"'{error.filename}' cannot be read: {error.strerror}") from error
+
+    for root, folders, files in os.walk(folder, onerror=fail):
+        place = Path(root)
+        if len(place.relative_to(folder).parts) > DEEPEST:
+            raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
+        for path in (place / name for name in sorted([*folders, *files])):
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise Damaged(
                     f"'{path}' is a link or something else that a run does not make: remove it"
                 )
-            if path.is_dir() and path != folder / FLOWER:
-                ahead.append(path)
-
-
-def _inside(place: Path, folder: Path) -> list[Path]:
-    """Return what lies there; raise Damaged for a folder that cannot be listed, or is too deep."""
-    if len(place.relative_to(folder).parts) > DEEPEST:
-        raise Damaged(f"'{folder}': folders lie more than {DEEPEST} deep in each other")
-    try:
-        return sorted(place.iterdir())
-    except OSError as error:
-        raise Damaged(f"'{place}' cannot be read: {error.strerror}") from error
+        if place == folder:
+            folders[:] = [name for name in folders if name != FLOWER]
 
 
 def verify(folder: RunFolder, config: RunConfig, check_arrays: CheckArrays) -> Verification:

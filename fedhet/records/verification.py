@@ -6,7 +6,6 @@ any of them is seen, and named; what was written after the checkpoint is no dama
 that a crash interrupted, and ``fedhet resume`` does it again.
 """
 
-import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +14,10 @@ from typing import Any
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Damaged, Refused, Rejected, brief
-from fedhet.files import client_order, csv_text, parse_jsonl, read_bytes
+from fedhet.files import client_order, parse_jsonl, read_bytes
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.payload import Array
+from fedhet.records.formats import read_partition
 from fedhet.records.ledger import Checkpoint, load_checkpoint
 from fedhet.records.run_folder import (
     RunFolder,
@@ -197,20 +197,18 @@ def _arrays(
     except Rejected as reason:
         yield f"'{folder.checkpoint}': {reason}"
     except (RuntimeError, ValueError, MemoryError) as error:  # what is made is as large as it says
-        yield f"'{folder.checkpoint}': the method cannot begin with these books: {brief(error)}"
+        yield f"'{folder.checkpoint}': the method cannot begin with these arrays: {brief(error)}"
 
 
 def _partition(folder: RunFolder, roster: Roster) -> Iterator[str]:
-    """``partition.csv`` against the clients that the checkpoint knows; later ones are not in it."""
-    rows = {csv_text([[client, *row]]) for client, row in roster.counts()}
+    """Compare ``partition.csv`` with the clients of the checkpoint; later ones are not in it."""
     try:
-        lines = io.BytesIO(read_bytes(folder.partition))
-        head = next(lines).decode()
-        known = all(line.decode() in rows for line in lines)
-    except (OSError, ValueError, StopIteration):
-        yield f"'{folder.partition}' is missing or empty"
+        dealt = read_partition(folder.partition)
+    except OSError:
+        yield f"'{folder.partition}' is missing"
         return
-    if head != csv_text([["client", *roster.classes]]) or not known:
+    known = {client: tuple(row) for client, row in roster.counts()}
+    if dealt.classes != tuple(roster.classes) or not dealt.counts.items() <= known.items():
         yield f"'{folder.partition}' is not what the clients declared"
 
 

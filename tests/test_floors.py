@@ -1,4 +1,4 @@
-"""What may import what (docs/explanation/round.md), and who may reach into Flower's private parts."""
+"""What may import what (docs/explanation/round.md); who may reach into Flower's private parts."""
 
 import ast
 import re

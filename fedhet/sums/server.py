@@ -167,8 +167,7 @@ class SumAggregator:
         try:
             what = "the unit of weights cannot be found"
             if not self.unit:
-                self._find_unit(round_, clients)
-                clients = self.strategy.online(clients)
+                clients = self.strategy.online(self._find_unit(round_, clients))
             what = "owners cannot be counted"
             if self.counts_owners:
                 clients = self._count_owners(round_, clients)
@@ -210,23 +209,44 @@ class SumAggregator:
 
     # --- small sums before it ----------------------------------------------------------------
 
-    def _find_unit(self, round_: int, clients: list[str]) -> None:
+    def _find_unit(self, round_: int, clients: list[str]) -> list[str]:
         """Set the unit of weights: the smallest power of two that no client's images exceed.
 
-        A client adds a random word for each power that it exceeds, and zero for the others: a sum
-        that is zero tells that nobody exceeds it, and any other tells nothing more.
+        If one client sends nonsense it is left out: return the others of ``clients``. It is found
+        by sums without half of those that it may be. A sum that it is in tells nothing. Raises
+        Rejected if there is no unit without it either.
         """
         everybody = sorted(self.roster.nodes)
         if len(everybody) <= MOST_ASKED:
             everybody = self._introduced(everybody)
         if len(everybody) > MOST_ASKED or len(everybody) < len(clients):
             everybody = clients
-        attempt = self._new(round_, everybody, POWERS)
-        words = self._ask(attempt, UNIT, attempt.words, self._short)
-        if not (words == 0).any():
+        suspects, self.unit = everybody, self._unit_of(round_, everybody)
+        if self.unit:
+            return clients
+        while len(suspects) > 1:
+            out = suspects[: len(suspects) // 2]
+            found = self._unit_of(round_, [c for c in everybody if c not in out])
+            suspects = out if found else suspects[len(out) :]
+        self.unit = self._unit_of(round_, [c for c in everybody if c not in suspects])
+        if not self.unit:
             raise Rejected("the sum has no power of two that nobody exceeds")
-        self.unit = 1 << int(np.argmax(words == 0))
-        log.info("unit of weights: %d images, found in a sum", self.unit)
+        self.ledger.fail(suspects[0], "with it no sum gives the unit of weights")
+        return [client for client in clients if client not in suspects]
+
+    def _unit_of(self, round_: int, members: list[str]) -> int:
+        """Return the smallest power of two that no images of ``members`` exceed; 0: there is none.
+
+        A client adds a random word for each power that it exceeds, and zero for the others: a sum
+        that is zero tells that nobody exceeds it, and any other tells nothing more.
+        """
+        attempt = self._new(round_, members, POWERS)
+        fits = self._ask(attempt, UNIT, attempt.words, self._short) == 0
+        if not fits.any():
+            return 0
+        unit = 1 << int(np.argmax(fits))
+        log.info("unit of weights: %d images, found in a sum of %d clients", unit, len(members))
+        return unit
 
     def _count_owners(self, round_: int, members: list[str]) -> list[str]:
         """Count owners, unless ``members`` are those of the last count; return who is online.

@@ -17,7 +17,16 @@ from fedhet.engines import session
 from fedhet.engines.grid import FIRST_NODE
 from fedhet.errors import Damaged, RunFailed, UserError
 from fedhet.files import client_order
-from fedhet.protocol.messages import AGREE, OWNERS, TRAIN, UNMASK, answer, arrays_of
+from fedhet.protocol.messages import (
+    AGREE,
+    OWNERS,
+    TRAIN,
+    UNIT,
+    UNMASK,
+    answer,
+    arrays_of,
+    to_record,
+)
 from fedhet.records.run_folder import RunFolder
 from fedhet.sums.client import SumNotes
 from fedhet.testing import simulate, small
@@ -189,6 +198,30 @@ def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, 
     numbers = [asked(m)[2] for m in grid.sent if asked(m)[0] in {OWNERS, TRAIN}]
     before = int(sorted(numbers)[0])
     assert before > 3  # those of the first life are not used again
+
+
+def test_who_sends_nonsense_is_left_out_of_the_unit_of_weights(tmp_path):
+    """Its words are random for every power; the others find the unit that they have without it."""
+    values = {"max_images": 1_000_000, "sum_threshold": 0, "rounds": 1}
+    _, fair = simulate(config(tmp_path, name="fair", **values))
+
+    def lie(node, message, reply):
+        if node == 3 and message.metadata.message_type == UNIT:
+            words, *boxes = arrays_of(reply)
+            random = np.random.default_rng(0).integers(1, 2**32, len(words), dtype=np.uint32)
+            reply.content["arrays"] = to_record([words + random, *boxes])
+        return reply
+
+    folder, grid = simulate(config(tmp_path, name="liar", **values), tamper=lie)
+    assert [(f["client"], f["reason"]) for f in failures(folder, 1)] == [
+        ("3", "with it no sum gives the unit of weights")
+    ]
+    assert folder.read_rounds()[0]["replied"] == 4
+    units = [
+        {m.content["sum"]["unit"] for m in made.sent if asked(m)[0] == TRAIN}
+        for made in (fair, grid)
+    ]
+    assert units[0] == units[1]
 
 
 def test_a_message_that_comes_twice_is_answered_with_the_same_bytes(tmp_path, monkeypatch):

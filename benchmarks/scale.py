@@ -72,7 +72,7 @@ class Echo:
             return answer(message, info)
         numbers = {"num-examples": 100.0, "test_accuracy": 50.0, "val_accuracy": 50.0,
                    "train_loss": 1.0, "train_flops": 1.0, "seconds": 1.0}  # fmt: skip
-        what = {"client": client, "round": instruction(message).round, "state": "0" * 64}
+        what = {"client": client, "round": instruction(message).round, "digest": "0" * 64}
         reply = answer(message, what, numbers)
         if "arrays" in message.content:  # not in the message after the last round
             reply.content["arrays"] = message.content["arrays"]  # as it came: encoded already

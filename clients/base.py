@@ -109,7 +109,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.d = setup.config.representation
         self.modules: Modules = {}
         self.tensors: dict[str, Tensor] = {}
-        self.saved = ""  # digest of the state that was stored last
+        self.saved_digest = ""  # of the state that was stored last
         self._fixed = Fixed(())
         self.round = 0
         self.uploaded: Payload = Empty()  # what this round sends to the server
@@ -252,7 +252,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self.evaluating = bool(config["evaluate"])
         budget = Budget(self.setup.store, self.config, self.setup.data.client)
         budget.check(self.round, source)
-        self._go_back_to(source, str(config.get("state", "")))
+        self._go_back_to(source, str(config.get("digest", "")))
         received = self._received(parameters)
         self.receive(received)
         metrics = self._trained()
@@ -298,17 +298,17 @@ class MethodClient(NumPyClient, Generic[P]):
         self, parameters: list[Array], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate the state that the server names, without training."""
-        self._go_back_to(int(config["generation"]), str(config.get("state", "")))
+        self._go_back_to(int(config["generation"]), str(config.get("digest", "")))
         self._set_eval()
         return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
 
-    def finish(self, generation: int, state: str) -> Tensor:
+    def finish(self, generation: int, digest: str) -> Tensor:
         """Return the confusion matrix (C, C) int64 of the test split, after the last round.
 
-        ``generation`` and ``state``, its digest, name the client's last state. The private state
-        keeps what ``keep-best`` and ``keep-predictions`` ask for.
+        ``generation`` and its ``digest`` name the client's last state. The private state keeps
+        what ``keep-best`` and ``keep-predictions`` ask for.
         """
-        self._go_back_to(generation, state)
+        self._go_back_to(generation, digest)
         self._set_eval()
         kept: dict[str, Tensor] = {}
         confusion = torch.zeros(self.classes, self.classes, dtype=torch.int64)
@@ -391,11 +391,11 @@ class MethodClient(NumPyClient, Generic[P]):
             return replace(data, perturb=partial(jitter_scale, generator=draws))
         return replace(data, augment=partial(crop_flip, generator=self.torch_generator("augment")))
 
-    def _go_back_to(self, generation: int, state: str) -> None:
+    def _go_back_to(self, generation: int, digest: str) -> None:
         """Restore the state that the server names; raise Refused if it is no longer kept."""
         if generation == 0 and not self.setup.store.keeps_start():
             raise Refused("generation 0 is not kept: it has trained on since", Word.GENERATION)
-        self.restore(generation, state)
+        self.restore(generation, digest)
         self._keep_best(generation)
 
     def _received(self, arrays: Sequence[Array]) -> Payload:
@@ -425,10 +425,10 @@ class MethodClient(NumPyClient, Generic[P]):
 
     # --- what is kept between two rounds -----------------------------------------------------
 
-    def restore(self, generation: int, state: str = "") -> None:
+    def restore(self, generation: int, digest: str = "") -> None:
         """Put the modules and tensors of ``generation`` in place; 0 is the initialisation.
 
-        ``state`` is the digest that the server names. Raise Refused if there is no such state, or
+        ``digest`` is what the server names. Raise Refused if there is no such state, or
         if it does not fit the modules.
         """
         key = (
@@ -442,7 +442,7 @@ class MethodClient(NumPyClient, Generic[P]):
         if generation == 0:
             self._fit_preparation()
         else:
-            bundle = self.setup.store.load(generation, state)
+            bundle = self.setup.store.load(generation, digest)
             try:
                 kept = fill(self.modules, bundle)
                 self._check_declared(kept)
@@ -496,7 +496,7 @@ class MethodClient(NumPyClient, Generic[P]):
                 "a smaller lr, or grad-clip"
             )
         self.setup.store.describe(self.description())
-        self.saved = self.setup.store.save(generation, source, bundle)
+        self.saved_digest = self.setup.store.save(generation, source, bundle)
         self._note_validation(metrics)
 
     def description(self) -> dict[str, Any]:

@@ -250,7 +250,8 @@ def train(asked: Request) -> Message:
         client = asked.client()
         arrays, images, metrics = client.fit(read_arrays(message), what.fit_config())
         own = {"num-examples": float(images)} | {k: float(v) for k, v in metrics.items()}
-        info = {"client": client.setup.data.client, "round": what.round, "state": client.saved}
+        info = {"client": client.setup.data.client, "round": what.round}
+        info |= {"digest": client.saved_digest}
         reply = Reply(info, own, arrays)
     check_upload(asked.limits, sum(array.nbytes for array in reply.arrays))
     sent = answer(message, reply.info, reply.metrics, reply.arrays)
@@ -285,7 +286,7 @@ def confusion(asked: Request) -> Message:
     if asked.config.summed:
         return count(asked)
     client, what = asked.client(), asked.what
-    matrix = client.finish(what.generation, what.state)
+    matrix = client.finish(what.generation, what.digest)
     places = matrix.nonzero()
     cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
     info = {"client": client.setup.data.client, "round": what.round}
@@ -298,7 +299,7 @@ def evaluate(asked: Request) -> Message:
     if asked.config.summed and asked.config.sum_metrics:
         raise Refused("an accuracy of one client alone is not told", Word.INSTRUCTION)
     client, what = asked.client(), asked.what
-    _, images, metrics = client.evaluate([], {"generation": what.generation, "state": what.state})
+    _, images, metrics = client.evaluate([], what.fit_config())
     numbers = {k: float(v) for k, v in metrics.items()}
     if not asked.config.summed:
         numbers["num-examples"] = float(images)

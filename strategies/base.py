@@ -476,7 +476,7 @@ class MethodStrategy(Strategy, Generic[P]):
             experiment=self.folder.experiment,
             round=round_,
             generation=self.roster.generations[client],
-            state=self.roster.states.get(client, ""),
+            digest=self.roster.digests.get(client, ""),
             evaluate=self._evaluates(round_),
             state_dir=self.handshake.state_dir,
             classes=self.roster.classes,

@@ -177,7 +177,7 @@ class PlainAggregator:
         """Record the replies that were aggregated; their clients go on from this round."""
         self.steps.accept([one.step for one in accepted if one.step is not None])
         for info, payload, reply in ((one.info, one.payload, one.reply) for one in accepted):
-            self.roster.accept(info.client, round_, reply.state)
+            self.roster.accept(info.client, round_, reply.digest)
             self._pace[info.model] = reply.metrics.get("seconds", 0.0) / info.train_images
             self.ledger.accept(info.client, payload, reply.metrics, reply.message_bytes)
             if "test_accuracy" in reply.metrics:

@@ -71,7 +71,7 @@ def check_trained(
     ``own`` are the ranges of its method's metrics, by name. Numbers of images are not looked at.
     """
     check_origin(info, reply, round_)
-    if not re.fullmatch(DIGEST, reply.state):
+    if not re.fullmatch(DIGEST, reply.digest):
         raise Rejected("reply without a digest of the client's state")
     check_metrics(reply, own)
     spent = reply.metrics.get("epsilon_spent")
@@ -250,7 +250,7 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
     """Raise ValueError unless a round of this run starts from a generation that it may."""
     if what.refused and kind != "query":
         raise ValueError(f"a refusal came with a message of kind '{kind}'")
-    if kind in {"query", INTRODUCE, AGREE, UNMASK} and (what.generation or what.state):
+    if kind in {"query", INTRODUCE, AGREE, UNMASK} and (what.generation or what.digest):
         raise ValueError(f"generation {what.generation} in a message of kind '{kind}'")
     if kind in {"query", INTRODUCE}:
         if what.round:
@@ -267,7 +267,7 @@ def _check_numbers(what: Instruction, kind: str, config: RunConfig) -> None:
     most = what.round - (kind == TRAIN)
     if not 0 <= what.generation <= most:
         raise ValueError(f"generation {what.generation} in round {what.round}: 0 to {most} may be")
-    if not re.fullmatch(DIGEST if what.generation else "", what.state):
+    if not re.fullmatch(DIGEST if what.generation else "", what.digest):
         raise ValueError(
             f"generation {what.generation} comes "
             + ("without its digest" if what.generation else "with a digest, and has none")

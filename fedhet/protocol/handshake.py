@@ -252,7 +252,7 @@ class Roster:
         self.infos: dict[str, ClientInfo] = {}
         self.nodes: dict[str, int] = {}
         self.generations: dict[str, int] = {}
-        self.states: dict[str, str] = {}  # digest of that generation, once there is one
+        self.digests: dict[str, str] = {}  # of that generation's state, once there is one
         self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
         self.keys: dict[str, SumKey] = {}  # for sums, where the run has masks
         self.classes: tuple[str, ...] = ()
@@ -316,10 +316,10 @@ class Roster:
         if any(key.public == one.public for other, one in self.keys.items() if other != client):
             raise ValueError(f"client '{client}' tells another client's key")
 
-    def accept(self, client: str, round_: int, state: str) -> None:
-        """Record that a client goes on from its state of this round."""
+    def accept(self, client: str, round_: int, digest: str) -> None:
+        """Record that a client goes on from its state of this round, which has this digest."""
         self.generations[client] = round_
-        self.states[client] = state
+        self.digests[client] = digest
         self.lost.pop(client, None)
 
     def lose(self, client: str, round_: int, reason: str) -> None:
@@ -415,7 +415,7 @@ class Roster:
             },
             "inputs": self.inputs.dump() if self.inputs is not None else None,
             "generations": self.generations,
-            "states": self.states,
+            "states": self.digests,
             "lost": self.lost,
             **({"keys": keys} if (keys := {c: key.dump() for c, key in self.keys.items()}) else {}),
         }
@@ -429,7 +429,7 @@ class Roster:
             plain: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in info.items()}
             self.infos[client] = ClientInfo(**plain | {"inputs": self.inputs})
         self.generations = dict(kept["generations"])
-        self.states, self.lost = dict(kept["states"]), dict(kept["lost"])
+        self.digests, self.lost = dict(kept["states"]), dict(kept["lost"])
         self.keys = {client: SumKey.load(key) for client, key in kept.get("keys", {}).items()}
 
 

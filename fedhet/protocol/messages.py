@@ -74,7 +74,7 @@ class Instruction:
     experiment: _Text
     round: StrictInt = 0
     generation: StrictInt = 0
-    state: _Text = ""  # digest of that generation; empty for generation 0
+    digest: _Text = ""  # of that generation's state; empty for generation 0
     evaluate: StrictBool = True
     state_dir: _Text = ""  # used by simulated clients only
     classes: tuple[StrictStr, ...] = ()
@@ -82,7 +82,7 @@ class Instruction:
 
     def fit_config(self) -> dict[str, bool | bytes | float | int | str]:
         """Return what a client's ``fit`` is told of a round."""
-        names = ("round", "generation", "state", "evaluate")
+        names = ("round", "generation", "digest", "evaluate")
         return {name: getattr(self, name) for name in names}
 
 
@@ -111,9 +111,9 @@ class Reply:
         return self.info.get("state-lost") is True
 
     @property
-    def state(self) -> str:
+    def digest(self) -> str:
         """Digest of the state that the client has saved."""
-        return str(self.info.get("state", ""))
+        return str(self.info.get("digest", ""))
 
 
 def request(

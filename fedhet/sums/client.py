@@ -511,7 +511,8 @@ class Part:
                 images = float(sum(self._own().images))
                 self._put(self.metrics.vector(numbers | {"train_images": images}))
                 told = {name: value for name, value in numbers.items() if name == SPENT}
-            info = {"client": client.setup.data.client, "round": what.round, "state": client.saved}
+            info = {"client": client.setup.data.client, "round": what.round}
+            info |= {"digest": client.saved_digest}
             return Reply(info, told, [to_words(np.concatenate(self._steps))]), numbers
 
         return self._once(what, trained)
@@ -538,7 +539,7 @@ class Part:
         return self._once(what, counted)
 
     def _confusion(self, what: Instruction, own: Own, largest: float) -> Vector:
-        matrix = self.client.finish(what.generation, what.state).numpy()
+        matrix = self.client.finish(what.generation, what.digest).numpy()
         every = frozenset(range(len(matrix)))
         matrix[
             sorted(every - (set(own.seen) & (every if self.shared is None else self.shared)))

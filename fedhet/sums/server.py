@@ -345,7 +345,7 @@ class SumAggregator:
         self.ledger.add_total(total[: self._length + self.metrics.chained], means)
         for client in sorted(survivors, key=client_order):
             reply, payload = taken[client]
-            self.roster.accept(client, round_, reply.state)
+            self.roster.accept(client, round_, reply.digest)
             self.ledger.accept(client, payload, reply.metrics, reply.message_bytes)
             if "test_accuracy" in reply.metrics:
                 self.ledger.score(client, reply.metrics)

@@ -14,13 +14,13 @@ from fedhet.protocol.messages import PACKED
 from fedhet.protocol.reasons import Word
 
 LOST = [  # the state that is meant is not there
-    {"round": 3, "generation": 1, "state": "0" * 64}, {"state": "0" * 64},
+    {"round": 3, "generation": 1, "digest": "0" * 64}, {"digest": "0" * 64},
     {"experiment": "somebody-else"},
 ]  # fmt: skip
 INSTRUCTIONS = [
     *({"generation": g} for g in (-1, 0, 3, 2**62, -(2**63), "2", 2.0, True, None)),
     *({"round": r} for r in (0, -1, 1, 4, 2**62, "3", 3.0, float("nan"), [3, 3], None)),
-    *({"state": s} for s in ("", "x" * 64, b"0" * 64)),
+    *({"digest": s} for s in ("", "x" * 64, b"0" * 64)),
     *({"evaluate": e} for e in (1, "false")),
     *({"classes": c} for c in (
         "0123", [], ["0", "1", "2", "2"], [0, 1, 2, 3], [b"0", b"1"], ["0"], None,
@@ -28,7 +28,7 @@ INSTRUCTIONS = [
         [str(i) for i in range(100_000)],
     )),
     *({"experiment": e} for e in ("..", "../../x", "/tmp/x", "", b"x", None)),
-    {"generation": 0, "state": ""}, {"state-dir": 7}, {"state-dir": "x" * (10 << 20)},
+    {"generation": 0, "digest": ""}, {"state-dir": 7}, {"state-dir": "x" * (10 << 20)},
     {"novelty": 1}, {"nonce": None},
 ]  # fmt: skip
 BYTES = [  # in the place of the arrays

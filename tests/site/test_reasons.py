@@ -182,14 +182,14 @@ def test_generations_that_a_client_goes_back_to(tmp_path):
     assert sorted(digests) == [1, 2]
 
     def ask(round_, generation, state):
-        content = client.instruction(round=round_, generation=generation, state=state)
+        content = client.instruction(round=round_, generation=generation, digest=state)
         return client.ask(content).content["info"]
 
-    assert client.refusal(client.instruction(generation=0, state="")) == "generation"
-    third = ask(3, 1, digests[1])["state"]  # a rollback to what it still keeps
+    assert client.refusal(client.instruction(generation=0, digest="")) == "generation"
+    third = ask(3, 1, digests[1])["digest"]  # a rollback to what it still keeps
     assert store.generations() == [1, 3] and store._numbers(".aside") == [2]
-    again = ask(3, 2, digests[2])["state"]  # and forward again: nothing was lost
-    assert again == client.reply.content["info"]["state"] != third
+    again = ask(3, 2, digests[2])["digest"]  # and forward again: nothing was lost
+    assert again == client.reply.content["info"]["digest"] != third
     assert store.load(3, str(again)) and store.load(2, digests[2])
     assert store.generations() == [2, 3] and store._numbers(".aside") == [3]
     assert ask(3, 3, again)["error"] == "instruction"

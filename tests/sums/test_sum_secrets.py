@@ -125,7 +125,7 @@ def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog,
     assert not any(number in said for number in own), own
     told = {key for info in infos for key in info}
     assert told == {"client", "clients", "classes", "model", "device", "inputs", "sum-key",
-                    "strangers", "round", "state", "shares", "seeds", "closed"}  # fmt: skip
+                    "strangers", "round", "digest", "shares", "seeds", "closed"}  # fmt: skip
     assert {tuple(i["classes"]) for i in infos if "classes" in i} == {
         tuple(f"class-{k}" for k in range(4))
     }

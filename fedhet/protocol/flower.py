@@ -422,10 +422,3 @@ def key_as_sent(public: "EllipticCurvePublicKey") -> bytes:
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     return public_key_to_bytes(public)
-
-
-def lose_what_is_pushed() -> None:
-    """Announce this ServerApp's messages from now on without sending them: for a test."""
-    import flwr.superlink.grid.http_grid as http  # why: a network that loses half of a message
-
-    vars(http)["push_objects"] = lambda *words, **more: None

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.app import Message
 from flwr.serverapp import Grid
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Field, StrictBytes, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED
@@ -46,7 +46,7 @@ from fedhet.protocol.messages import (
     Instruction,
     Mail,
     Reply,
-    read_fields,
+    from_wire,
     read_reply,
     request,
     shown,
@@ -54,7 +54,6 @@ from fedhet.protocol.messages import (
 from fedhet.protocol.reasons import distinct
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
-from fedhet.sums.messages import key_of
 
 # --- what a client declares -------------------------------------------------------------------
 
@@ -82,7 +81,8 @@ class Declaration:
     """One answer of the handshake, each value of its type and within bounds.
 
     ``clients`` is how many the client says there are (0: unsaid). Where the run hides classes,
-    ``seen``, ``images`` and ``train_images`` are absent.
+    ``seen``, ``images`` and ``train_images`` are absent. ``sum_key`` are the fields of a
+    :class:`~fedhet.sums.masks.SumKey`, where the run has masks.
     """
 
     client: StrictStr
@@ -95,6 +95,7 @@ class Declaration:
     seen: tuple[Name, ...] | None = None
     images: tuple[Count, ...] | None = None
     train_images: Count | None = None
+    sum_key: tuple[StrictBytes, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,7 @@ def read_declaration(reply: Reply, rules: Admission) -> tuple[ClientInfo, Declar
     client = reply.info.get("client")
     if not isinstance(client, str) or not is_id(client):
         raise ValueError(f"client id {shown(client)} is not allowed")
-    keys = {one.name.replace("_", "-"): one.name for one in fields(Declaration)}
-    said = {name: reply.info[key] for key, name in keys.items() if key in reply.info}
-    told, who = read_fields(Declaration, said), f"client '{client}'"
+    told, who = from_wire(Declaration, reply.info), f"client '{client}'"
     if rules.hidden and {told.seen, told.images, told.train_images} != {None}:
         raise ValueError(f"{who} tells its classes or counts, which this run hides")
     seen, images, total = told.seen or (), told.images or (), told.train_images or 0
@@ -612,7 +611,9 @@ class Handshake:
                 self._told.add(node)  # it says so itself
                 raise ValueError(reply.error)
             info, declared = read_declaration(reply, self.rules)
-            client, key = info.client, key_of(reply.info) if self.rules.masked else None
+            client, key = info.client, None
+            if self.rules.masked:
+                key = SumKey.told(declared.sum_key)
             if not self._mail.simulated:
                 self._names.check(client, node, self._online)
             if client in self.roster.nodes:

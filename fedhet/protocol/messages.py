@@ -13,14 +13,23 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from pydantic import ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import brief, one_line
@@ -44,10 +53,20 @@ Wired = TypeVar("Wired")
 _Text = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
 
 
-def read_fields(kind: type[Wired], values: Mapping[str, Any]) -> Wired:
-    """Return a ``kind`` of these values; raise ValueError, one line, if they are not its fields."""
+def to_wire(values: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as Flower's records take them, without None."""
+    pairs = ((one.name.replace("_", "-"), getattr(values, one.name)) for one in fields(values))
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in pairs if v is not None}
+
+
+def from_wire(kind: type[Wired], record: Mapping[str, Any]) -> Wired:
+    """Return the ``kind`` whose fields a record holds, as :func:`to_wire` wrote them.
+
+    Raise ValueError, in one line, for a field that is missing, unknown or not as ``kind`` says.
+    """
+    values = {key.replace("-", "_"): value for key, value in record.items()}
     try:
-        return kind(**values)
+        return _reader(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place, why = ".".join(map(str, first["loc"])), one_line(first["msg"])
@@ -56,15 +75,14 @@ def read_fields(kind: type[Wired], values: Mapping[str, Any]) -> Wired:
         raise ValueError(f"{place or kind.__name__}: {value}{why}") from error
 
 
+@cache
+def _reader(kind: type[Wired]) -> TypeAdapter[Wired]:
+    return TypeAdapter(kind)
+
+
 def shown(value: object) -> str:
     """Return a stranger's value for a message."""
     return f"'{one_line(str(value)[:80] if isinstance(value, str) else repr(value)[:80])}'"
-
-
-def to_fields(values: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as Flower's records take them, without None."""
-    pairs = ((one.name, getattr(values, one.name)) for one in fields(values))
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in pairs if v is not None}
 
 
 @wired(frozen=True, config=WIRE)
@@ -79,6 +97,7 @@ class Instruction:
     state_dir: _Text = ""  # used by simulated clients only
     classes: tuple[StrictStr, ...] = ()
     refused: _Text = ""  # why the run does without this node; nothing is asked then
+    nonce: _Text = ""  # makes the message's id a secret of its addressee: see handshake
 
     def fit_config(self) -> dict[str, bool | bytes | float | int | str]:
         """Return what a client's ``fit`` is told of a round."""
@@ -124,10 +143,8 @@ def request(
     After ``ttl`` seconds nobody waits for the reply any more, and a node that was away is not
     bothered with the message. Flower makes replies expire together with their message.
     """
-    # The nonce makes the message's id a secret of its addressee: see fedhet.protocol.handshake.
-    sent = {name.replace("_", "-"): value for name, value in to_fields(what).items()}
-    config = ConfigRecord(sent | {"nonce": secrets.token_hex(16)})
-    content = RecordDict({"config": config})
+    config = to_wire(replace(what, nonce=secrets.token_hex(16)))
+    content = RecordDict({"config": ConfigRecord(config)})
     if arrays is not None:
         content["arrays"] = arrays
     return Message(content, node, kind, ttl=ttl)
@@ -145,10 +162,10 @@ def instruction(message: Message) -> Instruction:
             "an instruction has the record 'config', and 'arrays' and 'sum' at most beside it"
         )
     config = content.config_records.get("config")
-    keys = {one.name.replace("_", "-"): one.name for one in fields(Instruction)}
-    if config is None or set(config) != {*keys, "nonce"}:
-        raise ValueError(f"an instruction has the keys {', '.join(keys)}, nonce and no others")
-    return read_fields(Instruction, {name: config[key] for key, name in keys.items()})
+    keys = to_wire(Instruction("")).keys()
+    if config is None or set(config) != keys:
+        raise ValueError(f"an instruction has the keys {', '.join(keys)} and no others")
+    return from_wire(Instruction, config)
 
 
 def arrays_of(message: Message) -> list[Array]:

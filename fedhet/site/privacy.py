@@ -32,7 +32,7 @@ import contextlib
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Annotated, Any
@@ -45,7 +45,7 @@ from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
-from fedhet.protocol.messages import read_fields
+from fedhet.protocol.messages import from_wire
 from fedhet.protocol.payload import Array, Payload
 from fedhet.protocol.reasons import Word
 from fedhet.rng import generator
@@ -76,26 +76,23 @@ def epsilon_of(mu: float, delta: float) -> float:
     """Return the smallest epsilon of a Gaussian mechanism of ``mu`` at ``delta``."""
     if mu == 0 or log_delta(0.0, mu) <= math.log(delta):
         return 0.0
-    high = 1.0
-    while log_delta(high, mu) > math.log(delta):
-        high *= 2
-    low = 0.0
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if log_delta(middle, mu) > math.log(delta) else (low, middle)
-    return high
+    return _edge(lambda epsilon: log_delta(epsilon, mu) > math.log(delta))[1]
 
 
 @lru_cache(maxsize=16)
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest mu of a Gaussian mechanism that is (epsilon, delta)-private."""
-    high = 1.0
-    while log_delta(epsilon, high) <= math.log(delta):
+    return _edge(lambda mu: log_delta(epsilon, mu) <= math.log(delta))[0]
+
+
+def _edge(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Return the neighbouring floats, above 0, between which ``holds`` ceases to be true."""
+    low, high = 0.0, 1.0
+    while holds(high):
         high *= 2
-    low = 0.0
     while low < (middle := (low + high) / 2) < high:
-        within = log_delta(epsilon, middle) <= math.log(delta)
-        low, high = (middle, high) if within else (low, middle)
-    return low
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def noise_multiplier(config: RunConfig) -> float:
@@ -309,7 +306,7 @@ class Budget:
     def _read(self) -> Account | None:
         note = self.store.read_note(NOTE)
         try:
-            return None if note is None else read_fields(Account, note)
+            return None if note is None else from_wire(Account, note)
         except ValueError as error:
             raise Refused("the account of the privacy budget is damaged", Word.STATE) from error
 

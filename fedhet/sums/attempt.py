@@ -25,6 +25,7 @@ from fedhet.protocol.messages import (
     UNMASK,
     Instruction,
     Reply,
+    from_wire,
     message_bytes,
     replies,
     request,
@@ -51,7 +52,6 @@ from fedhet.sums.messages import (
     Introduction,
     Opened,
     Survivors,
-    opened_of,
     to_sum,
 )
 
@@ -268,7 +268,7 @@ class Attempt:
         self._signatures[client] = signature
 
     def _opened(self, client: str, reply: Reply) -> None:
-        self.collector.answer(client, opened_of(reply.info))
+        self.collector.answer(client, from_wire(Opened, reply.info))
 
     def _until(
         self,

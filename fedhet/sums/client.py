@@ -18,7 +18,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -50,7 +50,7 @@ from fedhet.protocol.messages import (
     Instruction,
     Reply,
     pack,
-    to_fields,
+    to_wire,
     unpack,
 )
 from fedhet.protocol.payload import Array, Empty, Payload
@@ -96,7 +96,6 @@ from fedhet.sums.messages import (
     Opened,
     Survivors,
     digest_of_sent,
-    key_info,
     read_sum,
 )
 
@@ -233,7 +232,7 @@ class Member:
             shares.append(share)
         self.kept = replace(kept, answered=alive)
         seeds = b"".join(found.pair_seed(client) for client in gone)
-        return Opened(b"".join(shares), seeds, tuple(closed))
+        return Opened(self.client, round_, b"".join(shares), seeds, tuple(closed))
 
     def sign(
         self, round_: int, attempt: int, survivors: Sequence[str], key: EllipticCurvePrivateKey
@@ -624,7 +623,8 @@ def own_key(asked: Any, client: str) -> dict[str, Any]:
         asked.store(client)  # refused where the run began with masked sums
         return {}
     with telling(Word.PROOF):
-        return key_info(asked.sum_notes(client).key(NodeCertificate.of(asked.node)))
+        key = asked.sum_notes(client).key(NodeCertificate.of(asked.node))
+    return {"sum-key": list(astuple(key))}
 
 
 def introduce(asked: Any) -> dict[str, Any]:
@@ -691,7 +691,7 @@ def open_masks(asked: Any) -> dict[str, Any]:
     with _readable():
         survivors = read_sum(Survivors, asked.message)
     notes, round_ = asked.sum_notes(), asked.what.round
-    about = {"client": notes.client, "round": round_}
     if asked.kind == AGREE:
-        return about | {"signature": notes.sign(round_, survivors, NodeCertificate.of(asked.node))}
-    return about | to_fields(notes.unmask(round_, survivors))
+        signature = notes.sign(round_, survivors, NodeCertificate.of(asked.node))
+        return {"client": notes.client, "round": round_, "signature": signature}
+    return to_wire(notes.unmask(round_, survivors))

@@ -32,10 +32,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, StrictBytes
+from pydantic import Field, StrictBytes
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import Refused
+from fedhet.protocol.messages import WIRE, from_wire
 from fedhet.protocol.reasons import Word
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ LONGEST = 8192  # bytes of a certificate or signature
 Blob = Annotated[StrictBytes, Field(max_length=LONGEST)]
 
 
-@wired(frozen=True, config=ConfigDict(extra="forbid"))
+@wired(frozen=True, config=WIRE)
 class SumKey:
     """A client's public key of this run.
 
@@ -250,16 +251,22 @@ class SumKey:
     certificate: Blob = b""
     signature: Blob = b""
 
+    @classmethod
+    def told(cls, parts: Sequence[bytes] | None) -> "SumKey":
+        """Return the key of these fields; raise ValueError, in one line, if they are none."""
+        if parts is None or len(parts) != len(fields(cls)):
+            raise ValueError("a key is told with its certificate and its signature")
+        names = (one.name for one in fields(cls))
+        return from_wire(cls, dict(zip(names, parts, strict=True)))
+
     def dump(self) -> list[str]:
         """Return its fields as texts, for a checkpoint or a note."""
         return [part.hex() for part in astuple(self)]
 
     @classmethod
-    def load(cls, kept: object) -> "SumKey":
-        """Return what :meth:`dump` gave; raise ValueError for anything else."""
-        if not isinstance(kept, list) or len(kept) != len(fields(cls)):
-            raise ValueError("a key is told with its certificate and its signature")
-        return cls(*map(bytes.fromhex, kept))
+    def load(cls, kept: Sequence[str]) -> "SumKey":
+        """Return what :meth:`dump` gave; raise ValueError or TypeError for anything else."""
+        return cls.told([bytes.fromhex(part) for part in kept])
 
 
 def prove(

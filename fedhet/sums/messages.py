@@ -6,7 +6,7 @@ Every reader raises ValueError, in one line, for a value of another type or size
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from typing import Annotated, Any
 
 from flwr.app import ConfigRecord, Message
@@ -20,8 +20,8 @@ from fedhet.protocol.messages import (
     WIRE,
     Instruction,
     Wired,
-    read_fields,
-    to_fields,
+    from_wire,
+    to_wire,
 )
 from fedhet.sums.masks import Blob, Part, SumKey, encode
 
@@ -57,11 +57,8 @@ class Introduction:
         columns = (self.keys, self.certificates, self.signatures)
         if any(len(column) != len(set(self.members)) for column in (self.members, *columns)):
             raise ValueError("members: one is named twice, or keys and proofs are not as many")
-        names = [one.name for one in fields(SumKey)]
-        return {
-            member: read_fields(SumKey, dict(zip(names, key, strict=True)))
-            for member, *key in zip(self.members, *columns, strict=True)
-        }
+        told = zip(self.members, *columns, strict=True)
+        return {member: SumKey.told(key) for member, *key in told}
 
 
 @dataclass(frozen=True, config=WIRE)
@@ -100,8 +97,10 @@ class Survivors:
 
 @dataclass(frozen=True, config=WIRE)
 class Opened:
-    """The answer: |V| shares of 66 bytes, |D| pair seeds of 32, whose boxes did not open."""
+    """A client's answer: |V| shares of 66 bytes, |D| pair seeds of 32, whose boxes did not open."""
 
+    client: StrictStr
+    round: StrictInt
     shares: StrictBytes
     seeds: StrictBytes
     closed: Ids = ()
@@ -126,35 +125,13 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
 
 def to_sum(wired: Any) -> ConfigRecord:
     """Return the record ``sum`` of a request."""
-    return ConfigRecord(to_fields(wired))
+    return ConfigRecord(to_wire(wired))
 
 
 def read_sum(kind: type[Wired], message: Message) -> Wired:
     """Return what the record ``sum`` of a request says; raise ValueError if it is no ``kind``."""
-    found = read_fields(kind, message.content.config_records.get(SUM) or {})
+    found = from_wire(kind, message.content.config_records.get(SUM) or {})
     opens = message.metadata.message_type == UNMASK
     if isinstance(found, Survivors) and (found.boxes is not None) != opens:
         raise ValueError("boxes: they come with a message that unmasks, and with no other")
     return found
-
-
-# --- the clients' replies ---------------------------------------------------------------------
-
-
-def key_info(key: SumKey) -> dict[str, Any]:
-    """Return what a client adds to its answer in the handshake."""
-    return {"sum-key": list(astuple(key))}
-
-
-def key_of(info: Mapping[str, Any]) -> SumKey:
-    """Return the key in an answer of the handshake; raise ValueError if there is none."""
-    given = info.get("sum-key")
-    if not isinstance(given, list | tuple) or len(given) != len(fields(SumKey)):
-        raise ValueError("sum-key: no key with its proof came")
-    names = (one.name for one in fields(SumKey))
-    return read_fields(SumKey, dict(zip(names, given, strict=True)))
-
-
-def opened_of(info: Mapping[str, Any]) -> Opened:
-    """Return the answer to an unmask message; raise ValueError if it is none."""
-    return read_fields(Opened, {name: info.get(name) for name in ("shares", "seeds", "closed")})

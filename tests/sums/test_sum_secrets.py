@@ -17,11 +17,11 @@ from flwr.app import Message, RecordDict
 
 from fedhet.errors import RunFailed
 from fedhet.protocol.flower import posted
-from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, answer, arrays_of, to_record
+from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, answer, arrays_of, from_wire, to_record
 from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import Part
 from fedhet.sums.masks import from_words
-from fedhet.sums.messages import opened_of
+from fedhet.sums.messages import Opened
 from fedhet.testing import simulate, small
 
 CLIENTS, SOME = 4, 40  # bytes of a vector that are no accident where they are found
@@ -169,7 +169,7 @@ def metrics(message: Message, reply: Message) -> Message:
 
 
 def shares(message: Message, reply: Message) -> Message:
-    found = opened_of(reply.content["info"])
+    found = from_wire(Opened, reply.content["info"])
     return changed(message, reply, [], shares=bytes(len(found.shares)))
 
 

@@ -10,8 +10,8 @@ from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
 from fedhet.errors import UserError
 from fedhet.models.base import exchanged
+from fedhet.protocol.messages import Word
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
-from fedhet.protocol.reasons import Word
 from fedhet.rng import torch_seeded
 
 Shared = TypeVar("Shared", bound=nn.Module)

@@ -23,8 +23,8 @@ from fedhet.models.names import plain_names, with_weights
 from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
+from fedhet.protocol.messages import Word, telling
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.reasons import Word, telling
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
 from fedhet.site.local_data import LocalData, PublicSet, examples_of, open_public

@@ -27,8 +27,7 @@ from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import Reply, answer, message_bytes
-from fedhet.protocol.reasons import Word, new_number, telling
+from fedhet.protocol.messages import Reply, Word, answer, message_bytes, new_number, telling
 from fedhet.rng import one_blas_thread
 from fedhet.site.limits import (
     Limits,

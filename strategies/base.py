@@ -39,6 +39,7 @@ from fedhet.protocol.messages import (
     WINDOW,
     Instruction,
     Reply,
+    distinct,
     exchange,
     longest_first,
     message_bytes,
@@ -47,7 +48,6 @@ from fedhet.protocol.messages import (
     to_record,
 )
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.reasons import distinct
 from fedhet.records.ledger import Checkpoint, Ledger, save_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.summary import confusion_rows, headline, imbalance, out_of_patience

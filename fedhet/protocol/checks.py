@@ -29,11 +29,11 @@ from fedhet.protocol.messages import (
     UNMASK,
     Instruction,
     Reply,
+    Word,
     arrays_of,
     instruction,
 )
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.reasons import Word
 
 MANY_BYTES = 256 << 20
 MAX_METRICS = 100

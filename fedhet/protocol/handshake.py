@@ -46,12 +46,12 @@ from fedhet.protocol.messages import (
     Instruction,
     Mail,
     Reply,
+    distinct,
     from_wire,
     read_reply,
     request,
     shown,
 )
-from fedhet.protocol.reasons import distinct
 from fedhet.rng import generator
 from fedhet.sums.masks import SumKey
 

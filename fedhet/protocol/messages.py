@@ -2,19 +2,24 @@
 
 A request holds ``arrays`` (the payload) and ``config`` (an :class:`Instruction`); a reply holds
 ``arrays``, ``metrics`` (numbers only: Flower's MetricRecord takes no text) and ``info`` (texts).
+A client that takes no part says why by a :class:`Word`.
 """
 
+import contextlib
 import io
 import logging
 import math
+import re
 import secrets
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from functools import cache
+from queue import Empty, SimpleQueue
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -32,10 +37,9 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass as wired
 
-from fedhet.errors import brief, one_line
+from fedhet.errors import Refused, UserError, brief, one_line
 from fedhet.protocol.flower import ENDED, OTHER_CODE, is_simulated, posted, take_damaged_replies
 from fedhet.protocol.payload import Array
-from fedhet.protocol.reasons import told
 
 log = logging.getLogger("fedhet")
 
@@ -296,6 +300,124 @@ def to_record(arrays: Sequence[Array]) -> ArrayRecord:
     )
 
 
+# --- why a client takes no part ----------------------------------------------------------------
+
+
+# A deployed node sends a word of this list and a number; its own log has the text under that
+# number. What its disk looks like, how its classes are called and what an exception says stays
+# there. The number is drawn: one that counts would tell how often a site has failed. A simulation
+# is one owner's on one machine: there the whole text is sent.
+MOST = 999_999  # the largest number of an entry
+
+
+class Word(StrEnum):
+    """What a deployed node says when it fails, and what that means."""
+
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str = "") -> "Word":
+        """Make a member from its word and its meaning."""
+        made = str.__new__(cls, word)
+        made._value_, made.meaning = word, meaning
+        return made
+
+    INSTRUCTION = "instruction", "it was sent an instruction that makes no sense"
+    PAYLOAD = ("payload", "what it was sent is not what the method sends: do server and node "
+        "run the same version of it?")  # fmt: skip
+    GENERATION = "generation", "it was to go back to its start, although it has trained on since"
+    STATE = "state", "its private state cannot be written or read"
+    STATE_LOST = "state-lost", "the private state that the server means is gone or damaged"
+    NOT_FINITE = "not-finite", "training ended in NaN or infinity: a smaller lr, or grad-clip"
+    BUDGET = "budget", "its privacy budget does not allow this upload"
+    MEMORY = "out-of-memory", "it has too little memory: a smaller batch-size, or fewer processes"
+    CONFIGURATION = "configuration", "the run's configuration cannot work there"
+    CLASSES = ("classes", "what its classes are called it does not tell: the run must name them "
+        "(classes, or labels of a file)")  # fmt: skip
+    DATA = ("data", "its data cannot be used: gone, damaged, or of a class that the run does "
+        "not have")  # fmt: skip
+    PUBLIC = ("public-data", "its own copy of the public data set is not there or cannot be "
+        "opened (fedhet node --public)")  # fmt: skip
+    MODEL = "model", "the model that it is to train cannot be built there"
+    DEVICE = "device", "the device that it is to train on is not there"
+    METHOD = ("method", "the method, model or data set that it has does not fit this version of "
+        "fedhet")  # fmt: skip
+    UNEXPECTED = "unexpected", "an error that nobody has foreseen"
+    LIMITS_FILE = ("limits-file", "its site's file of limits cannot be read, and then nothing "
+        "is allowed")  # fmt: skip
+    CODE = "limit-code", "its site runs installed code only"
+    MODULES = "limit-modules", "its site does not allow a module that the run names"
+    MAX_EPOCHS = "limit-max-epochs", "its site allows fewer epochs a round"
+    MAX_ROUNDS = "limit-max-rounds", "its site allows fewer rounds"
+    METHODS = "limit-methods", "its site does not allow this method"
+    SHARED_MODELS = "limit-shared-models", "its site allows no method that shares a model"
+    MIN_NOISE = "limit-min-noise", "its site wants more noise (dp-clip, dp-epsilon)"
+    MAX_UPLOAD_BYTES = "limit-max-upload-bytes", "its site allows smaller uploads only"
+    CLASS_COUNTS = "limit-class-counts", "its site does not tell images per class"
+    MAX_DOWNLOAD_BYTES = "limit-max-download-bytes", "its site takes smaller messages only"
+    MAX_DOWNLOAD_NORM = "limit-max-download-norm", "its site takes payloads of a smaller norm only"
+    MIN_SUM = "limit-min-sum", "its site wants sums of more clients"
+    MIN_SUM_NOISE = ("limit-min-sum-noise", "its site wants more noise in every sum (dp-clip, "
+        "dp-epsilon)")  # fmt: skip
+    SECURE_SUM = "limit-secure-sum", "its site wants secure-sum=masked"
+    RANGE = "sum-range", "its vector has an entry that is not finite, or beyond sum-range"
+    PROOF = "sum-proof", "its certificate does not prove that its key for the sums is its own"
+    # The rules of a member of a sum: see fedhet.sums.client.
+    SMALL = "cohort-too-small", "the cohort is smaller than sum-min, or than its site's min-sum"
+    ABSENT = "not-in-cohort", "it is not in the cohort of its own round"
+    STRANGER = ("stranger-in-cohort", "somebody in the cohort was not introduced to it, or not "
+        "accepted")  # fmt: skip
+    TWICE = "member-named-twice", "somebody, or somebody's key, is in the cohort twice"
+    OLD = "attempt-not-new", "the attempt is not newer than the last one that it answered"
+    THRESHOLD = "threshold-too-low", "the threshold would allow two answers for one attempt"
+    UNASKED = "unmask-without-upload", "it has uploaded nothing for what is to be unmasked"
+    OTHER = "other-survivors-than-answered", "it has handed over shares for other survivors already"
+    FEW = ("too-few-survivors", "fewer are left than sum-threshold, sum-min or its site's "
+        "min-sum allow")  # fmt: skip
+    UNSIGNED = "survivors-not-signed", "too few members have signed the survivors that it was told"
+    LEFT_OUT = "not-a-survivor", "it is not among the survivors"
+    OUTSIDE = "survivors-not-the-cohort", "somebody among the survivors was not in the cohort"
+    BOXES = "boxes-malformed", "the boxes are not of their size, or not as many as the survivors"
+
+
+def refusal(word: Word) -> Refused:
+    """Return the refusal whose text is an error code and its meaning."""
+    return Refused(f"{word}: {word.meaning}", word)
+
+
+@contextlib.contextmanager
+def telling(word: Word) -> Iterator[None]:
+    """Within this block a mistake that has no word of its own is told by this one."""
+    try:
+        yield
+    except UserError as error:
+        error.code = error.code or word
+        raise
+
+
+def new_number() -> int:
+    """Return the number of an entry in a node's log."""
+    return 1 + secrets.randbelow(MOST)
+
+
+def told(error: object, number: object) -> str:
+    """Return what the server shows of a failure: its code, where to look, what the code means.
+
+    Without a number it is a simulated client's text, and shown as it is, on one line.
+    """
+    if number is None:
+        return one_line(error) or "failed without a reason"
+    place = number if type(number) is int and 1 <= number <= MOST else "unknown"
+    word = next((one for one in Word if one == str(error)), None)
+    if word is None:
+        return f"no word that is known (its log: no. {place})"
+    return f"{word} (its log: no. {place}): {word.meaning}"
+
+
+def distinct(reasons: Iterable[str]) -> str:
+    """Return reasons side by side, each once whatever its number."""
+    return "; ".join(sorted({re.sub(r" \(its log: no\. \w+\)", "", text) for text in reasons}))
+
+
 # --- sending ----------------------------------------------------------------------------------
 
 
@@ -316,28 +438,13 @@ NO_REPLY = 1000  # error codes of our own, above Flower's
 NOT_SENT = 1001
 
 
-class _Pull(threading.Thread):
-    """Asks for a few replies; a daemon, so that one that hangs keeps no process alive."""
+@dataclass(eq=False)
+class _Sent:
+    """A message that is under way: when it was sent first, and how often again."""
 
-    def __init__(self, grid: Grid, identities: Sequence[str]) -> None:
-        super().__init__(daemon=True)
-        self.grid, self.identities = grid, identities
-        self.replies: list[Message] = []
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Do the work of the thread."""
-        try:
-            self.replies = list(self.grid.pull_messages(self.identities))
-        except Exception as error:  # raised again where the result is wanted
-            self.error = error
-
-    def result(self) -> list[Message]:
-        """Return what came; raise what the pull raised."""
-        if self.error is not None:
-            raise self.error
-        return self.replies
+    message: Message
+    since: float
+    reminders: int = 0
 
 
 class Mail:
@@ -357,11 +464,10 @@ class Mail:
         self.interval = polls if self.simulated else NETWORK_POLL  # seconds
         self.window = window if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
-        self.pending: dict[str, Message] = {}  # a message that was repeated has several ids
-        self._since: dict[int, float] = {}  # when a message was sent first, by id() of it
+        self.pending: dict[str, _Sent] = {}  # a message that was repeated has several ids
         self._took: list[float] = []  # seconds of those that are answered
-        self._reminded: Counter[int] = Counter()
-        self._pulls: list[_Pull] = []
+        self._pulled: SimpleQueue[tuple[Sequence[str], list[Message] | Exception]] = SimpleQueue()
+        self._asked: set[str] = set()  # ids that a thread pulls at the moment
         self._news = time.monotonic()
         self._asking = 0.0  # seconds that the last poll took
 
@@ -383,10 +489,11 @@ class Mail:
         replies = list(self._pull())
         self._asking = time.monotonic() - started
         for reply in replies:
-            message = self.pending.get(reply.metadata.reply_to_message_id)
-            if message is not None:
-                self._forget(message)
-                done.append((message, reply))
+            sent = self.pending.get(reply.metadata.reply_to_message_id)
+            if sent is not None:  # nothing else is pulled for it
+                self.pending = {key: one for key, one in self.pending.items() if one is not sent}
+                self._took.append(time.monotonic() - sent.since)
+                done.append((sent.message, reply))
         if done:
             self._news = time.monotonic()
         return done
@@ -399,32 +506,30 @@ class Mail:
         """
         if self.simulated or not self.pending:  # nothing is lost in a simulation
             return []
-        waiting = {id(message): message for message in self.pending.values()}
+        waiting = self._waited_for()
         known = len(self._took) >= len(waiting)
         bound = max(REMIND_AFTER, 3 * max(self._took) if known and self._took else timeout / 2)
         now = time.monotonic()
         late = [
-            message
-            for key, message in waiting.items()
-            if self._reminded[key] < REMINDERS
-            and now - self._since[key] > bound * 2 ** self._reminded[key]
+            sent
+            for sent in waiting
+            if sent.reminders < REMINDERS and now - sent.since > bound * 2**sent.reminders
         ]
         if not late:
             return []
         copies = [
             Message(m.content, m.metadata.dst_node_id, m.metadata.message_type, ttl=m.metadata.ttl)
-            for m in late
+            for m in (sent.message for sent in late)
         ]
-        for identity, message in zip(self.grid.push_messages(copies), late, strict=False):
-            self._reminded[id(message)] += 1
+        for identity, sent in zip(self.grid.push_messages(copies), late, strict=False):
+            sent.reminders += 1
             if identity:
-                self.pending[identity] = message
-        return late
+                self.pending[identity] = sent
+        return [sent.message for sent in late]
 
-    def _forget(self, message: Message) -> None:
-        """Forget a message that is answered: nothing else is pulled for it."""
-        self.pending = {key: other for key, other in self.pending.items() if other is not message}
-        self._took.append(time.monotonic() - self._since.pop(id(message)))
+    def _waited_for(self) -> list[_Sent]:
+        """Return what is under way, each once."""
+        return list(dict.fromkeys(self.pending.values()))
 
     def pause(self) -> None:
         """Wait until the next poll is due: the longer nothing came, the less often we look.
@@ -442,22 +547,34 @@ class Mail:
 
         On a network up to 64 threads pull, each its own messages. If a client died while it
         uploaded a reply, Flower waits three minutes or more for the missing parts, and the thread
-        that asked for it returns none of its other replies until then.
+        that asked for it returns none of its other replies until then. They are daemons: one that
+        hangs keeps no process alive. Raises what a pull raised.
         """
         if not self.pending:
             return []
         if self.simulated:
             return self.grid.pull_messages(list(self.pending))
-        asked = {identity for pull in self._pulls for identity in pull.identities}
-        unasked = [identity for identity in self.pending if identity not in asked]
-        shares = [unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))]
-        self._pulls += [_Pull(self.grid, share) for share in shares]
+        unasked = [identity for identity in self.pending if identity not in self._asked]
+        for share in (unasked[i::PULLS] for i in range(min(PULLS, len(unasked)))):
+            self._asked.update(share)
+            threading.Thread(target=self._pull_some, args=(share,), daemon=True).start()
+        found: list[Message] = []
         until = time.monotonic() + PULL_PATIENCE
-        for pull in self._pulls:
-            pull.join(max(0.0, until - time.monotonic()))
-        ended = [pull for pull in self._pulls if not pull.is_alive()]
-        self._pulls = [pull for pull in self._pulls if pull.is_alive()]
-        return [reply for pull in ended for reply in pull.result()]
+        with contextlib.suppress(Empty):
+            while self._asked:
+                share, result = self._pulled.get(timeout=max(0.0, until - time.monotonic()))
+                self._asked.difference_update(share)
+                if isinstance(result, Exception):
+                    raise result
+                found += result
+        return found
+
+    def _pull_some(self, identities: Sequence[str]) -> None:
+        """Pull replies in a thread of their own."""
+        try:
+            self._pulled.put((identities, list(self.grid.pull_messages(identities))))
+        except Exception as error:  # noqa: BLE001  (raised where the result is wanted)
+            self._pulled.put((identities, error))
 
     def close(self, timeout: float) -> list[tuple[Message, Message]]:
         """Give up: every message that is left, with an error reply.
@@ -467,8 +584,8 @@ class Mail:
         if cancel := getattr(self.grid, "cancel", None):
             cancel(list(self.pending))
         late = [
-            (message, _error(message, NO_REPLY, f"no reply within {timeout:g} s"))
-            for message in {id(message): message for message in self.pending.values()}.values()
+            (sent.message, _error(sent.message, NO_REPLY, f"no reply within {timeout:g} s"))
+            for sent in self._waited_for()
         ]
         unsent = [
             (message, _error(message, NOT_SENT, f"not sent within {timeout:g} s"))
@@ -493,8 +610,7 @@ class Mail:
         failed = []
         for identity, message in zip(pushed, batch, strict=True):
             if identity:
-                self.pending[identity] = message
-                self._since[id(message)] = time.monotonic()
+                self.pending[identity] = _Sent(message, time.monotonic())
             else:
                 failed.append((message, _error(message, NOT_SENT, "the message could not be sent")))
         return failed

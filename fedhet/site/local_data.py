@@ -35,8 +35,8 @@ from fedhet.data.preparation import normalise, preparation
 from fedhet.errors import Refused, UserError
 from fedhet.files import check_id
 from fedhet.models.names import with_weights
+from fedhet.protocol.messages import Word
 from fedhet.protocol.payload import Array
-from fedhet.protocol.reasons import Word
 from fedhet.rng import generator
 from fedhet.training.loop import Examples
 

@@ -45,9 +45,8 @@ from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
-from fedhet.protocol.messages import from_wire
+from fedhet.protocol.messages import Word, from_wire
 from fedhet.protocol.payload import Array, Payload
-from fedhet.protocol.reasons import Word
 from fedhet.rng import generator
 from fedhet.site.state import FileStore
 from fedhet.sums.contribution import Vector

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from fedhet.errors import Damaged, Refused
 from fedhet.files import private_files, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
-from fedhet.protocol.reasons import Word
+from fedhet.protocol.messages import Word
 from fedhet.training.loop import Fixed
 
 Bundle = dict[str, Tensor]

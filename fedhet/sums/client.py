@@ -49,12 +49,14 @@ from fedhet.protocol.messages import (
     UNIT,
     Instruction,
     Reply,
+    Word,
     pack,
+    refusal,
+    telling,
     to_wire,
     unpack,
 )
 from fedhet.protocol.payload import Array, Empty, Payload
-from fedhet.protocol.reasons import Word, refusal, telling
 from fedhet.site.limits import Limits
 from fedhet.site.privacy import Budget, clipped, share_steps
 from fedhet.site.state import SUM_KEY, FileStore

@@ -36,8 +36,7 @@ from pydantic import Field, StrictBytes
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import Refused
-from fedhet.protocol.messages import WIRE, from_wire
-from fedhet.protocol.reasons import Word
+from fedhet.protocol.messages import WIRE, Word, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
 

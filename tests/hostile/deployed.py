@@ -10,8 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhet import client_app
 from fedhet.protocol.flower import posted, simulating
-from fedhet.protocol.messages import arrays_of, instruction, to_record
-from fedhet.protocol.reasons import Word
+from fedhet.protocol.messages import Word, arrays_of, instruction, to_record
 from fedhet.testing import LocalGrid, simulate, small
 
 ROUND, NODE = 3, 100  # the round that is played again and again, and whose

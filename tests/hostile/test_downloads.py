@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedhet.protocol.messages import PACKED
-from fedhet.protocol.reasons import Word
+from fedhet.protocol.messages import PACKED, Word
 
 LOST = [  # the state that is meant is not there
     {"round": 3, "generation": 1, "digest": "0" * 64}, {"digest": "0" * 64},

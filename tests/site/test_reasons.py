@@ -11,8 +11,7 @@ from PIL import Image
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
 from fedhet.errors import RunFailed
-from fedhet.protocol.messages import instruction
-from fedhet.protocol.reasons import Word
+from fedhet.protocol.messages import Word, instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.limits import Limits
 from fedhet.site.state import FileStore

@@ -82,15 +82,20 @@ def reading_of(config: RunConfig, *, declared: bool = False) -> Reading:
 
 def load_dataset(config: RunConfig) -> Dataset:
     """Return the pooled dataset of a simulation."""
+    return _open(config, config.dataset, config.data_path)
+
+
+def _open(config: RunConfig, name: str, path: str, *, declared: bool = False) -> Dataset:
+    """Return a data set of clients' examples; ``declared`` as on a node."""
     return open_dataset(
-        config.dataset,
-        data_path=config.data_path,
+        name,
+        data_path=path,
         image_size=config.image_size,
         grey=config.grey,
         window=config.window,
         classes=config.classes,
         seed=config.data_seed,
-        reading=reading_of(config),
+        reading=reading_of(config, declared=declared),
     )
 
 
@@ -201,15 +206,7 @@ def open_private(config: RunConfig, path: str) -> Dataset:
             f"'{config.target}', which may be any column or text, would be told as their names",
             Word.CLASSES,
         )
-    return open_dataset(
-        config.dataset if files else "image-folder",
-        data_path=path,
-        image_size=config.image_size,
-        grey=config.grey,
-        window=config.window,
-        classes=config.classes,
-        reading=reading_of(config, declared=True),
-    )
+    return _open(config, config.dataset if files else FOLDER, path, declared=True)
 
 
 def assigned_model(

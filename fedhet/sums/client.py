@@ -399,41 +399,41 @@ class SumNotes:
 
     def mask(self, round_: int, cohort: Cohort, sent: bytes, words: Words, reply: Reply) -> Reply:
         """Return ``reply`` with the masked words and the boxes, once it is written down."""
-        with self.store.alone():
+        with self._changing() as member:
             if (before := self.repeated(round_, cohort, sent)) is not None:
                 return before
-            member = self._member()
             arrays = member.mask(round_, cohort.attempt, cohort.members, sent, words)
             full = Reply(reply.info, reply.metrics, arrays)
-            self._commit(member, reply=_note(full))
+            assert member.kept is not None
+            member.kept = replace(member.kept, reply=_note(full))
         return full
 
     def unmask(self, round_: int, survivors: Survivors) -> Opened:
         """Return what makes the sum readable; raise Refused for what the rules forbid."""
-        with self.store.alone():
-            member, boxes = self._member(), np.frombuffer(survivors.boxes or b"", np.uint8)
-            signed = dict(zip(survivors.members, survivors.signatures, strict=False))
-            found = member.unmask(round_, survivors.attempt, survivors.members, boxes, signed)
-            self._commit(member)
-        return found
+        boxes = np.frombuffer(survivors.boxes or b"", np.uint8)
+        signed = dict(zip(survivors.members, survivors.signatures, strict=False))
+        with self._changing() as member:
+            return member.unmask(round_, survivors.attempt, survivors.members, boxes, signed)
 
     def sign(self, round_: int, survivors: Survivors, node: NodeCertificate | None) -> bytes:
         """Return the signature of who is left; raise Refused for what the rules forbid."""
         if node is None:
             raise refusal(Word.PROOF)
-        with self.store.alone():
-            member = self._member()
-            found = member.sign(round_, survivors.attempt, survivors.members, node.key)
-            self._commit(member)
-        return found
+        with self._changing() as member:
+            return member.sign(round_, survivors.attempt, survivors.members, node.key)
 
     def fewest(self, cohort: Sequence[str]) -> int:
         """Return the least number of members in a sum, even if the server lies."""
         return self._member().terms_for(cohort).fewest(len(cohort))
 
-    def _commit(self, member: Member, **changes: Any) -> None:
-        assert member.kept is not None
-        self.store.write_note(LAST, asdict(replace(member.kept, **changes)))
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Member]:
+        """Lock the notes within this block, then write what the member is committed to."""
+        with self.store.alone():
+            member = self._member()
+            yield member
+            assert member.kept is not None
+            self.store.write_note(LAST, asdict(member.kept))
 
     def _member(self) -> Member:
         private, keys, last = self._private(), self._known(), self.store.read_note(LAST)

@@ -3,10 +3,10 @@
 ``fedhet run`` forks that process, the fork server, from itself once everything is imported; a
 script or a notebook, which may have threads and a GPU in use, starts a ``python -c`` child. Neither
 imports the caller's main module again, as ``multiprocessing`` would: scripts without a ``__main__``
-guard and notebooks work. Its own fork server, and loky's workers, would also import everything a
-second time, and the first round would wait for that. The server has no threads and forks a worker for each connection that it
-is sent. On Linux the kernel ends workers with the fork server, and the fork server with the
-command, however those end.
+guard and notebooks work. The fork server of ``multiprocessing`` and loky's workers would import
+everything a second time, and the first round would wait for that. This one has no threads and forks
+a worker for each connection that it is sent. On Linux the kernel ends workers with the fork server,
+and the fork server with the command, however those end.
 """
 
 import contextlib

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache
 from queue import Empty, SimpleQueue
 from typing import Annotated, Any, TypeVar
 
@@ -70,18 +69,13 @@ def from_wire(kind: type[Wired], record: Mapping[str, Any]) -> Wired:
     """
     values = {key.replace("-", "_"): value for key, value in record.items()}
     try:
-        return _reader(kind).validate_python(values)
+        return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place, why = ".".join(map(str, first["loc"])), one_line(first["msg"])
         named = place and first["type"] != "missing"
         value = f"{shown(first['input'])} is not allowed: " if named else ""
         raise ValueError(f"{place or kind.__name__}: {value}{why}") from error
-
-
-@cache
-def _reader(kind: type[Wired]) -> TypeAdapter[Wired]:
-    return TypeAdapter(kind)
 
 
 def shown(value: object) -> str:
@@ -562,8 +556,8 @@ class Mail:
         until = time.monotonic() + PULL_PATIENCE
         with contextlib.suppress(Empty):
             while self._asked:
-                share, result = self._pulled.get(timeout=max(0.0, until - time.monotonic()))
-                self._asked.difference_update(share)
+                pulled, result = self._pulled.get(timeout=max(0.0, until - time.monotonic()))
+                self._asked.difference_update(pulled)
                 if isinstance(result, Exception):
                     raise result
                 found += result

@@ -71,6 +71,9 @@ SENT = "--code sent: this node runs whatever code the server sends"
 # a message and from then on always the one before. So it is if the server answers with an error
 # when it is told that a message came. A SuperNode that starts has forgotten all.
 FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message|Failed to receive message")
+# What httpx says of a proxy's answer, as in "403 Filtered". The SuperNode gives up then, but its
+# process goes on without a connection.
+CUT_OFF = re.compile(r"ERROR \S*: +\d{3} \w")
 
 
 def pause(refusals: int) -> float:
@@ -288,9 +291,10 @@ class Node:
                 admitted = True
                 self.online.write_text(found.group(1), "ascii")
             away = self._look(line, away)
-            if FORGOTTEN.search(line):
+            if FORGOTTEN.search(line) or CUT_OFF.search(line):
                 stale = True
-                self._tell("a message was cut off: starting the SuperNode again")
+                what = "a message" if FORGOTTEN.search(line) else "the connection"
+                self._tell(f"{what} was cut off: starting the SuperNode again")
                 self._ask_to_end(process)
         code = process.wait()
         stale = stale or self._asked is process

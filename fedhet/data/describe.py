@@ -1,7 +1,7 @@
 """``fedhet init``: say what a file holds, and write a preset that runs it."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,17 @@ from fedhet.data.rows import (
     NPZ_SUFFIXES,
     ROW_SUFFIXES,
     NoHeader,
-    RowFile,
     find_files,
     holds,
     open_rows,
 )
 from fedhet.data.signals import Npz
-from fedhet.data.table import (
-    Column,
-    guess_site,
-    guess_target,
-    guess_text,
-    is_site,
-    look,
-    plan,
-)
+from fedhet.data.table import Column, guess, guess_text, is_site, look, plan
 from fedhet.errors import UserError
 
 _SHOWN = 40  # columns that are listed
+COMMONEST = 0.6  # share of one class from which on accuracy says little
+RARE = 0.25  # of an equal share: a class that is rarer hardly moves the accuracy
 _TRAINING = {  # group of models, epochs, batch size, learning rate
     IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 2, 16, 0.01),
     SIGNAL: (["@signal-5"], 2, 16, 0.01), TABLE: (["@table-5"], 2, 16, 0.05),
@@ -45,7 +38,9 @@ _ABOUT = {
     "ignore": "columns that no model sees", "classes": "class names in label order",
     "columns": "names of the columns: the file has no header",
     "gaps": "what counts as a gap", "partition": "how examples are assigned to clients",
-    "clients": "number of clients; 0: as many as the data names", "models": "one model after another",  # noqa: E501
+    "clients": "number of clients; 0: as many as the data names",
+    "metric": "mean recall of the classes: accuracy hardly sees a rare class",
+    "models": "one model after another",
     "method": "`fedhet methods` lists all", "rounds": "communication rounds",
     "local-epochs": "epochs of local training per round", "batch-size": "examples per step",
     "lr": "learning rate of SGD", "image-size": "side of the images, pixels",
@@ -115,84 +110,61 @@ def _dataset(path: Path) -> str:
 def _of_rows(
     keys: dict[str, Any], given: Mapping[str, Any], checked: Checked
 ) -> tuple[dict[str, Any], list[str]]:
-    """The keys with what is guessed of a file of rows, and lines about its columns."""
+    """Return the keys with what is guessed of a file of rows, and lines about its columns."""
     reading, _ = checked(keys)
     paths = find_files(keys["dataset"], keys["data-path"], ROW_SUFFIXES)
     try:
         file = open_rows(paths, reading.form)
     except NoHeader as error:
-        names = [f"c{k}" for k in range(1, error.width + 1)]
-        keys["columns"] = names
-        reading = replace(reading, form=replace(reading.form, columns=tuple(names)))
-        file = open_rows(paths, reading.form)
-    index = set(file.index) - {reading.target, *reading.site}
-    columns = look(file, [name for name in file.columns if name not in index])
-    if "dataset" not in given and guess_text(columns, reading, alone=True):
-        keys["dataset"] = "texts"
-    lines = [
-        f"{file.where.removeprefix('data-path ')}: {_rows_of(columns):,} rows, {len(columns)} columns"  # noqa: E501
-    ]
-    if not reading.target:
-        keys["target"] = guess_target(columns, reading)
-        lines.append(
-            f"target: '{keys['target']}' is used as the class (target=COLUMN chooses another)"
-        )
-    reading = replace(reading, target=reading.target or keys["target"])
-    if keys["dataset"] == "signals":
-        return keys, lines
-    several = len(paths) > 1
-    if not reading.site and not several and (site := guess_site(columns, reading)):
-        keys["site"] = [site]
-        lines.append(f"site: '{site}' is used as the site of a row (site=COLUMN chooses another)")
-        reading = replace(reading, site=(site,))
+        keys["columns"] = [f"c{k}" for k in range(1, error.width + 1)]
+        return _of_rows(keys, given, checked)
+    signals = keys["dataset"] == "signals"
+    asked = not reading.site and len(paths) == 1 and not signals
+    reading, columns, lines = guess(file, reading, site=asked, text=keys["dataset"] == "texts")
+    columns = columns or look(file, [name for name in file.columns if name not in file.index])
+    if "dataset" not in given and (text := guess_text(columns, reading, alone=True)):
+        keys["dataset"], reading = "texts", replace(reading, text=text)
+    rows = max((column.rows for column in columns.values()), default=0)
+    where = file.where.removeprefix("data-path ")
+    lines.insert(0, f"{where}: {rows:,} rows, {len(columns)} columns")
+    keys["target"] = reading.target
+    if reading.site:
+        keys["site"] = list(reading.site)
     if keys["dataset"] == "texts":
-        keys.setdefault("text", guess_text(columns, reading))
-        return keys, lines
-    return _features(keys, given, file, columns, reading, lines)
+        keys["text"] = reading.text
+    if keys["dataset"] == "table":
+        taken = {reading.target, *reading.site, *reading.ignore}
+        features = {name: one for name, one in columns.items() if name not in taken}
+        lines += _features(keys, features, reading)
+    return keys, lines
 
 
-def _rows_of(columns: Mapping[str, Column]) -> int:
-    return max((column.rows for column in columns.values()), default=0)
-
-
-def _features(  # noqa: PLR0913, PLR0917
-    keys: dict[str, Any],
-    given: Mapping[str, Any],
-    file: RowFile,
-    columns: Mapping[str, Column],
-    reading: Reading,
-    lines: list[str],
-) -> tuple[dict[str, Any], list[str]]:
-    """Categories with their values, what is ignored, and a line for each column."""
-    taken = {reading.target, *reading.site, *reading.ignore}
-    features = {name: one for name, one in columns.items() if name not in taken}
-    found = plan(features, reading)
+def _features(
+    keys: dict[str, Any], features: Mapping[str, Column], reading: Reading
+) -> Iterator[str]:
+    """Add categories with their values, and what is ignored; yield a line for each column."""
+    found = plan(dict(features), reading)
     once = [n for n in found.mixed if features[n].words == _same(features[n])]
     if once:
         keys["gaps"] = sorted({*(one for one in GAPS if one), *(features[n].word for n in once)})
     mixed = [name for name in found.mixed if name not in once]
-    left = [*found.left_out, *found.dates, *found.many, *mixed]
-    if left:
+    if left := [*found.left_out, *found.dates, *found.many, *mixed]:
         keys["ignore"] = [*reading.ignore, *left]
-    if found.categories:
-        keys["categories"] = {name: list(values) for name, values in found.categories}
     coded = dict(found.categories)
+    if coded:
+        keys["categories"] = {name: list(values) for name, values in coded.items()}
     why = {
         **dict.fromkeys(found.left_out, "left out: a different value in every row"),
         **dict.fromkeys(found.dates, "left out: dates"),
         **dict.fromkeys(found.many, "left out: sentences, or too many values for categories"),
         **dict.fromkeys(mixed, "left out: numbers and words"),
+        **{name: f"{len(some)} categories: {listed(some, 5)}" for name, some in coded.items()},
     }
     for name, column in list(features.items())[:_SHOWN]:
-        kind = why.get(name) or (
-            f"{len(coded[name])} categories: {listed(coded[name], 5)}" if name in coded
-            else f"numbers {column.low:g} to {column.high:g}"
-        )  # fmt: skip
-        gaps = f", {column.gaps:,} gaps" if column.gaps else ""
-        lines.append(f"  {name}: {kind}{gaps}")
+        kind = why.get(name) or f"numbers {column.low:g} to {column.high:g}"
+        yield f"  {name}: {kind}" + (f", {column.gaps:,} gaps" if column.gaps else "")
     if len(features) > _SHOWN:
-        lines.append(f"  ... and {len(features) - _SHOWN} more columns")
-    return keys, lines
+        yield f"  ... and {len(features) - _SHOWN} more columns"
 
 
 def _same(column: Column) -> int:
@@ -205,6 +177,10 @@ def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) 
     models, epochs, batch, rate = _TRAINING[dataset.inputs.kind]
     if dataset.inputs.kind != IMAGE and "labels" not in keys:
         keys["classes"] = list(dataset.classes)
+    counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
+    share = counts[counts > 0] / counts.sum()
+    if share.max() > COMMONEST or share.min() * len(share) < RARE:
+        keys.setdefault("metric", "balanced_accuracy")
     sites = np.bincount(dataset.sites, minlength=len(dataset.site_names))
     if "partition" not in given:
         natural = len(sites) > 1 and np.sum(sites >= 10) > 1

@@ -9,7 +9,7 @@ client. With ``text`` these are texts, with a column of images they are images, 
 
 import inspect
 import shlex
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from fedhet.data.images import (
     Indices,
@@ -30,14 +29,12 @@ from fedhet.data.images import (
     to_pixels,
 )
 from fedhet.data.inputs import HUB, Inputs
-from fedhet.data.labels import Form, Keys, Reading, Stream, need
+from fedhet.data.labels import Form, Keys, Reading, Stream, listed, need
 from fedhet.data.partition import PREFIX
-from fedhet.data.rows import Chunk, arrow_column, as_numbers
+from fedhet.data.rows import ArrowFile
 from fedhet.data.table import TableFile, TextFile
 from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import parse_yaml
-
-_ROWS = 4096
 
 _HUB_WORDS = ("subset", "split")
 
@@ -61,14 +58,14 @@ class Hub:
 
     def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing | Stream:
         """What the data set is: texts, images or rows."""
-        data = self._load()
-        file = HubFile(data, f"dataset '{self.name}'")
-        reading = replace(self.reading, target=self.reading.target or file.label())
+        data, where = self._load(), f"dataset '{self.name}'"
+        file = _file(data, where)
+        reading = replace(self.reading, target=self.reading.target or _class_label(data, where))
         if reading.text:
             return TextFile((), reading).rows(file, classes)
-        image = file.image()
-        if image:
-            return _images(file, image, reading, shape, classes)
+        images = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
+        if images:
+            return _images(data, images[0], file, reading, shape, classes)
         return TableFile((), reading).rows(file, classes)
 
     def _load(self) -> Any:
@@ -109,59 +106,44 @@ class Hub:
             ) from error
 
 
-class HubFile:
-    """The columns and rows of a ``datasets.Dataset``; class labels are their names."""
+def _file(data: Any, where: str) -> ArrowFile:
+    """Return the columns and rows of a ``datasets.Dataset``; class labels are their names."""
+    import pyarrow as pa
 
-    def __init__(self, data: Any, where: str) -> None:
-        self.data, self.where, self.form = data, where, Form()
-        self.columns: list[str] = list(data.column_names)
-        self.index: tuple[str, ...] = ()
-        self.found: tuple[str, ...] = ()
+    known = {name: one.names for name, one in data.features.items() if hasattr(one, "int2str")}
 
-    def label(self) -> str:
-        """The one column that is a ClassLabel; UserError if there are several or none."""
-        found = [name for name, kind in self.data.features.items() if hasattr(kind, "int2str")]
-        if len(found) != 1:
-            raise UserError(
-                f"target: '' is not allowed: {self.where} has {len(found)} columns of class "
-                f"labels; name one of {', '.join(self.columns[:10])}"
-            )
-        return str(found[0])
+    def batches(names: list[str], size: int) -> Iterator[Any]:
+        part = data.select_columns(names).with_format("arrow")
+        for start in range(0, len(part), size):
+            table = part[start : start + size].combine_chunks()
+            for name in known.keys() & set(names):
+                codes = table.column(name).to_pylist()
+                values = [None if v is None or v < 0 else known[name][v] for v in codes]
+                place = table.schema.names.index(name)
+                table = table.set_column(place, name, pa.array(values, pa.string()))
+            yield table.to_batches()[0]
 
-    def image(self) -> str:
-        """The first column of images; empty if there is none."""
-        kinds = self.data.features.items()
-        return next((name for name, kind in kinds if type(kind).__name__ == "Image"), "")
+    return ArrowFile(where, Form(), data.column_names, (), batches)
 
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
-        """Those columns of the rows, numbered from 0."""
-        wanted = list(dict.fromkeys((*texts, *numbers)))
-        part = self.data.select_columns(wanted).with_format("arrow")
-        for start in range(0, len(part), _ROWS):
-            table = part[start : start + _ROWS].combine_chunks()
-            made = {name: self._column(name, table.column(name), name in texts) for name in wanted}
-            yield Chunk(pd.DataFrame(made), start, self)
-        if not len(part):
-            raise UserError(f"{self.where}: no row in it")
 
-    def _column(self, name: str, column: Any, as_text: bool) -> pd.Series:  # noqa: FBT001
-        """A column; class labels are their names."""
-        known = getattr(self.data.features[name], "names", None)
-        if known is None:
-            return arrow_column(column.combine_chunks(), as_text, self.form)
-        names = [
-            "" if v is None or not 0 <= v < len(known) else known[v] for v in column.to_pylist()
-        ]
-        texts = pd.Series(names, dtype="str")
-        return texts if as_text else as_numbers(texts, self.form)
-
-    def place(self, row: int) -> str:
-        """Rows are numbered from 0."""
-        return f"row {row}"
+def _class_label(data: Any, where: str) -> str:
+    """Return the one column that is a ClassLabel; raise UserError if there are several or none."""
+    found = [name for name, kind in data.features.items() if hasattr(kind, "int2str")]
+    if len(found) != 1:
+        raise UserError(
+            f"target: '' is not allowed: {where} has {len(found)} columns of class labels; name "
+            f"one of {listed(data.column_names)}"
+        )
+    return str(found[0])
 
 
 def _images(
-    file: HubFile, image: str, reading: Reading, shape: Shape, classes: tuple[str, ...]
+    data: Any,
+    image: str,
+    file: ArrowFile,
+    reading: Reading,
+    shape: Shape,
+    classes: tuple[str, ...],
 ) -> Listing:
     """Images, decoded one by one; of labels and sites everything is read at once."""
     need(file.columns, [reading.target], "target", file.where)
@@ -172,7 +154,7 @@ def _images(
     places = np.flatnonzero(np.concatenate(kept))
     paths = tuple(str(index) for index in places)
     lost = Losses()
-    images = _decoded(file.data.select_columns([image]).select(places), image, shape, lost)
+    images = _decoded(data.select_columns([image]).select(places), image, shape, lost)
     return Listing(
         found.classes, paths, found.labels, images, sites=found.sites,
         site_names=found.site_names, losses=lost, notes=found.notes,

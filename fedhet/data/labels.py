@@ -187,6 +187,7 @@ class Classes:
             self._code = places_of(wanted, "classes")
             self._open, self._all = False, "classes"
         self._counts = [0] * len(self._wanted)
+        self.warnings: list[str] = []
 
     def _declare(self, value: str, label: int) -> None:
         if match := _RANGE.fullmatch(value.strip()):
@@ -241,24 +242,28 @@ class Classes:
         if self._wanted:
             return np.arange(len(self._wanted)), self._wanted
         numbers = bool(self._code) and all(map(_PLAIN.fullmatch, self._code))
-        if numbers:
-            self._refuse_measurement()
+        if numbers and len(self._code) > MEASURED:
+            self._about_measurement()
         names = sorted(self._code, key=float if numbers else str)
         order = np.empty(len(names), dtype=np.int64)
         for label, name in enumerate(names):
             order[self._code[name]] = label
         return order, tuple(names)
 
-    def _refuse_measurement(self) -> None:
+    def _about_measurement(self) -> None:
+        """Warn of a target that may be a measurement; raise UserError for one that surely is."""
         values = sorted(map(float, self._code))
+        middle = f"{values[len(values) // 2]:g}"
+        text = (
+            f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}, {{}}; labels can "
+            f"cut it: labels={{{{low: ..{middle}, high: {middle}..}}}}"
+        )
         few = sum(self._counts) < 5 * len(values)
-        if len(values) > MEASURED and (few or not all(one.is_integer() for one in values)):
-            middle = f"{values[len(values) // 2]:g}"
-            raise UserError(
-                f"target: '{self._target}' is a measurement with {len(values):,} different values, "
-                f"{values[0]:g} to {values[-1]:g}, and no class; labels can cut it: "
-                f"labels={{low: ..{middle}, high: {middle}..}}"
-            )
+        if few or not all(one.is_integer() for one in values):
+            what = text.format("and no class")
+            raise UserError(f"target: '{self._target}' is a measurement with {what}")
+        what = text.format("each taken for a class")
+        self.warnings = [f"target: '{self._target}' may be a measurement: {what}"]
 
 
 @dataclass
@@ -375,10 +380,10 @@ class Keys:
         ids, lines = self.sites.done()
         labels = order[codes] if len(codes) else codes
         first = about_rows(self, labels, names, owners, ids)
+        said = (*warnings, *self.classes.warnings)
         return Content(
-            inputs, labels.astype(np.int64), names, owners, ids, tuple(warnings),
-            (first, *notes, *lines),
-        )  # fmt: skip
+            inputs, labels.astype(np.int64), names, owners, ids, said, (first, *notes, *lines)
+        )
 
 
 def about_rows(

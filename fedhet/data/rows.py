@@ -11,13 +11,14 @@ import importlib.util
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedhet.data.labels import Form
@@ -25,44 +26,41 @@ from fedhet.errors import UserError, one_line
 
 ROW_SUFFIXES = (".csv", ".tsv", ".parquet", ".data", ".csv.gz", ".tsv.gz")
 NPZ_SUFFIXES = (".npz",)
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": r"\s+"}
-TRUTH = {"true": 1.0, "false": 0.0}
+SPACE = r"\s+"
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": SPACE}
 MAX_COLUMNS = 16_384
 SAMPLE = 256 << 10  # bytes from which the form of a file is found out
 SAMPLE_ROWS = 200
 CELLS = 2_000_000  # of a chunk
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),  # noqa: E501
-    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+(e[+-]?\d+)?", re.IGNORECASE)
-_THOUSANDS = {",": re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"),
-              ".": re.compile(r"[+-]?\d{1,3}(\.\d{3}){2,}|[+-]?\d{1,3}(\.\d{3})+,\d+"),
-              " ": re.compile("[+-]?\\d{1,3}( \\d{3})+([.,]\\d+)?"),
-              "\xa0": re.compile("[+-]?\\d{1,3}(\xa0\\d{3})+([.,]\\d+)?"),
-              "'": re.compile(r"[+-]?\d{1,3}('\d{3})+(\.\d+)?")}  # fmt: skip
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
+_Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Some rows. Texts are stripped ``str``; a column of numbers only is float64.
 
-    ``first`` is the number of the first row in its file, from 0; ``site`` the file, if there are
-    several.
+    ``rows`` (k,) are their numbers in the file, from 0; ``site`` is the file, if there are several.
     """
 
     frame: pd.DataFrame
-    first: int
+    rows: npt.NDArray[np.int64]
     file: "RowFile"
     site: Path | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
 
+    def take(self, kept: npt.NDArray[np.bool_]) -> "Chunk":
+        """Return the rows (k,) that are kept."""
+        return replace(self, frame=self.frame[kept].reset_index(drop=True), rows=self.rows[kept])
+
     def at(self, index: int, column: str) -> str:
         """Return the place of a value in the ``index``-th of these rows, for messages."""
-        return f"{self.file.where} {self.file.place(self.first + index)} column '{column}'"
+        return f"{self.file.where} {self.file.place(int(self.rows[index]))} column '{column}'"
 
 
 class RowFile(Protocol):
@@ -78,14 +76,14 @@ class RowFile(Protocol):
     found: tuple[str, ...]
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
-        """The rows with these columns; UserError for what cannot be read."""
+        """Yield the rows with these columns; raise UserError for what cannot be read."""
 
     def place(self, row: int) -> str:
-        """Where the row of that number is, such as ``line 7``."""
+        """Return where the row of that number is, such as ``line 7``."""
 
 
 def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[Path, ...]:
-    """The file at ``data_path``, or those of a folder, sorted, one for each site."""
+    """Return the file at ``data_path``, or those of a folder, sorted, one for each site."""
     if not data_path:
         raise UserError(f"data-path is empty: dataset {dataset} needs its file")
     path = Path(data_path).expanduser().absolute()
@@ -107,20 +105,20 @@ def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[P
 
 
 def holds(path: Path, suffixes: Sequence[str]) -> bool:
-    """Whether a path is such a file, or a folder with some."""
+    """Return whether a path is such a file, or a folder with some."""
     if path.is_dir():
         return any(holds(one, suffixes) for one in path.iterdir() if not one.is_dir())
     return path.name.lower().endswith(tuple(suffixes)) and not path.name.startswith(".")
 
 
-def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:  # noqa: B008  (frozen)
+def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
     """Open a CSV or Parquet file, told apart by its first bytes, or several files in turn."""
     if len(paths) > 1:
         return _Several([open_rows([path], form) for path in paths], paths)
     try:
         with paths[0].open("rb") as file:
             parquet = file.read(4) == b"PAR1"
-        return ParquetFile(paths[0], form) if parquet else CsvFile(paths[0], form)
+        return _open_parquet(paths[0], form) if parquet else CsvFile(paths[0], form)
     except OSError as error:
         raise UserError(f"data-path {paths[0]}: {error.strerror}") from error
 
@@ -128,288 +126,98 @@ def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:  # noqa: B
 # --- values ----------------------------------------------------------------
 
 
-def plain_texts(series: pd.Series, missing: Collection[str]) -> pd.Series:
-    """Stripped texts, NaN for a gap."""
-    texts = series.astype("str").str.strip()
-    return texts.mask(series.isna() | texts.str.lower().isin(list(missing)))
-
-
 def as_numbers(series: pd.Series, form: Form) -> pd.Series:
-    """Float64 with NaN for gaps, if all values are numbers or TRUE and FALSE; else texts."""
+    """Return float64 with NaN for gaps, if all values are numbers or TRUE and FALSE; else texts."""
     if series.dtype.kind in "iufb":
         return series.astype(np.float64)
-    texts = plain_texts(series, form.missing)
-    known = texts.dropna()
-    numbers = to_numbers(known, form)
-    if numbers.isna().any():
-        return texts
-    return numbers.reindex(texts.index).astype(np.float64)
+    texts = series.astype("str").str.strip()
+    texts = texts.mask(series.isna() | texts.str.lower().isin(list(form.missing)))
+    numbers = to_numbers(texts.dropna(), form)
+    return texts if numbers.isna().any() else numbers.reindex(texts.index).astype(np.float64)
 
 
 def to_numbers(texts: pd.Series, form: Form) -> pd.Series:
-    """Float64 of texts without gaps; NaN for one that is no number."""
+    """Return float64 of texts without gaps; NaN for one that is no number."""
     codes, unique = pd.factorize(texts)  # a category's few values are looked at once
     known = pd.Series(unique, dtype="str")
-    plain = known
-    if form.thousands:
-        plain = plain.str.replace(form.thousands, "", regex=False)
+    plain = known.str.replace(form.thousands, "", regex=False) if form.thousands else known
     if form.decimal == ",":
         plain = plain.str.replace(",", ".", regex=False)
-    good = plain.str.fullmatch(_NUMBER.pattern, case=False) | plain.str.lower().isin(
-        ["inf", "-inf", "+inf", "infinity", "-infinity"]
-    )
-    numbers = pd.to_numeric(plain.where(good), errors="coerce").astype(np.float64)
-    numbers = numbers.fillna(known.str.lower().map(TRUTH))
+    numbers = pd.to_numeric(plain, errors="coerce").astype(np.float64)
+    numbers = numbers.fillna(known.str.lower().map({"true": 1.0, "false": 0.0}))
     return pd.Series(numbers.to_numpy(np.float64)[codes], index=texts.index, dtype=np.float64)
 
 
-def is_number(text: str) -> bool:
-    """Whether a text is a number as people write it."""
-    return _NUMBER.fullmatch(text) is not None
+def _number(decimal: str, thousands: str) -> re.Pattern[str]:
+    """Return what numbers look like that are written with these signs."""
+    point, group = re.escape(decimal), re.escape(thousands)
+    whole = rf"\d{{1,3}}({group}\d{{3}})+|\d+" if thousands else r"\d+"
+    return re.compile(rf"[+-]?(({whole})({point}\d*)?|{point}\d+)(e[+-]?\d+)?", re.ASCII | re.I)
+
+
+_PLAIN = _number(".", "")
 
 
 # --- CSV ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Sniffed:
-    """The form of a CSV file, all found out. ``skip`` lines come before the first row."""
-
-    form: Form
-    names: tuple[str, ...]
-    kept: tuple[int, ...]  # positions of the columns that are none of the left out
-    index: tuple[str, ...]
-    skip: int
-    comment: str | None
-    found: tuple[str, ...]
-
-
 class CsvFile:
-    """A CSV file: its columns, and the rows below the header in chunks."""
+    """A CSV file: its form, found out from its first lines, and the rows below the header.
+
+    ``found`` says in words what was found out.
+    """
 
     def __init__(self, path: Path, form: Form) -> None:
-        self.path, self.where = path, f"data-path {path}"
-        self._sniffed = _Sniffer(path, self.where, form).run()
-        self.form = self._sniffed.form
-        self.columns = [self._sniffed.names[place] for place in self._sniffed.kept]
-        self.index, self.found = self._sniffed.index, self._sniffed.found
-        self._checked = False
-
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
-        """See :class:`RowFile`."""
-        sniffed, wanted = self._sniffed, list(dict.fromkeys((*texts, *numbers)))
-        places = {name: sniffed.names.index(name) for name in wanted}
-        as_text = [places[name] for name in texts]
-        first = 0
-        try:
-            with _opened(self.path, self.form.encoding) as file:
-                reader = pd.read_csv(
-                    file,
-                    header=None,
-                    names=range(len(sniffed.names)),
-                    index_col=False,
-                    skiprows=sniffed.skip,
-                    dtype=dict.fromkeys(as_text, "str"),
-                    na_values={place: _spellings(self.form) for place in places.values()
-                               if place not in as_text},
-                    keep_default_na=False,
-                    chunksize=max(256, min(65_536, CELLS // len(sniffed.names))),
-                    **_format(self.form, sniffed.comment),
-                )  # fmt: skip
-                for frame in reader:
-                    chunk = self._chunk(frame, places, texts, first)
-                    first += len(frame)
-                    yield chunk
-        except UnicodeDecodeError as error:
-            raise _bad_byte(self.path, self.where, self.form.encoding) or UserError(
-                f"{self.where}: no {self.form.encoding} text ({error.reason}): encoding=latin-1?"
-            ) from error
-        except (pd.errors.ParserError, ValueError, csv.Error) as error:
-            raise UserError(self._damage(error)) from error
-        except pd.errors.EmptyDataError:
-            pass
-        except OSError as error:
-            raise UserError(f"{self.where}: {error.strerror or error}") from error
-        if not first:
-            raise UserError(f"{self.where}: no row below the header")
-
-    def _chunk(
-        self, frame: pd.DataFrame, places: dict[str, int], texts: Collection[str], first: int
-    ) -> Chunk:
-        last = len(self._sniffed.names) - 1
-        if not self._checked and (frame[last].isna() | (frame[last] == "")).any():
-            self._check_widths()
-        frame = self._without_headers(frame)
-        made = {}
-        for name, place in places.items():
-            column = frame[place]
-            made[name] = (
-                column.fillna("").str.strip() if name in texts else as_numbers(column, self.form)
-            )
-        return Chunk(pd.DataFrame(made), first, self)
-
-    def _without_headers(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The rows that do not repeat the header, as joined files do."""
-        again = pd.Series(True, index=frame.index)
-        for place, name in enumerate(self._sniffed.names):
-            if not again.any():
-                return frame.reset_index(drop=True)
-            column = frame[place]
-            again &= column.astype("str").str.strip() == name if column.dtype.kind == "O" or (
-                pd.api.types.is_string_dtype(column)) else False  # fmt: skip
-        return frame[~again].reset_index(drop=True)
-
-    def place(self, row: int) -> str:
-        """The line of a row, counted again: rows may have several lines."""
-        for number, (line, _) in enumerate(self._records()):
-            if number == row:
-                return f"line {line}"
-        return f"row {row + 1}"
-
-    def lines(self) -> Iterator[int]:
-        """The line of every row."""
-        return (line for line, _ in self._records())
-
-    def _records(self) -> Iterator[tuple[int, list[str]]]:
-        with _opened(self.path, self.form.encoding) as file:
-            for _ in range(self._sniffed.skip):
-                file.readline()
-            reader = _reader(file, self.form)
-            for row in reader:
-                if row and not (self._sniffed.comment and row[0].startswith("#")):
-                    yield self._sniffed.skip + reader.line_num, row
-
-    def _check_widths(self) -> None:
-        """UserError for a row that is shorter than the others: pandas would fill it with gaps."""
-        self._checked = True
-        width, least = len(self._sniffed.names), max(self._sniffed.kept) + 1
-        for line, row in self._records():
-            if len(row) < least:
-                raise UserError(f"{self.where} line {line}: {len(row)} fields, and others {width}")
-
-    def _damage(self, error: Exception) -> str:
-        text = one_line(error)
-        if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text):
-            line = int(found[2])
-            return f"{self.where} line {line}: {found[3]} fields, and the others have {found[1]}"
-        if found := re.search(r"EOF inside string starting at row (\d+)", text):
-            row = self._sniffed.skip + int(found[1]) + 1
-            return f"{self.where} line {row}: a quote is not closed; quote=none reads it as a sign"
-        return f"{self.where}: no CSV: {text}"
-
-
-def _spellings(form: Form) -> list[str]:
-    """Return the spellings of gaps for pandas, which distinguishes upper and lower case."""
-    styles = (str.lower, str.upper, str.title)
-    found = {style(one) for one in form.missing for style in styles}
-    return sorted(found | ({"NaN"} if "nan" in form.missing else set()))
-
-
-def _format(form: Form, comment: str | None) -> dict[str, Any]:
-    return {
-        "sep": form.separator, "decimal": form.decimal or ".", "thousands": form.thousands or None,
-        "quotechar": form.quote if form.quote != "none" else '"',
-        "quoting": csv.QUOTE_NONE if form.quote == "none" else csv.QUOTE_MINIMAL,
-        "skipinitialspace": True, "comment": comment, "low_memory": False,
-    }  # fmt: skip
-
-
-def _opened(path: Path, encoding: str) -> IO[str]:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
-        return gzip.open(path, "rt", encoding=encoding, newline="")
-    return path.open(encoding=encoding, newline="")
-
-
-def _reader(lines: Any, form: Form) -> Any:
-    """Python's reader of the same form: for samples, and for the lines of rows."""
-    space = form.separator == SEPARATORS["space"]
-    csv.field_size_limit(1 << 27)
-    if space:
-        lines = (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
-    return csv.reader(
-        lines, delimiter=" " if space else form.separator, skipinitialspace=True,
-        quoting=csv.QUOTE_NONE if form.quote == "none" else csv.QUOTE_MINIMAL,
-        quotechar=form.quote if form.quote not in ("", "none") else '"',
-    )  # fmt: skip
-
-
-def _bad_byte(path: Path, where: str, encoding: str) -> UserError | None:
-    """Return an error that names the first invalid byte and its line, or None."""
-    decoder, lines, done = codecs.getincrementaldecoder(encoding)(), 1, 0
-    with _opened(path, "latin-1") as text:
-        file = text.buffer  # type: ignore[attr-defined]
-        while True:
-            block = file.read(1 << 20)
-            try:
-                lines += decoder.decode(block, final=not block).count("\n")
-            except UnicodeDecodeError as error:
-                bad = error.object[error.start]
-                line = lines + error.object[: error.start].count(b"\n")
-                return UserError(
-                    f"{where} line {line}: byte 0x{bad:02x} is not "
-                    f"{encoding.removesuffix('-sig')}: set the file's encoding, such as "
-                    "encoding=latin-1 or encoding=cp1252"
-                )
-            done += len(block)
-            if not block:
-                return None
-
-
-class _Sniffer:
-    """Detects the form of a CSV file from its first lines; ``found`` has it in words."""
-
-    def __init__(self, path: Path, where: str, form: Form) -> None:
-        self.path, self.where, self.form = path, where, form
-        self.found: list[str] = []
-
-    def run(self) -> _Sniffed:
-        """Return the form; raise UserError if the file is not a text table or has no header."""
-        text = self._text()
-        text, skip = self._without_comments(text)
+        self.path, self.where, self.form = path, f"data-path {path}", form
+        self._said: list[str] = []
+        self._skip = 0  # lines before the first row
+        text = self._without_comments(self._text())
+        lines = text.splitlines()
+        between = sum(line.startswith("#") for line in lines)
+        self._comment = "#" if between and between == sum(ln.count("#") for ln in lines) else None
         records = self._separated(text)
-        comment = self._comment(text)
-        if comment:
+        if self._comment:
             records = [(line, row) for line, row in records if not row[0].startswith("#")]
         if not records:
             raise UserError(f"{self.where}: the file is empty")
-        if counts := self._counts(records):
-            records = records[1:]
+        before = self._counts(records)
+        records = records[1:] if before else records
         width, start = self._width(records)
         rows = [row for _, row in records[start:]]
-        head, body = rows[0], rows[1:]
-        header, trail = self._header(head, body, width)
-        data = body if header else rows
-        before = records[start][0] if header else (records[start - 1][0] if start else counts)
-        names = self._names(head if header else [], width)
-        if len(names) > MAX_COLUMNS:
-            raise UserError(f"{self.where}: {len(names):,} columns, at most {MAX_COLUMNS:,}")
-        kept = list(range(len(names) - trail))
-        index = self._index(names[: len(kept)], data)
-        self._numbers([[row[place] for row in data if place < len(row)] for place in kept])
-        return _Sniffed(
-            self.form, tuple(names), tuple(kept), index, skip + before, comment, tuple(self.found)
-        )
+        header, trail = self._header(rows[0], rows[1:], width)
+        if header or start:
+            before = records[start if header else start - 1][0]
+        self._skip += before
+        self._names = self._named(rows[0] if header else [], width)
+        if width > MAX_COLUMNS:
+            raise UserError(f"{self.where}: {width:,} columns, at most {MAX_COLUMNS:,}")
+        self.columns = self._names[: len(self._names) - trail]
+        body = rows[1:] if header else rows
+        values = [[r[k].strip() for r in body if k < len(r)] for k in range(len(self.columns))]
+        self.index = self._index(values)
+        self._numbers(values)
+        self.found = tuple(self._said)
+        self._checked = False
+
+    # --- its form
 
     def _text(self) -> str:
-        """The first lines, whole ones, decoded."""
+        """Return the first lines, whole ones, decoded; raise UserError for what is no table."""
         with self.path.open("rb") as file:
-            head = file.read(8)
-        if head.startswith(b"PK\x03\x04"):
-            raise UserError(f"{self.where}: this is a workbook or zip: save its sheet as CSV")
-        with _opened(self.path, "latin-1") as plain:
-            data = plain.buffer.read(SAMPLE)  # type: ignore[attr-defined]
+            if file.read(4) == b"PK\x03\x04":
+                raise UserError(f"{self.where}: this is a workbook or zip: save its sheet as CSV")
+        with self._bytes() as file:
+            data = file.read(SAMPLE)
         if data.lstrip()[:1] in (b"{", b"[") and not self.form.separator:
             raise UserError(f"{self.where}: this is JSON, not a table: save its rows as CSV")
-        marked = next((name for mark, name in _MARKS if data.startswith(mark)), "")
+        marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "")
         encoding = self.form.encoding or marked or "utf-8"
         try:
             codecs.lookup(encoding)
         except LookupError:
             raise UserError(f"encoding: '{encoding}' is unknown; such as latin-1, cp1252") from None
-        if marked and not self.form.encoding and marked != "utf-8-sig":
-            self.found.append(f"{marked} by its mark (encoding)")
+        if marked not in ("", "utf-8-sig") and not self.form.encoding:
+            self._said.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
         wide = encoding.lower().startswith(("utf-16", "utf-32"))
         if b"\0" in data and not wide:
@@ -419,11 +227,35 @@ class _Sniffer:
         try:
             return codecs.getincrementaldecoder(encoding)().decode(data, final=False)
         except UnicodeDecodeError as error:
-            raise _bad_byte(self.path, self.where, encoding) or UserError(str(error)) from error
+            raise self._bad_byte() from error
 
-    def _without_comments(self, text: str) -> tuple[str, int]:
-        """The text after empty lines, comments and ``sep=``, and how many lines those are."""
-        lines, skip, comments = text.splitlines(keepends=True), 0, 0
+    def _bytes(self) -> IO[bytes]:
+        """Open the file, unpacked."""
+        with self.path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        return gzip.open(self.path) if packed else self.path.open("rb")  # type: ignore[return-value]
+
+    def _open(self) -> IO[str]:
+        return io.TextIOWrapper(self._bytes(), self.form.encoding, newline="")
+
+    def _bad_byte(self) -> UserError:
+        """Return an error that names the first byte that is not of the encoding, and its line."""
+        encoding = self.form.encoding
+        with self._bytes() as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    line.decode(encoding)
+                except UnicodeDecodeError as error:
+                    return UserError(
+                        f"{self.where} line {number}: byte 0x{line[error.start]:02x} is not "
+                        f"{encoding.removesuffix('-sig')}: set the file's encoding, such as "
+                        "encoding=latin-1 or encoding=cp1252"
+                    )
+        return UserError(f"{self.where}: no {encoding} text: encoding=latin-1?")
+
+    def _without_comments(self, text: str) -> str:
+        """Return the text after empty lines, comments and ``sep=``."""
+        lines, comments = text.splitlines(keepends=True), 0
         for line in lines:
             plain = line.strip().lstrip("\ufeff").strip('"')
             if match := re.fullmatch(r"sep=(.)", plain):
@@ -432,112 +264,98 @@ class _Sniffer:
                 comments += 1
             elif plain:
                 break
-            skip += 1
+            self._skip += 1
         if comments:
-            self.found.append(f"{comments} lines of comments before the header are left out")
-        return "".join(lines[skip:]), skip
+            self._said.append(f"{comments} lines of comments before the header are left out")
+        return "".join(lines[self._skip :])
 
-    def _comment(self, text: str) -> str | None:
-        """A sign that begins comments between the rows."""
-        lines = text.splitlines()
-        between = sum(line.startswith("#") for line in lines)
-        return "#" if between and sum(line.count("#") for line in lines) == between else None
-
-    def _separated(self, text: str) -> list[tuple[int, list[str]]]:
-        """Line and fields of the first rows, by the separator that cuts them most evenly."""
+    def _separated(self, text: str) -> list[_Record]:
+        """Return the first rows, cut by the separator that cuts them most evenly."""
         given = SEPARATORS.get(self.form.separator, self.form.separator)
-        if given and len(given) > 1 and given != SEPARATORS["space"]:
+        if len(given) > 1 and given != SPACE:
             raise UserError(
                 f"separator: '{given}' is not allowed: one sign, or {', '.join(SEPARATORS)}"
             )
-        best: tuple[float, int, str, list[tuple[int, list[str]]]] = (-1.0, 0, "", [])
         quote = self.form.quote or self._quote(text)
-        for separator in [given] if given else list(SEPARATORS.values()):
-            if separator == SEPARATORS["space"] and not given and best[1] > 1 and best[0] > 0.5:
-                continue
-            form = replace(self.form, separator=separator, quote=quote)
-            reader, rows = _reader(io.StringIO(text, newline=""), form), []
-            for row in reader:
-                if row and any(map(str.strip, row)):
-                    rows.append((reader.line_num, row))
+        best: tuple[float, int, str, list[_Record]] = (-1.0, 0, ",", [])
+        for separator in [given] if given else SEPARATORS.values():
+            self.form = replace(self.form, separator=separator, quote=quote)
+            rows = []
+            for record in self._read(io.StringIO(text, newline="")):
+                if any(map(str.strip, record[1])):
+                    rows.append(record)
                 if len(rows) > SAMPLE_ROWS:
                     break
             # Names of rows have no name in a file that R wrote with spaces.
-            body = rows[1:] if separator == SEPARATORS["space"] and len(rows) > 1 else rows
+            body = rows[1:] if separator == SPACE and len(rows) > 1 else rows
             widths = Counter(len(row) for _, row in body)
             width, count = max(widths.items(), key=lambda one: (one[1], one[0]), default=(0, 0))
             even = count / max(1, len(body)) if width > 1 or given else 0.0
-            if separator == SEPARATORS["space"] and even < 0.95 and not given:
+            if separator == SPACE and not given and (
+                even < 0.95 or (best[1] > 1 and best[0] > 0.5)
+            ):  # fmt: skip
                 continue
             if (round(even, 1), width) > (round(best[0], 1), best[1]):
                 best = (even, width, separator, rows)
-        self.form = replace(self.form, separator=best[2] or ",", quote=quote)
-        said = {v: k for k, v in SEPARATORS.items()}.get(self.form.separator, self.form.separator)
-        if self.form.separator != "," and not given:
-            self.found.append(f"separated by {said} (separator)")
+        self.form = replace(self.form, separator=best[2])
+        if best[2] != "," and not given:
+            word = next(name for name, sign in SEPARATORS.items() if sign == best[2])
+            self._said.append(f"separated by {word} (separator)")
         return best[3]
 
     def _quote(self, text: str) -> str:
-        """The sign around texts: a single quote where fields begin and end with it."""
-        single = len(re.findall(r"(?:^|[,;\t| ])\s*'[^'\n]*'\s*(?=[,;\t| ]|$)", text, re.MULTILINE))
-        double = text.count('"')
-        if single > 3 and not double:
-            self.found.append("quoted by ' (quote)")
+        """Return the sign around texts: a single quote where fields begin and end with it."""
+        single = re.findall(r"(?:^|[,;\t| ])\s*'[^'\n]*'\s*(?=[,;\t| ]|$)", text, re.MULTILINE)
+        if len(single) > 3 and '"' not in text:
+            self._said.append("quoted by ' (quote)")
             return "'"
         return '"'
 
-    def _counts(self, records: Sequence[tuple[int, list[str]]]) -> int:
-        """The line that only counts rows and columns, as scikit-learn's files begin; 0: none."""
+    def _counts(self, records: Sequence[_Record]) -> int:
+        """Return the line that only counts rows and columns, as scikit-learn writes; 0: none."""
         line, first = records[0]
-        width = len(records[1][1]) if len(records) > 1 else 0
+        width, many = (len(records[1][1]) if len(records) > 1 else 0), len(records) - 1
         rows, columns, *classes = [*map(str.strip, first), "", ""]
-        counts = rows.isdecimal() and columns in (str(width - 1), str(width))
-        if not counts or int(rows) < min(len(records) - 1, SAMPLE_ROWS) or width < 3:
+        counts = rows.isdecimal() and columns in (str(width - 1), str(width)) and width > 2
+        if not counts or any(map(_PLAIN.fullmatch, classes)):
             return 0
-        if len(records) <= SAMPLE_ROWS and int(rows) != len(records) - 1:
+        if int(rows) != many and not (many >= SAMPLE_ROWS and int(rows) >= SAMPLE_ROWS):
             return 0
-        if any(is_number(one) for one in classes):
-            return 0
-        self.found.append(
+        self._said.append(
             f"the first line counts rows and columns ({rows}, {columns}) and is left out"
         )
         return line
 
-    def _width(self, records: Sequence[tuple[int, list[str]]]) -> tuple[int, int]:
-        """The fields of most rows, and which record is the first of the table."""
-        later = records[1:] or records
-        width = Counter(len(row) for _, row in later).most_common(1)[0][0]
+    def _width(self, records: Sequence[_Record]) -> tuple[int, int]:
+        """Return the fields of most rows, and which record is the first of the table."""
+        width = Counter(len(row) for _, row in records[1:] or records).most_common(1)[0][0]
         least = width if width < 3 else width - 1
-        for start, (_, row) in enumerate(records):  # noqa: B007
-            if len(row) >= least:
-                break
+        start = next(k for k, (_, row) in enumerate(records) if len(row) >= least)
         if start:
-            self.found.append(f"{start} lines before the header are left out")
+            self._said.append(f"{start} lines before the header are left out")
         return width, start
 
     def _header(self, head: list[str], body: Sequence[list[str]], width: int) -> tuple[bool, bool]:
         """Return whether the first row is a header, and whether the last column is empty."""
         empty = bool(body) and all(len(row) < width or not row[-1].strip() for row in body)
-        trail = (
-            len(head) in (width, width - 1) and empty and not (head[width - 1 :] or [""])[0].strip()
-        )
+        last = (head[width - 1 :] or [""])[0].strip()
+        trail = len(head) in (width, width - 1) and empty and not last
         if len(head) == width + 1 and not head[-1].strip():  # a delimiter after the header alone
             del head[-1]
-            self.found.append("the empty last column of the header is left out")
+            self._said.append("the empty last column of the header is left out")
         if trail:
-            self.found.append("the empty last column is left out")
-        if len(head) < width and not trail:
+            self._said.append("the empty last column is left out")
+        elif len(head) < width:
             head.insert(0, "")  # R writes no name above the names of rows
-        cells = [cell.strip() for cell in head]
-        given = list(self.form.columns)
+        cells, given = [cell.strip() for cell in head], list(self.form.columns)
+        data = self._is_data(cells, body)
         if given:
             if len(given) not in (width, width - trail):
                 raise UserError(
                     f"columns: {len(given)} names, and {self.where} has {width - trail} columns"
                 )
-            same = cells[: len(given)] == given
-            return same or not self._is_data(cells, body), trail
-        if self._is_data(cells, body):
+            return cells[: len(given)] == given or not data, trail
+        if data:
             names = ",".join(f"c{k}" for k in range(1, width - trail + 1))
             shown = ", ".join(cells[:4]) + (", ..." if len(cells) > 4 else "")
             raise NoHeader(
@@ -547,72 +365,173 @@ class _Sniffer:
         return True, trail
 
     def _is_data(self, cells: list[str], body: Sequence[list[str]]) -> bool:
-        """Whether the first row is one like the others and no header."""
-        missing = self.form.missing
-        plain = [cell.replace(",", ".") for cell in cells]
-        counted = [str(k) for k in range(len(cells))], [str(k + 1) for k in range(len(cells))]
+        """Return whether the first row is one like the others and no header."""
+        counted = [[str(k) for k in range(one, len(cells) + one)] for one in (0, 1)]
         if cells in counted or [cell for cell in cells if cell] in counted or not body:
             return False
-        numbers = [is_number(cell) for cell in plain]
-        if all(n or cell.lower() in missing for n, cell in zip(numbers, cells, strict=True)):
+        numbers = [bool(_PLAIN.fullmatch(cell.replace(",", "."))) for cell in cells]
+        words = [
+            place for place, cell in enumerate(cells)
+            if not numbers[place] and cell.lower() not in self.form.missing
+        ]  # fmt: skip
+        if not words:
             return any(numbers)
         others = [row for row in body if [one.strip() for one in row] != cells]
-        known = [
-            place for place, cell in enumerate(cells)
-            if cell and not numbers[place] and cell.lower() not in missing
-        ]  # fmt: skip
-        again = [p for p in known if any(p < len(r) and r[p].strip() == cells[p] for r in others)]
+        again = [p for p in words if any(p < len(r) and r[p].strip() == cells[p] for r in others)]
         # A header's name may also be a value, such as y. Two such names, or numbers, mean data.
         return len(others) > 1 and (len(again) > 1 or (bool(again) and any(numbers)))
 
-    def _names(self, head: Sequence[str], width: int) -> list[str]:
-        """The names of the columns, each once, none empty."""
-        given = list(self.form.columns)
-        cells = given or [cell.strip().strip("\ufeff") for cell in head]
-        cells += [""] * (width - len(cells))
-        if not given and any(cell != cell.strip() for cell in head):
-            self.found.append("spaces around names are left out")
-        return unique_names(cells, self.found)
+    def _named(self, head: Sequence[str], width: int) -> list[str]:
+        """Return the names of the columns, each once, none empty."""
+        cells = [*self.form.columns] or [cell.strip().strip("\ufeff") for cell in head]
+        if not self.form.columns and any(cell != cell.strip() for cell in head):
+            self._said.append("spaces around names are left out")
+        return unique_names([*cells, *[""] * (width - len(cells))], self._said)
 
-    def _index(self, names: Sequence[str], data: Sequence[list[str]]) -> tuple[str, ...]:
-        """Columns without a name that number the rows, or hold nothing."""
-        found = []
-        for place, name in enumerate(names):
-            if not re.fullmatch(r"column-\d+|Unnamed: \d+", name):
-                continue
-            values = [row[place].strip() for row in data if place < len(row)]
-            if place == 0 or not any(values):
-                found.append(name)
-        if found and not self.form.columns:
-            self.found.append(f"without a name and left out: {', '.join(found)}")
-        return tuple(found) if not self.form.columns else ()
+    def _index(self, values: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """Return columns without a name that number the rows, or hold nothing."""
+        if self.form.columns:
+            return ()
+        found = [
+            name for place, name in enumerate(self.columns)
+            if re.fullmatch(r"column-\d+|Unnamed: \d+", name)
+            and (place == 0 or not any(values[place]))
+        ]  # fmt: skip
+        if found:
+            self._said.append(f"without a name and left out: {', '.join(found)}")
+        return tuple(found)
 
     def _numbers(self, columns: Sequence[Sequence[str]]) -> None:
-        """Detect a decimal comma and a thousands separator that turn texts into numbers."""
-        decimal, thousands = self.form.decimal, self.form.thousands
-        known = [[v for v in map(str.strip, column) if v.lower() not in self.form.missing]
-                 for column in columns]  # fmt: skip
-        odd = [values for values in known if values and not all(map(is_number, values))]
-        if not decimal:
-            comma = [v for v in odd if all(is_number(x) or _DECIMAL_COMMA.fullmatch(x) for x in v)]
-            point = any("." in x for v in known for x in v if all(map(is_number, v)))
-            grouped = all(_THOUSANDS[","].fullmatch(x) or is_number(x) for v in comma for x in v)
-            if comma and not (grouped and (self.form.separator == "," or point)):
-                decimal = ","
-                self.found.append("decimal comma (decimal)")
-        if not thousands:
-            for sign, pattern in _THOUSANDS.items():
-                if sign != (decimal or ".") and any(
-                    any(map(pattern.fullmatch, v))
-                    and all(
-                        pattern.fullmatch(x) or is_number(x.replace(decimal or ".", ".")) for x in v
-                    )
-                    for v in (odd if sign != "." or decimal == "," else [])
-                ):
-                    thousands = sign
-                    self.found.append(f"thousands by {sign!r} (thousands)")
-                    break
-        self.form = replace(self.form, decimal=decimal or ".", thousands=thousands)
+        """Choose the decimal sign and the thousands separator that make most columns numbers."""
+        form, best = self.form, (-1, "", "")
+        known = [[one for one in column if one.lower() not in form.missing] for column in columns]
+        pairs = [(".", ""), (",", ""), (",", "."), (".", ","), (".", " "), (",", " "),
+                 (".", "\xa0"), (",", "\xa0"), (".", "'"), (",", "'")]  # fmt: skip
+        if form.separator == ",":  # a quoted 1,234 is one of thousands there
+            pairs.insert(1, (".", ","))
+        if form.decimal or form.thousands:
+            pairs = [
+                (form.decimal or d, form.thousands or t) for d, t in pairs
+                if (form.decimal or d) != (form.thousands or t)
+            ]  # fmt: skip
+        for decimal, thousands in dict.fromkeys(pairs):
+            pattern = _number(decimal, thousands)
+            fits = sum(bool(some) and all(map(pattern.fullmatch, some)) for some in known)
+            if fits > best[0]:
+                best = (fits, decimal, thousands)
+        _, decimal, thousands = best
+        if decimal == "," and not form.decimal:
+            self._said.append("decimal comma (decimal)")
+        if thousands and not form.thousands:
+            self._said.append(f"thousands by {thousands!r} (thousands)")
+        self.form = replace(form, decimal=decimal, thousands=thousands)
+
+    # --- its rows
+
+    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
+        """See :class:`RowFile`."""
+        places = {name: self._names.index(name) for name in dict.fromkeys((*texts, *numbers))}
+        styles = (str.lower, str.upper, str.title)  # pandas distinguishes upper and lower case
+        gaps = sorted({style(one) for one in self.form.missing for style in styles} | {"NaN"})
+        gaps = gaps if "nan" in self.form.missing else [one for one in gaps if one != "NaN"]
+        quote, first = self.form.quote, 0
+        try:
+            with self._open() as file:
+                reader = pd.read_csv(
+                    file,
+                    sep=self.form.separator, decimal=self.form.decimal,
+                    thousands=self.form.thousands or None, comment=self._comment,
+                    quotechar='"' if quote == "none" else quote,
+                    quoting=csv.QUOTE_NONE if quote == "none" else csv.QUOTE_MINIMAL,
+                    skipinitialspace=True, low_memory=False, index_col=False, skiprows=self._skip,
+                    header=None, names=range(len(self._names)),
+                    dtype=dict.fromkeys((places[name] for name in texts), "str"),
+                    na_values={places[name]: gaps for name in places if name not in texts},
+                    keep_default_na=False,
+                    chunksize=max(256, min(65_536, CELLS // len(self._names))),
+                )  # fmt: skip
+                for frame in reader:
+                    yield self._chunk(frame, places, texts)
+                    first += len(frame)
+        except UnicodeDecodeError as error:
+            raise self._bad_byte() from error
+        except pd.errors.EmptyDataError:
+            pass
+        except (pd.errors.ParserError, ValueError, csv.Error) as error:
+            raise UserError(self._damage(error)) from error
+        except OSError as error:
+            raise UserError(f"{self.where}: {error.strerror or error}") from error
+        if not first:
+            raise UserError(f"{self.where}: no row below the header")
+
+    def _chunk(
+        self, frame: pd.DataFrame, places: Mapping[str, int], texts: Collection[str]
+    ) -> Chunk:
+        """Return the columns by name, without rows that repeat the header as joined files do."""
+        last = frame[len(self._names) - 1]
+        if not self._checked and (last.isna() | (last == "")).any():
+            self._check_widths()
+        if pd.api.types.is_string_dtype(frame[0]):
+            again = frame.index[frame[0].str.strip() == self._names[0]]
+            again = [k for k in again if [str(v).strip() for v in frame.loc[k]] == self._names]
+            frame = frame.drop(again) if again else frame
+        rows = frame.index.to_numpy(dtype=np.int64)
+        frame = frame.reset_index(drop=True)
+        made = {
+            name: frame[place].fillna("").str.strip() if name in texts
+            else as_numbers(frame[place], self.form)
+            for name, place in places.items()
+        }  # fmt: skip
+        return Chunk(pd.DataFrame(made), rows, self)
+
+    def place(self, row: int) -> str:
+        """Return the line of a row, counted again: rows may have several lines."""
+        line = next((line for number, line in enumerate(self.lines()) if number == row), None)
+        return f"row {row + 1}" if line is None else f"line {line}"
+
+    def lines(self) -> Iterator[int]:
+        """Yield the line of every row."""
+        return (line for line, _ in self._records())
+
+    def _records(self) -> Iterator[_Record]:
+        with self._open() as file:
+            for _ in range(self._skip):
+                file.readline()
+            for line, row in self._read(file):
+                if not (self._comment and row[0].startswith("#")):
+                    yield self._skip + line, row
+
+    def _read(self, lines: Any) -> Iterator[_Record]:
+        """Read rows as Python does: for samples, and for the lines of rows."""
+        sign, quote = self.form.separator, self.form.quote
+        csv.field_size_limit(1 << 27)
+        if sign == SPACE:
+            sign, lines = " ", (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
+        reader = csv.reader(
+            lines, delimiter=sign, skipinitialspace=True,
+            quoting=csv.QUOTE_NONE if quote == "none" else csv.QUOTE_MINIMAL,
+            quotechar='"' if quote == "none" else quote,
+        )  # fmt: skip
+        return ((reader.line_num, row) for row in reader if row)
+
+    def _check_widths(self) -> None:
+        """Raise UserError for a row shorter than the others: pandas would fill it with gaps."""
+        self._checked = True
+        for line, row in self._records():
+            if len(row) < len(self.columns):
+                raise UserError(
+                    f"{self.where} line {line}: {len(row)} fields, and others {len(self._names)}"
+                )
+
+    def _damage(self, error: Exception) -> str:
+        text = one_line(error)
+        if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text):
+            line = int(found[2])
+            return f"{self.where} line {line}: {found[3]} fields, and the others have {found[1]}"
+        if found := re.search(r"EOF inside string starting at row (\d+)", text):
+            row = self._skip + int(found[1]) + 1
+            return f"{self.where} line {row}: a quote is not closed; quote=none reads it as a sign"
+        return f"{self.where}: no CSV: {text}"
 
 
 class NoHeader(UserError):
@@ -624,81 +543,85 @@ class NoHeader(UserError):
 
 
 def unique_names(cells: Sequence[str], found: list[str]) -> list[str]:
-    """Names of columns: ``column-3`` for one without, ``age.2`` for the second of a name."""
+    """Return names of columns: ``column-3`` for one without, ``age.2`` for the second of a name."""
     names: list[str] = []
     for place, cell in enumerate(cells, start=1):
-        name = cell or f"column-{place}"
-        if name in names:
-            number = 2
-            while f"{name}.{number}" in names:
-                number += 1
-            found.append(f"the second column '{name}' is called '{name}.{number}'")
-            name = f"{name}.{number}"
+        name = first = cell or f"column-{place}"
+        number = 2
+        while name in names:
+            name, number = f"{first}.{number}", number + 1
+        if name != first:
+            found.append(f"the second column '{first}' is called '{name}'")
         names.append(name)
     return names
 
 
-# --- Parquet, and several files ----------------------------------------------------------------
+# --- Arrow, and several files ----------------------------------------------------------------
 
 
-class ParquetFile:
-    """A Parquet file by pyarrow, some rows at a time."""
+class ArrowFile:
+    """Rows of Arrow: of a Parquet file, or of a data set of the hub.
 
-    def __init__(self, path: Path, form: Form) -> None:
-        self.path, self.form, self.where = path, form, f"data-path {path}"
-        if importlib.util.find_spec("pyarrow") is None:
-            raise UserError(f"{self.where}: Parquet needs pyarrow: pip install 'fedhet[parquet]'")
-        import pyarrow as pa  # noqa: PLC0415  (an extra)
-        import pyarrow.parquet as pq  # noqa: PLC0415
+    ``batches`` gives these columns of the rows, by their stored names, some rows at a time.
+    """
 
-        self._errors: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError)
-        try:
-            self._file = pq.ParquetFile(path)
-            schema = self._file.schema_arrow
-            index = (schema.pandas_metadata or {}).get("index_columns", [])
-        except self._errors as error:
-            raise UserError(f"{self.where}: no sound Parquet file: {one_line(error)}") from error
+    def __init__(
+        self, where: str, form: Form, stored: Sequence[str], index: Collection[str],
+        batches: Callable[[list[str], int], Iterator[Any]],
+    ) -> None:  # fmt: skip
         found: list[str] = []
-        self._stored = list(schema.names)
-        self.columns = unique_names([str(name).strip() for name in self._stored], found)
-        self.index = tuple(
-            self.columns[self._stored.index(name)] for name in index
-            if isinstance(name, str) and name in self._stored
-        )  # fmt: skip
+        self.where, self.form, self._batches = where, form, batches
+        self.columns = unique_names([name.strip() for name in stored], found)
+        self._stored = dict(zip(self.columns, stored, strict=True))
+        self.index = tuple(name for name, old in self._stored.items() if old in index)
         if self.index:
             found.append(f"the index of pandas is left out: {', '.join(self.index)}")
         self.found = tuple(found)
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
         """See :class:`RowFile`."""
-        wanted = list(dict.fromkeys((*texts, *numbers)))
-        places = [self.columns.index(name) for name in wanted]
+        wanted = {name: self._stored[name] for name in dict.fromkeys((*texts, *numbers))}
         size, first = max(256, min(65_536, CELLS // max(1, len(wanted)))), 0
         try:
-            stored = [self._stored[place] for place in places]
-            for batch in self._file.iter_batches(batch_size=size, columns=stored):
+            for batch in self._batches(list(wanted.values()), size):
                 made = {
-                    name: arrow_column(batch.column(batch.schema.names.index(old)), name in texts, self.form)  # noqa: E501
-                    for name, old in zip(wanted, stored, strict=True)
-                }  # fmt: skip
-                yield Chunk(pd.DataFrame(made), first, self)
+                    name: _arrow_column(batch.column(old), self.form, text=name in texts)
+                    for name, old in wanted.items()
+                }
+                yield Chunk(pd.DataFrame(made), np.arange(first, first + batch.num_rows), self)
                 first += batch.num_rows
-        except self._errors as error:
-            if isinstance(error, UserError):
-                raise
+        except (OSError, ValueError) as error:  # Arrow's own are of these
             raise UserError(f"{self.where}: damaged: {one_line(error)}") from error
         if not first:
             raise UserError(f"{self.where}: no row in it")
 
     def place(self, row: int) -> str:
-        """Rows are numbered from 0."""
+        """Return the row's number, from 0."""
         return f"row {row}"
 
 
-def arrow_column(column: Any, as_text: bool, form: Form) -> pd.Series:  # noqa: FBT001
-    """A column of Arrow as texts, or as numbers where it holds some."""
-    import pyarrow as pa  # noqa: PLC0415  (an extra)
-    import pyarrow.compute as pc  # noqa: PLC0415
+def _open_parquet(path: Path, form: Form) -> ArrowFile:
+    where = f"data-path {path}"
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UserError(f"{where}: Parquet needs pyarrow: pip install 'fedhet[parquet]'")
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: no sound Parquet file: {one_line(error)}") from error
+    index = [name for name in index if isinstance(name, str)]
+    return ArrowFile(
+        where, form, schema.names, index,
+        lambda names, size: file.iter_batches(batch_size=size, columns=names),
+    )  # fmt: skip
+
+
+def _arrow_column(column: Any, form: Form, *, text: bool) -> pd.Series:
+    """Return a column of Arrow as texts, or as numbers where it holds some."""
+    import pyarrow as pa
 
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -707,12 +630,12 @@ def arrow_column(column: Any, as_text: bool, form: Form) -> pd.Series:  # noqa: 
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         return pd.Series([str(value) for value in column.to_pylist()], dtype="str")
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if not as_text and (number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+    if not text and (number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         plain = column.cast(pa.uint8()) if pa.types.is_boolean(kind) else column
         found = plain.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return pd.Series(np.asarray(found, dtype=np.float64))
-    texts = pc.fill_null(column.cast(pa.string()), "").to_pandas().astype("str").str.strip()
-    return texts if as_text else as_numbers(texts, form)
+    texts = column.cast(pa.string()).fill_null("").to_pandas().astype("str").str.strip()
+    return texts if text else as_numbers(texts, form)
 
 
 class _Several:
@@ -731,12 +654,12 @@ class _Several:
                 )
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
-        """The rows of all, each with its file."""
+        """Yield the rows of all, each with its file."""
         for path, file in zip(self.paths, self.files, strict=True):
             with closing(file.chunks(texts, numbers)) as chunks:  # type: ignore[type-var]
                 for chunk in chunks:
                     yield replace(chunk, site=path)
 
     def place(self, row: int) -> str:
-        """Never asked: a chunk knows its own file."""
+        """Return a row's number: a chunk knows its own file."""
         return f"row {row}"

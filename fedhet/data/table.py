@@ -428,15 +428,15 @@ class TableFile(DataFile):
 
     def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
         """The rows of a file, in its order."""
-        reading, guessed = with_target(file, self.reading)
+        reading, columns, said = guess(file, self.reading)
         check_columns(file, reading)
         features = left_columns(file, reading)
-        made, said = Plan(tuple(features), reading.categories), []
+        made = Plan(tuple(features), reading.categories)
         if not reading.declared:
-            columns = look(file, features)
-            made = plan(columns, reading)
+            columns = columns or look(file, features)
+            made = plan({name: columns[name] for name in features}, reading)
             refuse(made, columns, file.where)
-            said = about_columns(made, columns)
+            said += about_columns(made, columns)
         if not made.features:
             raise UserError(f"{file.where}: no column is left for the models to see")
         coded = Columns.of(made.features, made.categories)
@@ -446,50 +446,42 @@ class TableFile(DataFile):
         def chunks() -> Iterator[Examples]:
             for chunk in file.chunks(keys.columns(*texts), coded.plain):
                 kept = keys.add(chunk)
-                if len(kept) and not kept.all():
-                    frame = chunk.frame[kept].reset_index(drop=True)
-                    places = np.flatnonzero(kept)
-                    some = _Some(frame, chunk.first, chunk.file, chunk.site, places)
-                    if len(some):
-                        yield coded.numbers(some)
-                elif len(chunk):
-                    yield coded.numbers(chunk)
+                if kept.any():
+                    yield coded.numbers(chunk if kept.all() else chunk.take(kept))
 
         return Stream(
             chunks(),
             lambda: keys.content(
-                coded.inputs(), coded.about_infinite(), [*guessed, *said, *about_file(file)]
+                coded.inputs(), coded.about_infinite(), [*said, *about_file(file)]
             ),
         )
 
 
-@dataclass(frozen=True)
-class _Some(Chunk):
-    """Some rows of a chunk; ``places`` (k,) are theirs in it."""
+def guess(
+    file: RowFile, reading: Reading, *, text: bool = False, site: bool = False
+) -> tuple[Reading, dict[str, Column], list[str]]:
+    """Return the reading with what nobody names, the columns that it was guessed from, and lines.
 
-    places: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    def at(self, index: int, column: str) -> str:
-        """See :meth:`Chunk.at`."""
-        return super().at(int(self.places[index]), column)
-
-
-def with_target(
-    file: RowFile, reading: Reading, *, texts: bool = False
-) -> tuple[Reading, list[str]]:
-    """The reading with a guess for the target and the text that nobody names, and a line of it."""
-    lacks_text = texts and not reading.text
-    if reading.target and not lacks_text:
-        return reading, []
+    ``text``: the column of the text is needed, too; ``site``: the one of the site is looked for.
+    """
+    if reading.target and not (text and not reading.text) and not site:
+        return reading, {}, []
     if reading.declared:
         raise UserError("target: '' is not allowed on a network: name the column of the class")
-    columns = look(file, [name for name in file.columns if name not in file.index])
-    target = reading.target or guess_target(columns, reading)
-    made = replace(reading, target=target)
-    if lacks_text:
-        made = replace(made, text=guess_text(columns, made))
-    line = f"target '{made.target}'" + (f", text '{made.text}'" if lacks_text else "")
-    return made, [f"{line}: taken by name and values (target=COLUMN says otherwise)"]
+    need(file.columns, [reading.target] if reading.target else [], "target", file.where)
+    index = set(file.index) - {reading.target, *reading.site}
+    columns = look(file, [name for name in file.columns if name not in index])
+    lines = []
+    if not reading.target:
+        reading = replace(reading, target=guess_target(columns, reading))
+        lines.append(f"target: '{reading.target}' is used as the class (target=COLUMN says other)")
+    if site and (found := guess_site(columns, reading)):
+        reading = replace(reading, site=(found,))
+        lines.append(f"site: '{found}' is used as the site of a row (site=COLUMN says other)")
+    if text and not reading.text:
+        reading = replace(reading, text=guess_text(columns, reading))
+        lines.append(f"text: '{reading.text}' is used as the text (text=COLUMN says other)")
+    return reading, columns, lines
 
 
 def check_columns(file: RowFile, reading: Reading) -> None:
@@ -576,7 +568,7 @@ class TextFile(DataFile):
 
     def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
         """The texts of a file, in its order."""
-        reading, guessed = with_target(file, self.reading, texts=True)
+        reading, _, guessed = guess(file, self.reading, text=True)
         need(file.columns, [reading.text], "text", file.where)
         need(file.columns, [reading.target], "target", file.where)
         need(file.columns, reading.site, "site", file.where)

@@ -59,6 +59,15 @@ def test_a_file_without_a_class_says_what_to_do(tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize(("ill", "metric"), [("k%2", "accuracy"), ("k%3//2", "balanced_accuracy"),
+                                             ("k%3 if k > 9 else 3", "balanced_accuracy")])  # fmt: skip
+def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
+    rows = "".join(f"{30 + k * 7 % 41},{eval(ill, {'k': k})}\n" for k in range(200))
+    (tmp_path / "p.csv").write_text("age,ill\n" + rows)
+    assert execute(["init", "p.csv"]) == 0
+    assert load_config(tmp_path / "p.yaml").metric == metric
+
+
 FILES = {  # columns by a formula of the row's number, and the target that is guessed; none: asked
     "low": ("low=k%2 age=20+k*7%30 race=1+k%3 ftv=k%4", "low"),
     "lbw": ("race=1+k%3 smoke=k%2 lbw=k%3//2 bwt=2000+k*13", "lbw"),

@@ -182,8 +182,13 @@ def test_a_target_that_is_a_measurement_can_be_cut(opened, value):
     assert np.bincount(opened(text, cut).labels, minlength=2).tolist() == [low, 60 - low]
 
 
-def test_many_classes_with_examples_are_classes(opened):
-    assert len(opened(patients(300, y=lambda k: k % 30), Reading(target="y")).classes) == 30
+def test_many_numbers_with_examples_are_classes_with_a_warning(opened):
+    data = opened(patients(300, y=lambda k: k % 30), Reading(target="y"))
+    assert len(data.classes) == 30 and data.warnings == (
+        "target: 'y' may be a measurement: 30 different values, 0 to 29, each taken for a class; "
+        "labels can cut it: labels={low: ..15, high: 15..}",
+    )
+    assert not opened(patients(300, y=lambda k: k % 20), Reading(target="y")).warnings
 
 
 NAMES = ["St Mary Clinic", "K\u00f6ln", "north", "St-Mary-Clinic", "\u6771\u4eac", "a/b", ".."]

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,15 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from fedhet.data.images import SCAN, TURNED, Listing, Unread
+from fedhet.data.images import ScanFound
 from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.data.labels import Content, Reading, Stream
+from fedhet.data.labels import Content, Reading, Source
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_files
 
-_FORMAT = 5
-_NAMED = 5
+_FORMAT = 6
 _EXAMPLES = "examples.npy"
 MAX_IMAGE_SIZE = 1024
 
@@ -64,7 +62,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     classes: Sequence[str] = (),
     seed: int = 0,
     cache_dir: Path | None = None,
-    reading: Reading = Reading(),  # noqa: B008  (frozen)
+    reading: Reading = Reading(),
 ) -> Dataset:
     """Open a source through the cache; the first call decodes, later ones only map.
 
@@ -97,7 +95,7 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     source = find_source(
         name, data_path=data_path, seed=seed, downloads=cache / "downloads", reading=reading
     )
-    material = json.dumps([_FORMAT, source.fingerprint(), image.shape, wanted, window])
+    material = json.dumps([_FORMAT, source.key, image.shape, wanted, window])
     folder = cache / hashlib.sha256(material.encode()).hexdigest()
     # Without the lock: a complete entry must open from a read-only folder, too.
     found = _load(folder)
@@ -109,9 +107,8 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
             with FileLock(f"{folder}.lock"):
                 found = _load(folder)
                 if found is None:
-                    listing = source.listing(image.image_shape, wanted)
                     with appearing(folder) as temporary:
-                        _write(temporary, listing, image)
+                        _write(temporary, source, image, wanted)
                         shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
                     found = _load(folder)
     except OSError as error:
@@ -151,19 +148,15 @@ def _load(folder: Path) -> Dataset | None:
         return None
 
 
-def _write(folder: Path, listing: Listing | Stream, image: Inputs) -> None:
+def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]) -> None:
     """Fill the folder of an entry, in as little memory as one chunk takes."""
-    if isinstance(listing, Stream):
-        examples = _write_examples(folder, listing.chunks)
-        content = listing.content()
-    else:
-        images = _Images(listing, image)
-        try:
-            examples = _write_examples(folder, images.chunks())
-        except _ScanError:  # an image of more than 8 bits: all are stored as scans
-            images = _Images(listing, replace(image, scan=True))
-            examples = _write_examples(folder, images.chunks())
-        content = images.content(folder)
+    stream = source.listing(image, classes)
+    try:
+        examples = _write_examples(folder, stream.chunks)
+    except ScanFound:  # all images are stored as scans then
+        stream = source.listing(replace(image, scan=True), classes)
+        examples = _write_examples(folder, stream.chunks)
+    content = stream.content(np.lib.format.open_memmap(folder / _EXAMPLES, mode="r+"))
     for name, array in (("labels.npy", content.labels), ("sites.npy", content.sites)):
         np.save(folder / name, array, allow_pickle=False)
     lists = ("classes", "site_names", "warnings", "notes", "paths")
@@ -206,90 +199,3 @@ def _header(file: IO[bytes], count: int, shape: tuple[int, ...], dtype: str) -> 
     header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
     np.lib.format.write_array_header_1_0(file, header)
     return file.tell()
-
-
-class _ScanError(Exception):
-    """An image of more than 8 bits among those that were to be stored as bytes."""
-
-
-class _Images:
-    """The readable images of a listing as they are written, and then what is known of them."""
-
-    def __init__(self, listing: Listing, inputs: Inputs) -> None:
-        self._listing, self._inputs = listing, inputs
-        self._kept: list[int] = []  # positions in the listing
-        self._bad = list(listing.ignored)
-
-    def chunks(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield image after image (1, ...); raise _ScanError, UserError if none can be read."""
-        listing, scan = self._listing, self._inputs.scan
-        images = listing.images
-        if scan and listing.scans:
-            listing.losses.flags.clear()
-            images = listing.scans()
-        flags = listing.losses.flags
-        with closing(images):
-            for index, image in enumerate(images):
-                if isinstance(image, Unread):
-                    self._bad.append(image.name(listing.paths[index]))
-                    continue
-                if not scan and listing.scans and flags and flags[-1] & SCAN:
-                    raise _ScanError
-                self._kept.append(index)
-                yield image[None]
-        if not self._kept:
-            count, names = len(self._bad), _names(self._bad)
-            raise UserError(f"data-path: no readable image among {count} files ({names})")
-
-    def content(self, folder: Path) -> Content:
-        """Return what is known, once all are written."""
-        listing, kept, lost = self._listing, self._kept, self._listing.losses
-        notes = _about_scans(folder, listing) if self._inputs.scan else []
-        if turned := lost.count(TURNED):
-            notes.append(f"{turned} photographs were turned upright, as their EXIF says")
-        labels, classes = listing.labels[kept], listing.classes
-        gone: list[str] = []
-        present = np.bincount(labels, minlength=len(classes)) > 0
-        if not listing.keep_empty and not present.all():
-            gone = [name for name, ok in zip(classes, present, strict=True) if not ok]
-            classes = tuple(name for name, ok in zip(classes, present, strict=True) if ok)
-            labels = (np.cumsum(present) - 1)[labels].astype(np.int64)
-        warnings = lost.lines(self._inputs.image_shape, scans=self._inputs.scan)
-        if gone:
-            warnings.append(f"dropped {len(gone)} classes without a readable image: {_names(gone)}")
-        if self._bad:
-            count, names = len(self._bad), _names(self._bad)
-            warnings.append(f"ignored {count} files that are not readable images: {names}")
-        return Content(
-            self._inputs, labels, classes,
-            listing.sites[kept] if len(listing.sites) else listing.sites, listing.site_names,
-            tuple(warnings), (*listing.notes, *notes), tuple(listing.paths[k] for k in kept),
-        )  # fmt: skip
-
-
-def _about_scans(folder: Path, listing: Listing) -> list[str]:
-    """Stretch images of 8 bits to the range of the scans beside them; return lines that say it."""
-    scan = np.array([bool(flag & SCAN) for flag in listing.losses.flags])
-    if not scan.any():
-        return []
-    examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r+")
-    low, high, levels = np.inf, -np.inf, 0
-    for index in np.flatnonzero(scan):
-        image = examples[index]
-        low, high = min(low, float(image.min())), max(high, float(image.max()))
-        levels = max(levels, len(np.unique(image)))
-    notes = [
-        f"{int(scan.sum())} images of more than 8 bits, values {low:g} to {high:g}, up to {levels} "
-        "levels each: every client scales them by the range of its own (window=LOW,HIGH fixes it)"
-    ]
-    if not scan.all():
-        top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
-        for index in np.flatnonzero(~scan):
-            examples[index] *= top / 255.0
-        notes.append(f"{int((~scan).sum())} images of 8 bits are stretched to 0 to {top:g}")
-    examples.flush()
-    return notes
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

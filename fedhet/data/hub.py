@@ -10,7 +10,7 @@ client. With ``text`` these are texts, with a column of images they are images, 
 import inspect
 import shlex
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,92 +18,77 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.images import (
-    Indices,
-    Listing,
-    Losses,
-    Pixels,
-    Shape,
-    Unread,
-    losses,
-    to_pixels,
-)
-from fedhet.data.inputs import HUB, Inputs
-from fedhet.data.labels import Form, Keys, Reading, Stream, listed, need
+from fedhet.data.images import Listing, Losses, Pixels, Shape, Unread, losses, to_pixels
+from fedhet.data.inputs import HUB, Indices, Inputs
+from fedhet.data.labels import Form, Keys, Reading, Source, Stream, file_stats, listed, need
 from fedhet.data.partition import PREFIX
 from fedhet.data.rows import ArrowFile
-from fedhet.data.table import TableFile, TextFile
+from fedhet.data.table import of_rows, of_texts
 from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import parse_yaml
 
 _HUB_WORDS = ("subset", "split")
 
 
-@dataclass(frozen=True)
-class Hub:
-    """A data set of Hugging Face's ``datasets``."""
+def source(dataset: str, data_path: str, reading: Reading) -> Source:
+    """Return a data set of Hugging Face's ``datasets``: texts, images or rows.
 
-    name: str
-    data_path: str
-    reading: Reading
+    Its key has size and time of the local copy's files; the hub's are taken as fixed.
+    """
+    files: list[object] = []
+    if data_path:
+        root = Path(data_path).expanduser()
+        files = file_stats(sorted(path for path in root.rglob("*") if path.is_file()))
 
-    def fingerprint(self) -> list[object]:
-        """The name, and size and time of the local copy's files; the hub's are taken as fixed."""
-        files: list[object] = []
-        if self.data_path:
-            root = Path(self.data_path).expanduser()
-            found = sorted(path for path in root.rglob("*") if path.is_file())
-            files = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in found]
-        return ["hub", self.name, self.data_path, files, repr(self.reading)]
-
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing | Stream:
-        """What the data set is: texts, images or rows."""
-        data, where = self._load(), f"dataset '{self.name}'"
+    def listing(image: Inputs, classes: tuple[str, ...]) -> Stream:
+        data, where = _load(dataset, data_path), f"dataset '{dataset}'"
         file = _file(data, where)
-        reading = replace(self.reading, target=self.reading.target or _class_label(data, where))
-        if reading.text:
-            return TextFile((), reading).rows(file, classes)
-        images = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
-        if images:
-            return _images(data, images[0], file, reading, shape, classes)
-        return TableFile((), reading).rows(file, classes)
+        own = replace(reading, target=reading.target or _class_label(data, where))
+        if own.text:
+            return of_texts(file, own, classes)
+        pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
+        if pictures:
+            return _images(data.select_columns(pictures[:1]), file, own, image, classes)
+        return of_rows(file, own, classes)
 
-    def _load(self) -> Any:
-        name, *words = self.name.removeprefix(HUB).split() or [""]
-        given = dict(word.partition("=")[::2] for word in words)
-        if not name or set(given) - set(_HUB_WORDS) or not all(given.values()):
-            raise UserError(
-                f"dataset '{self.name}' must be written hf:NAME, and then subset=... or split=..."
-            )
-        try:
-            datasets: Any = import_module("datasets")
-            flower: Any = import_module("flwr_datasets")
-        except ImportError as error:
-            raise UserError(
-                f"dataset '{self.name}' needs flwr-datasets: pip install 'fedhet[hf]' "
-                f"({brief(error)})"
-            ) from error
-        datasets.disable_progress_bars()
-        splits = given.get("split", "train").split("+")
-        try:
-            if self.data_path:
-                path = Path(self.data_path).expanduser()
-                if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-                    found = datasets.load_from_disk(str(path))
-                    if isinstance(found, datasets.Dataset):  # of one split, which has no name
-                        return found
-                    return datasets.concatenate_datasets([found[split] for split in splits])
-                name = str(path)
-            whole = flower.FederatedDataset(
-                dataset=name, subset=given.get("subset"), partitioners={}, shuffle=False
-            )
-            return datasets.concatenate_datasets([whole.load_split(split) for split in splits])
-        except Exception as error:  # of the hub, the network, the files: nearly every kind
-            where = self.data_path or "the hub"
-            raise UserError(
-                f"dataset '{self.name}' cannot be loaded from {where}: {brief(error)}; data-path="
-                "FOLDER names a local copy"
-            ) from error
+    return Source(["hub", dataset, data_path, files, repr(reading)], listing)
+
+
+def _load(dataset: str, data_path: str) -> Any:
+    name, *words = dataset.removeprefix(HUB).split() or [""]
+    given = dict(word.partition("=")[::2] for word in words)
+    if not name or set(given) - set(_HUB_WORDS) or not all(given.values()):
+        raise UserError(
+            f"dataset '{dataset}' must be written hf:NAME, and then subset=... or split=..."
+        )
+    try:
+        datasets: Any = import_module("datasets")
+        flower: Any = import_module("flwr_datasets")
+    except ImportError as error:
+        raise UserError(
+            f"dataset '{dataset}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
+        ) from error
+    datasets.disable_progress_bars()
+    splits = given.get("split", "train").split("+")
+    try:
+        if data_path:
+            path = Path(data_path).expanduser()
+            if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+                found = datasets.load_from_disk(str(path))
+                if isinstance(found, datasets.Dataset):  # of one split, which has no name
+                    return found
+                return datasets.concatenate_datasets([found[split] for split in splits])
+            name = str(path)
+        whole = flower.FederatedDataset(
+            dataset=name, subset=given.get("subset"), partitioners={}, shuffle=False
+        )
+        return datasets.concatenate_datasets([whole.load_split(split) for split in splits])
+    except Exception as error:  # of the hub, the network, the files: nearly every kind
+        where = data_path or "the hub"
+        raise UserError(
+            f"dataset '{dataset}' cannot be loaded from {where}: {brief(error)}; data-path="
+            "FOLDER names a local copy"
+        ) from error
 
 
 def _file(data: Any, where: str) -> ArrowFile:
@@ -138,35 +123,26 @@ def _class_label(data: Any, where: str) -> str:
 
 
 def _images(
-    data: Any,
-    image: str,
-    file: ArrowFile,
-    reading: Reading,
-    shape: Shape,
-    classes: tuple[str, ...],
-) -> Listing:
+    data: Any, file: ArrowFile, reading: Reading, image: Inputs, classes: tuple[str, ...]
+) -> Stream:
     """Images, decoded one by one; of labels and sites everything is read at once."""
     need(file.columns, [reading.target], "target", file.where)
     need(file.columns, reading.site, "site", file.where)
     keys = Keys(reading, classes)
     kept = [keys.add(chunk) for chunk in file.chunks(keys.columns(), ())]
-    found = keys.content(Inputs.image(shape[:2], grey=shape[2] == 1))
-    places = np.flatnonzero(np.concatenate(kept))
-    paths = tuple(str(index) for index in places)
+    found, places = keys.content(image), np.flatnonzero(np.concatenate(kept))
     lost = Losses()
-    images = _decoded(data.select_columns([image]).select(places), image, shape, lost)
     return Listing(
-        found.classes, paths, found.labels, images, sites=found.sites,
+        image, found.classes, tuple(map(str, places)), found.labels,
+        _decoded(data.select(places), image.image_shape, lost), sites=found.sites,
         site_names=found.site_names, losses=lost, notes=found.notes,
-    )  # fmt: skip
+    ).stream()  # fmt: skip
 
 
-def _decoded(
-    data: Any, image: str, shape: Shape, lost: Losses
-) -> Generator[Pixels | Unread, None, None]:
+def _decoded(data: Any, shape: Shape, lost: Losses) -> Generator[Pixels | Unread, None, None]:
     for index in range(len(data)):
         try:
-            found = data[index][image]
+            (found,) = data[index].values()
             less = losses(found, shape)
             pixels = to_pixels(found, shape)
             lost.flags.append(less)

@@ -7,24 +7,30 @@ import signal
 import zipfile
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from fedhet.errors import UserError, nearest, one_line
+from fedhet.data.inputs import Indices, Inputs
+from fedhet.data.labels import (
+    Content,
+    Source,
+    Stream,
+    file_stats,
+    listed,
+    listed_ids,
+    safe_ids,
+)
+from fedhet.errors import UserError, one_line
 from fedhet.files import cpus
 
-if TYPE_CHECKING:
-    from fedhet.data.labels import Stream
-
 Pixels = npt.NDArray[Any]  # uint8 (h, w, c), or float32 (h, w, 1) of scans
-Indices = npt.NDArray[np.int64]
 Shape = tuple[int, int, int]  # of an image: height, width, channels (3, or 1 for grey)
 SQUASHED, SHORTENED, SCAN, TURNED = 1, 2, 4, 8  # what is said of an image
 SUFFIXES = frozenset({
@@ -70,18 +76,23 @@ class Losses:
         return found
 
 
-@dataclass(frozen=True)
+class ScanFound(Exception):
+    """An image of more than 8 bits among those that were to be stored as bytes."""
+
+
+@dataclass
 class Listing:
     """The images of one source, in their final order.
 
-    ``images`` yields one uint8 array of the asked shape per path, or :class:`Unread` with the
-    reason, and notes in ``losses`` what it lost. ``scans`` gives them anew as float32 (h, w, 1), as
-    scans of more than 8 bits are stored. ``labels`` (n,) int64 index into ``classes``; ``ignored``
-    names the files that were not tried. With ``keep_empty`` a class without images keeps its label:
-    the caller named the classes. ``sites`` (n,) index into ``site_names``, the clients that the
-    source itself names; else (0,).
+    ``images`` yields one array of the shape that ``inputs`` say per path, or :class:`Unread` with
+    the reason, and notes in ``losses`` what it lost. ``labels`` (n,) int64 index into ``classes``;
+    ``ignored`` names the files that were not tried. With ``keep_empty`` a class without images
+    keeps its label: the caller named the classes. ``sites`` (n,) index into ``site_names``, the
+    clients that the source itself names; else (0,). ``scans``: the source can be opened again for
+    scans, which one image of more than 8 bits makes of all.
     """
 
+    inputs: Inputs
     classes: tuple[str, ...]
     paths: tuple[str, ...]
     labels: Indices
@@ -91,38 +102,75 @@ class Listing:
     sites: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     site_names: tuple[str, ...] = ()
     losses: Losses = field(default_factory=Losses)
-    scans: Callable[[], Generator[Pixels | Unread, None, None]] | None = None
+    scans: bool = False
     notes: tuple[str, ...] = ()
+    _kept: list[int] = field(default_factory=list)  # positions of those that could be read
+
+    def stream(self) -> Stream:
+        """Return the readable images, and what is known of them."""
+        self._bad = list(self.ignored)
+        return Stream(self._readable(), self._content)
+
+    def _readable(self) -> Iterator[Pixels]:
+        """Yield image after image (1, ...); raise ScanFound, UserError if none can be read."""
+        flags = self.losses.flags
+        with closing(self.images):
+            for index, image in enumerate(self.images):
+                if isinstance(image, Unread):
+                    self._bad.append(image.name(self.paths[index]))
+                    continue
+                if self.scans and not self.inputs.scan and flags[-1] & SCAN:
+                    raise ScanFound
+                self._kept.append(index)
+                yield image[None]
+        if not self._kept:
+            count, names = len(self._bad), listed(self._bad, 5)
+            raise UserError(f"data-path: no readable image among {count} files ({names})")
+
+    def _content(self, examples: npt.NDArray[Any]) -> Content:
+        kept, lost = self._kept, self.losses
+        notes = [*self.notes, *(_stretch(examples, lost) if self.inputs.scan else [])]
+        if turned := lost.count(TURNED):
+            notes.append(f"{turned} photographs were turned upright, as their EXIF says")
+        labels, classes = self.labels[kept], self.classes
+        gone: list[str] = []
+        present = np.bincount(labels, minlength=len(classes)) > 0
+        if not self.keep_empty and not present.all():
+            gone = [name for name, ok in zip(classes, present, strict=True) if not ok]
+            classes = tuple(name for name, ok in zip(classes, present, strict=True) if ok)
+            labels = (np.cumsum(present) - 1)[labels].astype(np.int64)
+        warnings = lost.lines(self.inputs.image_shape, scans=self.inputs.scan)
+        if gone:
+            text = f"dropped {len(gone)} classes without a readable image"
+            warnings.append(f"{text}: {listed(gone, 5)}")
+        if self._bad:
+            text = f"ignored {len(self._bad)} files that are not readable images"
+            warnings.append(f"{text}: {listed(self._bad, 5)}")
+        return Content(
+            self.inputs, labels, classes, self.sites[kept] if len(self.sites) else self.sites,
+            self.site_names, tuple(warnings), tuple(notes), tuple(self.paths[k] for k in kept),
+        )  # fmt: skip
 
 
-class DataSource(Protocol):
-    """Where examples come from."""
-
-    def fingerprint(self) -> list[object]:
-        """JSON-able values that change whenever the examples would; cheap, none is read."""
-
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> "Listing | Stream":
-        """All examples, images of that ``shape``.
-
-        ``classes`` empty means the source's own. Raises UserError if the source cannot be opened,
-        or does not fit ``classes``.
-        """
-
-
-def select(
-    source: str, own: Sequence[str], labels: Indices, wanted: tuple[str, ...]
-) -> tuple[Indices, Indices]:
-    """Find the examples whose class is wanted: indices (m,) and new labels (m,).
-
-    Raises UserError for a wanted class that the source does not have.
-    """
-    new_label = np.full(len(own), -1, dtype=np.int64)
-    for label, name in enumerate(wanted or own):
-        if name not in own:
-            raise UserError(f"classes: dataset {source} has no class {name!r}{nearest(name, own)}")
-        new_label[list(own).index(name)] = label
-    kept = np.flatnonzero(new_label[labels] >= 0)
-    return kept, new_label[labels[kept]]
+def _stretch(examples: npt.NDArray[Any], lost: Losses) -> list[str]:
+    """Stretch images of 8 bits to the range of the scans beside them; return lines that say it."""
+    scan = np.array([bool(flag & SCAN) for flag in lost.flags])
+    if not scan.any():
+        return []
+    low, high, levels = np.inf, -np.inf, 0
+    for image in (examples[index] for index in np.flatnonzero(scan)):
+        low, high = min(low, float(image.min())), max(high, float(image.max()))
+        levels = max(levels, len(np.unique(image)))
+    notes = [
+        f"{int(scan.sum())} images of more than 8 bits, values {low:g} to {high:g}, up to {levels} "
+        "levels each: every client scales them by the range of its own (window=LOW,HIGH fixes it)"
+    ]
+    if not scan.all():
+        top = 2.0 ** np.ceil(np.log2(high + 1)) - 1 if high > 1 else high
+        for index in np.flatnonzero(~scan):
+            examples[index] *= top / 255.0
+        notes.append(f"{int((~scan).sum())} images of 8 bits are stretched to 0 to {top:g}")
+    return notes
 
 
 # --- one image ----------------------------------------------------------------
@@ -221,34 +269,24 @@ def decode_all(
     """
     workers = min(_MAX_WORKERS, cpus(), 1 + len(names) // _PER_WORKER)
     some = partial(_decode_some, root, shape, scans)
-    found = _in_workers(some, names, workers) if workers > 1 else iter([some(names)])
-    if workers <= 1:
-        found = (some([name]) for name in names) if root.is_dir() else _pieces(some, names)
-    with closing(found):  # type: ignore[type-var]
-        for piece in found:
-            for one in piece:
-                if isinstance(one, Unread):
-                    yield one
-                    continue
-                if lost is not None:
-                    lost.flags.append(one[1])
-                yield one[0]
+    size = _PIECE if workers > 1 or not root.is_dir() else 1
+    pieces = [names[start : start + size] for start in range(0, len(names), size)]
+    found = _in_workers(some, pieces, workers) if workers > 1 else map(some, pieces)
+    for piece in found:
+        for one in piece:
+            if isinstance(one, Unread):
+                yield one
+                continue
+            if lost is not None:
+                lost.flags.append(one[1])
+            yield one[0]
 
 
-def _pieces(
-    some: Callable[[Sequence[str]], list[Any]], names: Sequence[str]
-) -> Iterator[list[Any]]:
-    for start in range(0, len(names), _PIECE):
-        yield some(names[start : start + _PIECE])
-
-
-def _decode_some(root: Path, shape: Shape, scans: bool, names: Sequence[str]) -> list[Any]:  # noqa: FBT001
-    with ExitStack() as stack:
-        read: Callable[[str], bytes] = lambda name: (root / name).read_bytes()  # noqa: E731
-        if not root.is_dir():
-            archive = stack.enter_context(open_zip(root))
-            read = archive.read
-        return [_decode(read, name, shape, scans=scans) for name in names]
+def _decode_some(root: Path, shape: Shape, scans: bool, names: Sequence[str]) -> list[Any]:
+    if root.is_dir():
+        return [_decode(lambda n: (root / n).read_bytes(), n, shape, scans=scans) for n in names]
+    with open_zip(root) as archive:
+        return [_decode(archive.read, name, shape, scans=scans) for name in names]
 
 
 def _ignore_interrupts() -> None:
@@ -257,17 +295,17 @@ def _ignore_interrupts() -> None:
 
 
 def _in_workers(
-    some: Callable[[Sequence[str]], list[Any]], names: Sequence[str], workers: int
+    some: Callable[[Sequence[str]], list[Any]], pieces: Sequence[Sequence[str]], workers: int
 ) -> Iterator[list[Any]]:
     """Pieces in order; a few are ahead, so that memory stays bounded."""
-    from joblib.externals import loky  # noqa: PLC0415  (only where there are many images)
+    from joblib.externals import loky  # only where there are many images
 
     os.environ["PYTHONSAFEPATH"] = "1"  # for its tracker of resources as well
     pool = loky.ProcessPoolExecutor(max_workers=workers, initializer=_ignore_interrupts)
     ahead: deque[Any] = deque()
     try:
-        for start in range(0, len(names), _PIECE):
-            ahead.append(pool.submit(some, names[start : start + _PIECE]))
+        for piece in pieces:
+            ahead.append(pool.submit(some, piece))
             if len(ahead) > 4 * workers:
                 yield ahead.popleft().result()
         while ahead:
@@ -315,95 +353,85 @@ class _Tree:
         return self.folders
 
 
-@dataclass(frozen=True)
-class ImageFolder:
-    """A folder of class folders, or a zip of one; ``path`` is absolute and exists."""
+def image_folder(data_path: str) -> Source:
+    """Return the folder of class folders, or the zip of one, at ``data_path``.
 
-    path: Path
-
-    def fingerprint(self) -> list[object]:
-        """Return the zip's size and time, or those of every file of the folder."""
-        if not self.path.is_dir():
-            stat = self.path.stat()
-            return ["image-folder", str(self.path), stat.st_size, stat.st_mtime_ns]
-        tree = _scan(self.path)
-        files: list[object] = []
-        try:
-            for name in tree.images:
-                stat = (self.path / name).stat()
-                files.append([name, stat.st_size, stat.st_mtime_ns])
-        except OSError as error:
-            raise UserError(f"data-path {self.path}: {error.strerror}: {name}") from error
-        return ["image-folder", str(self.path), list(tree.folders), list(tree.ignored), files]
-
-    def extent(self) -> tuple[int, int]:
-        """Return the numbers of images and of classes by their names; no image is opened."""
-        tree = self._checked()
-        return len(tree.images), len(tree.classes)
-
-    def _checked(self) -> _Tree:
-        """The tree with the images of the right level; UserError if most are of another."""
-        tree = _scan(self.path)
-        if tree.by_site:
-            return tree
-        level = [path for path in tree.images if path.count("/") == 1]
-        others = [path for path in tree.images if path.count("/") != 1]
-        if others and len(others) >= len(level):
-            raise UserError(f"data-path {self.path}: {_other_level(self.path, others, len(level))}")
-        if not level:
-            raise UserError(
-                f"data-path {self.path}: no images found; expected <class>/<image>, one folder for "
-                "each class, with file names that end in " + " ".join(sorted(SUFFIXES))
-            )
-        ignored = tuple(sorted([*tree.ignored, *others]))
-        return _Tree(tuple(level), tree.folders, ignored, tree.prefix)
-
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
-        """Images ordered by label, then by file name, the same for a folder and its zip.
-
-        Raises UserError for no zip, no class folders, or a folder that is not in ``classes``.
-        """
-        tree = self._checked()
-        names = classes or tree.classes
-        label_of = {name: label for label, name in enumerate(names)}
-        for folder in tree.classes:
-            if folder not in label_of:
-                raise UserError(
-                    f"data-path {self.path}: folder {folder!r} is not one of the classes "
-                    f"({_shorten(names)})"
-                )
-        order = sorted(tree.images, key=lambda path: (label_of[tree.class_of(path)], path))
-        sites, site_names, notes = _sites(tree, order)
-        lost, full = Losses(), [tree.prefix + path for path in order]
-        return Listing(
-            classes=names,
-            paths=tuple(order),
-            labels=np.array([label_of[tree.class_of(path)] for path in order], dtype=np.int64),
-            images=decode_all(self.path, full, shape, lost),
-            losses=lost,
-            ignored=tree.ignored,
-            keep_empty=bool(classes),
-            scans=lambda: decode_all(self.path, full, shape, lost, scans=True),
-            sites=sites,
-            site_names=site_names,
-            notes=notes,
+    Raise UserError if it is empty or does not exist.
+    """
+    if not data_path:
+        raise UserError(
+            "data-path is empty: dataset image-folder needs the folder (or the zip of it) "
+            "that holds <class>/<image>"
         )
+    try:
+        path = Path(data_path).expanduser().resolve()
+    except RuntimeError as error:
+        raise UserError(f"data-path {data_path}: links that lead to each other") from error
+    if not path.exists():
+        raise UserError(f"data-path {data_path}: no such file or directory")
+    tree, files = _scan(path), [path]
+    if path.is_dir():
+        files = [path / name for name in tree.images]
+    try:
+        stats = file_stats(files)
+    except OSError as error:
+        raise UserError(f"data-path {path}: {error.strerror}: {error.filename}") from error
+
+    def extent() -> tuple[int, int]:
+        found = _checked(path, tree)
+        return len(found.images), len(found.classes)
+
+    key = ["image-folder", str(path), list(tree.folders), list(tree.ignored), stats]
+    return Source(key, partial(_folder_stream, path, tree), extent)
 
 
-def _sites(
-    tree: _Tree, order: Sequence[str]
-) -> tuple[npt.NDArray[np.int32], tuple[str, ...], tuple[str, ...]]:
-    if not tree.by_site:
-        return np.zeros(0, dtype=np.int32), (), ()
-    from fedhet.data.labels import safe_ids  # noqa: PLC0415  (it imports this module)
+def _checked(path: Path, tree: _Tree) -> _Tree:
+    """Return the tree with the images of the right level; raise UserError if most are of others."""
+    if tree.by_site:
+        return tree
+    level = [name for name in tree.images if name.count("/") == 1]
+    others = [name for name in tree.images if name.count("/") != 1]
+    if others and len(others) >= len(level):
+        raise UserError(f"data-path {path}: {_other_level(path, others, len(level))}")
+    if not level:
+        raise UserError(
+            f"data-path {path}: no images found; expected <class>/<image>, one folder for "
+            "each class, with file names that end in " + " ".join(sorted(SUFFIXES))
+        )
+    return replace(tree, images=tuple(level), ignored=tuple(sorted([*tree.ignored, *others])))
 
-    owners = [path.split("/")[0] for path in order]
-    names = sorted(set(owners))
-    ids = safe_ids(names)
-    others = [f"'{n}' is {one}" for n, one in zip(names, ids, strict=True) if n != one]
-    note = f"{len(names)} sites by folder: {_shorten(names)}; partition=natural makes each a client"
-    codes = np.array([names.index(owner) for owner in owners], dtype=np.int32)
-    return codes, ids, (note, *([f"clients: {_shorten(others)}"] if others else []))
+
+def _folder_stream(path: Path, found: _Tree, image: Inputs, classes: tuple[str, ...]) -> Stream:
+    """Images ordered by label, then by file name, the same for a folder and its zip.
+
+    Raise UserError for no class folders, or a folder that is not in ``classes``.
+    """
+    tree = _checked(path, found)
+    names = classes or tree.classes
+    label_of = {name: label for label, name in enumerate(names)}
+    for folder in tree.classes:
+        if folder not in label_of:
+            raise UserError(
+                f"data-path {path}: folder {folder!r} is not one of the classes ({listed(names)})"
+            )
+    order = sorted(tree.images, key=lambda name: (label_of[tree.class_of(name)], name))
+    lost, full = Losses(), [tree.prefix + name for name in order]
+    pixels = decode_all(path, full, image.image_shape, lost, scans=image.scan)
+    found_here = Listing(
+        image, names, tuple(order),
+        np.array([label_of[tree.class_of(name)] for name in order], dtype=np.int64), pixels,
+        ignored=tree.ignored, keep_empty=bool(classes), losses=lost, scans=True,
+    )  # fmt: skip
+    if tree.by_site:
+        owners = [name.split("/")[0] for name in order]
+        sites = sorted(set(owners))
+        found_here.sites = np.array([sites.index(owner) for owner in owners], dtype=np.int32)
+        found_here.site_names, other = safe_ids(sites), listed_ids(sites)
+        found_here.notes = (
+            f"{len(sites)} sites by folder: {listed(sites)}; partition=natural makes each a client",
+            *other,
+        )
+    return found_here.stream()
 
 
 def _other_level(root: Path, others: Sequence[str], here: int) -> str:
@@ -412,8 +440,8 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     if len(direct) * 2 >= len(others):
         above = root.parent
         return (
-            f"{len(direct)} images lie in the folder itself, so they have no class: give the folder "  # noqa: E501
-            f"above it, data-path={above}, if it has one folder for each class"
+            f"{len(direct)} images lie in the folder itself, so they have no class: give the "
+            f"folder above it, data-path={above}, if it has one folder for each class"
         )
     folders = Counter(posixpath.dirname(path) for path in others if path.count("/") > 1)
     above_them: Counter[str] = Counter()
@@ -427,27 +455,10 @@ def _other_level(root: Path, others: Sequence[str], here: int) -> str:
     level = "one level" if deeper == 1 else f"{deeper} levels"
     rest = f", and {here} images where they should be" if here else ""
     place = root / best if root.is_dir() else f"FOLDER/{best} of the unpacked zip"
-    return f"{sum(folders.values())} images lie {level} deeper, as in {example}{rest}: give data-path={place}"  # noqa: E501
-
-
-def open_image_folder(data_path: str) -> ImageFolder:
-    """Return the source at ``data_path``; UserError if it is empty or does not exist."""
-    if not data_path:
-        raise UserError(
-            "data-path is empty: dataset image-folder needs the folder (or the zip of it) "
-            "that holds <class>/<image>"
-        )
-    try:
-        path = Path(data_path).expanduser().resolve()
-    except RuntimeError as error:
-        raise UserError(f"data-path {data_path}: links that lead to each other") from error
-    if not path.exists():
-        raise UserError(f"data-path {data_path}: no such file or directory")
-    return ImageFolder(path)
-
-
-def _shorten(names: Sequence[str], limit: int = 10) -> str:
-    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+    return (
+        f"{sum(folders.values())} images lie {level} deeper, as in {example}{rest}: give "
+        f"data-path={place}"
+    )
 
 
 def _is_hidden(name: str) -> bool:

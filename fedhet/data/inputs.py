@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 
 from fedhet.errors import one_line
 
+Indices = npt.NDArray[np.int64]
 Kind = Literal["image", "signal", "table", "tokens"]
 IMAGE: Final = "image"
 SIGNAL: Final = "signal"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.images import Indices
-from fedhet.data.inputs import Inputs
+from fedhet.data.inputs import Indices, Inputs
 from fedhet.errors import UserError, nearest
 from fedhet.files import is_id
 
@@ -40,7 +38,7 @@ _SHOWN = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class Form:
-    """How a file of rows is written, as the configuration's keys of the same names; empty: guess."""  # noqa: E501
+    """How a file of rows is written, as the configuration's keys of these names; empty: guess."""
 
     separator: str = ""
     decimal: str = ""
@@ -76,7 +74,7 @@ class Reading:
     axes: str = ""
     channels: tuple[str, ...] = ()
     time: str = ""
-    form: Form = Form()  # noqa: RUF009  (frozen)
+    form: Form = Form()
     declared: bool = False
 
 
@@ -102,27 +100,35 @@ class Content:
 
 @dataclass(frozen=True)
 class Stream:
-    """Examples in chunks (k, ...), and their content once the last chunk is out."""
+    """Examples in chunks (k, ...), and their content once the last chunk is out.
+
+    ``content`` is given all examples as they are stored, and may change them in place.
+    """
 
     chunks: Iterator[Examples]
-    content: Callable[[], Content]
+    content: Callable[[Examples], Content]
 
 
 @dataclass(frozen=True)
-class DataFile:
-    """Files and how they are read: what sources of every kind but images are."""
+class Source:
+    """Where examples come from.
 
-    paths: tuple[Path, ...]
-    reading: Reading
-    dataset: ClassVar[str]  # the name by which a run asks for such a file
+    ``key`` is JSON-able and changes whenever the examples would; to make it, none is read.
+    ``listing`` opens the examples, images as the inputs say; ``classes`` empty means the source's
+    own. It raises UserError if the source cannot be opened, or does not fit the classes.
+    ``extent`` counts examples and classes without reading any, and ``inputs`` are theirs if they
+    are no images, where a source knows that.
+    """
 
-    def fingerprint(self) -> list[object]:
-        """What changes when the file or the reading of it does."""
-        stats = [(str(path), path.stat()) for path in self.paths]
-        text = hashlib.sha256(repr(self.reading).encode()).hexdigest()
-        return [
-            self.dataset, *([path, stat.st_size, stat.st_mtime_ns] for path, stat in stats), text
-        ]  # fmt: skip
+    key: list[object]
+    listing: Callable[[Inputs, tuple[str, ...]], Stream]
+    extent: Callable[[], tuple[int, int]] | None = None
+    inputs: Inputs | None = None
+
+
+def file_stats(paths: Iterable[Path]) -> list[object]:
+    """Return what changes when one of these files does."""
+    return [[str(p), stat.st_size, stat.st_mtime_ns] for p in paths for stat in [p.stat()]]
 
 
 def shown(value: str) -> str:
@@ -144,6 +150,16 @@ def canonical(value: str) -> str:
         return str(int(text))
     number = float(text)
     return str(int(number)) if number.is_integer() else np.format_float_positional(number)
+
+
+def each_value(values: pd.Series, code: Callable[[str, int], int]) -> Indices:
+    """Return the code of every text; ``code`` is asked once a text, and where it first stands."""
+    from pandas import factorize
+
+    codes, unique = factorize(values.fillna(""))
+    first = np.unique(codes, return_index=True)[1]
+    found = [code(str(one), int(place)) for one, place in zip(unique, first, strict=True)]
+    return np.array(found, dtype=np.int64)[codes]
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:
@@ -199,18 +215,15 @@ class Classes:
         self._code[canonical(value)] = label
 
     def labels(self, values: pd.Series, where: Callable[[int], str]) -> Indices:
-        """The labels of texts, -1 for a gap; ``where`` says where the i-th of them stands."""
-        from pandas import factorize  # noqa: PLC0415  (a second)
+        """Return the labels of texts, -1 for a gap; ``where`` says where the i-th of them is."""
 
-        codes, unique = factorize(values)
-        found = np.empty(len(unique), dtype=np.int64)
-        for place, value in enumerate(unique):
-            label = self._one(str(value))
+        def code(value: str, place: int) -> int:
+            label = self._one(value)
             if label is None:
-                at = where(int(np.flatnonzero(codes == place)[0]))
-                raise UserError(f"{at}: {shown(value)} is in none of the {self._all}")
-            found[place] = label
-        made = found[codes] if len(unique) else np.zeros(0, dtype=np.int64)
+                raise UserError(f"{where(place)}: {shown(value)} is in none of the {self._all}")
+            return label
+
+        made = each_value(values, code)
         for label, count in enumerate(np.bincount(made[made >= 0])):
             self._counts[label] += int(count)
         return made
@@ -274,17 +287,15 @@ class SiteCodes:
     _code: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def codes(self, columns: Sequence[pd.Series]) -> npt.NDArray[np.int32]:
-        """The clients of rows (n,) by texts, -1 where one is a gap."""
+        """Return the clients of rows (n,) by texts, -1 where one is a gap."""
         joined = columns[0].str.cat(list(columns[1:]), sep="\x1f") if columns[1:] else columns[0]
-        from pandas import factorize  # noqa: PLC0415  (a second)
 
-        codes, unique = factorize(joined)
-        found = np.empty(len(unique), dtype=np.int32)
-        for place, value in enumerate(unique):
-            parts = tuple(canonical(part) for part in str(value).split("\x1f"))
+        def code(value: str, _: int) -> int:
+            parts = tuple(canonical(part) for part in value.split("\x1f"))
             gap = any(part.lower() in self.missing for part in parts)
-            found[place] = -1 if gap else self._code.setdefault(parts, len(self._code))
-        return found[codes] if len(unique) else np.zeros(0, dtype=np.int32)
+            return -1 if gap else self._code.setdefault(parts, len(self._code))
+
+        return each_value(joined, code).astype(np.int32)
 
     def of_file(self, path: Path, count: int) -> npt.NDArray[np.int32]:
         """The client of the rows of a file: it has the file's name."""
@@ -294,9 +305,7 @@ class SiteCodes:
     def done(self) -> tuple[tuple[str, ...], list[str]]:
         """Ids of the clients in the order of the codes, and a line where one is not the name."""
         names = ["-".join(parts) for parts in self._code]
-        ids = safe_ids(names)
-        other = [f"'{name}' is {one}" for name, one in zip(names, ids, strict=True) if name != one]
-        return ids, [f"clients: {listed(other)}"] if other else []
+        return safe_ids(names), listed_ids(names)
 
 
 def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
@@ -320,6 +329,13 @@ def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
         taken.add(one)
         found[name] = one
     return tuple(found[name] for name in names)
+
+
+def listed_ids(names: Sequence[str]) -> list[str]:
+    """Return a line about the names that are no ids."""
+    pairs = zip(names, safe_ids(names), strict=True)
+    other = [f"'{name}' is {one}" for name, one in pairs if name != one]
+    return [f"clients: {listed(other)}"] if other else []
 
 
 class Keys:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.images import Indices
+from fedhet.data.inputs import Indices
 from fedhet.errors import UserError, nearest
 from fedhet.files import client_order, is_id
 from fedhet.rng import generator

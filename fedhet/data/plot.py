@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedhet.data.images import Indices
+from fedhet.data.inputs import Indices
 from fedhet.errors import UserError
 
 _PANEL_CLIENTS, _PANEL_CLASSES, _MAX_PANELS = 50, 20, 4

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.images import Shape
 from fedhet.data.inputs import MAX_SIDE, MAX_SIZE, SIGNAL, Inputs
-from fedhet.data.labels import DataFile, Examples, Keys, Reading, Stream, need
-from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, RowFile, find_files, holds, open_rows
+from fedhet.data.labels import Examples, Keys, Reading, Stream, need
+from fedhet.data.rows import Chunk, RowFile
 from fedhet.data.table import about_file, left_columns
 from fedhet.errors import UserError, one_line
 
@@ -203,131 +202,106 @@ def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
     return np.asarray(np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))
 
 
-@dataclass(frozen=True)
-class SignalFile(DataFile):
-    """Windows (n, c, t), with their targets and sites; a file of several is a site."""
-
-    dataset = "signals"
-
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
-        """The windows in the file's order."""
-        del shape
-        if holds(self.paths[0], (*ROW_SUFFIXES, ".txt")):
-            return self._of_rows(open_rows(self.paths, self.reading.form), classes)
-        return self._of_npz(classes)
-
-    def _of_npz(self, classes: tuple[str, ...]) -> Stream:
-        windows = [Windows.of(Npz(path), self.reading.axes) for path in self.paths]
-        first = windows[0]
-        for one in windows:
-            if one.shape[1:] != first.shape[1:]:
-                raise UserError(
-                    f"{one.file.where}: windows are {one.shape[1:]}, and those of "
-                    f"{self.paths[0].name} are {first.shape[1:]}"
-                )
-        keys, short = Keys(self.reading, classes), all(_is_short(one.dtype) for one in windows)
-        inputs = Inputs(SIGNAL, first.shape[1:], scale=self.reading.scale)
-        notes = list(dict.fromkeys(one.line for one in windows if one.line))
-        return Stream(
-            (part for one in windows for part in self._kept(one, keys, short=short)),
-            lambda: keys.content(inputs, (), notes),
-        )
-
-    def _kept(self, windows: Windows, keys: Keys, *, short: bool) -> Iterator[Examples]:
-        """Yield the windows of a file that have a target, a site and finite numbers."""
-        reading, file, count = self.reading, windows.file, windows.shape[0]
-        y = reading.target or file.named(TARGETS, "target")
-        need(file.names, [y], "target", file.where)
-        need(file.names, reading.site, "site", file.where)
-        targets, owners, start = file.column(y, count), None, 0
-        if reading.site:
-            owners = keys.sites.codes([file.column(name, count) for name in reading.site])
-        elif len(self.paths) > 1:
-            owners = keys.sites.of_file(file.path, count)
-        for part in windows.pieces():
-            stored, rows = small_numbers(part, short=short), slice(start, start + len(part))
-            place = partial(_entry, f"{file.where} '{y}' entry", start)
-            kept = keys.note(
-                targets[rows],
-                None if owners is None else owners[rows],
-                place,
-                finite=finite(stored),
-            )
-            start += len(part)
-            if kept.any():
-                yield stored[kept]
-
-    def _of_rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
-        reading = self.reading
-        need(file.columns, [reading.target], "target", file.where)
-        need(file.columns, reading.site, "site", file.where)
-        keys = Keys(reading, classes)
-        if reading.time:
-            return self._recordings(file, keys)
-        columns = [name for name in left_columns(file, reading) if name != reading.time]
-        groups = [
-            [name for name in columns if name.startswith(one)] for one in reading.channels
-        ] or [columns]
-        if len({len(group) for group in groups}) > 1 or not all(groups):
-            each = ", ".join(
-                f"{n}: {len(g)}" for n, g in zip(reading.channels, groups, strict=True)
-            )
-            raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
-        shape = (len(groups), len(groups[0]))
-        inputs = Inputs(SIGNAL, shape, scale=reading.scale)
-        order = [name for group in groups for name in group]
-
-        def chunks() -> Iterator[Examples]:
-            for chunk in file.chunks(keys.columns(), order):
-                x = _numbers(chunk.frame, order, chunk.at).reshape(-1, *shape)
-                kept = keys.add(chunk, finite=finite(x))
-                if kept.any():
-                    yield x[kept]
-
-        return Stream(
-            chunks(),
-            lambda: keys.content(inputs, (), [f"one row a window of {shape}", *about_file(file)]),
-        )
-
-    def _recordings(self, file: RowFile, keys: Keys) -> Stream:
-        """One row a time step: a window ends where time goes back, or another key begins."""
-        reading = self.reading
-        others = [name for name in left_columns(file, reading) if name != reading.time]
-        channels = list(reading.channels or others)
-        need(file.columns, [reading.time, *channels], "channels", file.where)
-        texts = keys.columns()
-        x, times, names, site = [], [], [], []
-        for chunk in file.chunks([*texts, reading.time], channels):
-            x.append(_numbers(chunk.frame, channels, chunk.at))
-            times.append(_times(chunk.frame[reading.time]))
-            names.append(chunk.frame[texts])
-            site += [str(chunk.site)] * len(chunk)
-        values, when = np.concatenate(x), np.concatenate(times)
-        frame = pd.concat(names, ignore_index=True)
-        same = (frame == frame.shift()).all(axis=1) & (pd.Series(site) == pd.Series(site).shift())
-        new = np.flatnonzero(~same.to_numpy() | (np.diff(when, prepend=np.inf) <= 0))
-        starts, length, line = _cut(new, len(values), reading.length)
-        windows = np.stack([values[start : start + length].T for start in starts])
-        first = frame.iloc[starts].reset_index(drop=True)
-        owners = keys.sites.codes([first[name] for name in reading.site]) if reading.site else None
-        kept = keys.note(
-            first[reading.target], owners, lambda i: f"{file.where} window {i}",
-            finite=finite(windows),
-        )  # fmt: skip
-        inputs = Inputs(SIGNAL, windows.shape[1:], scale=reading.scale)
-        return Stream(
-            iter([windows[kept]]), lambda: keys.content(inputs, (), [line, *about_file(file)])
-        )
-
-
-def _numbers(frame: pd.DataFrame, names: Sequence[str], at: Any) -> npt.NDArray[np.float32]:
-    for name in names:
-        if frame[name].dtype.kind != "f":
-            bad = pd.to_numeric(frame[name], errors="coerce").isna() & frame[name].notna()
+def of_npz(paths: Sequence[Path], reading: Reading, classes: tuple[str, ...]) -> Stream:
+    """Return windows (n, c, t), with their targets and sites; a file of several is a site."""
+    windows = [Windows.of(Npz(path), reading.axes) for path in paths]
+    shape = windows[0].shape[1:]
+    for one in windows:
+        if one.shape[1:] != shape:
             raise UserError(
-                f"{at(int(np.flatnonzero(bad)[0]), name)}: no number: name the column in ignore"
+                f"{one.file.where}: windows are {one.shape[1:]}, and those of {paths[0].name} are "
+                f"{shape}"
             )
-    return np.asarray(frame[list(names)], dtype=np.float32)
+    keys, short = Keys(reading, classes), all(_is_short(one.dtype) for one in windows)
+    notes = list(dict.fromkeys(one.line for one in windows if one.line))
+
+    def chunks() -> Iterator[Examples]:
+        for one in windows:
+            file, count = one.file, one.shape[0]
+            y = reading.target or file.named(TARGETS, "target")
+            need(file.names, [y], "target", file.where)
+            need(file.names, reading.site, "site", file.where)
+            targets, owners, start = file.column(y, count), None, 0
+            if reading.site:
+                owners = keys.sites.codes([file.column(name, count) for name in reading.site])
+            elif len(paths) > 1:
+                owners = keys.sites.of_file(file.path, count)
+            for part in one.pieces():
+                stored, rows = small_numbers(part, short=short), slice(start, start + len(part))
+                kept = keys.note(
+                    targets[rows], None if owners is None else owners[rows],
+                    partial(_entry, f"{file.where} '{y}' entry", start), finite=finite(stored),
+                )  # fmt: skip
+                start += len(part)
+                if kept.any():
+                    yield stored[kept]
+
+    inputs = Inputs(SIGNAL, shape, scale=reading.scale)
+    return Stream(chunks(), lambda _: keys.content(inputs, (), notes))
+
+
+def of_rows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream:
+    """Return windows out of rows: one row a window, or with ``time`` one row a step."""
+    need(file.columns, [reading.target], "target", file.where)
+    need(file.columns, reading.site, "site", file.where)
+    keys, columns = Keys(reading, classes), left_columns(file, reading)
+    if reading.time:
+        return _recordings(file, keys, [name for name in columns if name != reading.time])
+    groups = [[name for name in columns if name.startswith(one)] for one in reading.channels]
+    groups = groups or [columns]
+    if len({len(group) for group in groups}) > 1 or not all(groups):
+        pairs = zip(reading.channels, groups, strict=True)
+        each = ", ".join(f"{name}: {len(group)}" for name, group in pairs)
+        raise UserError(f"channels: {file.where} has unequal numbers of columns ({each})")
+    shape = (len(groups), len(groups[0]))
+    order = [name for group in groups for name in group]
+
+    def chunks() -> Iterator[Examples]:
+        for chunk in file.chunks(keys.columns(), order):
+            x = _numbers(chunk, order).reshape(-1, *shape)
+            kept = keys.add(chunk, finite=finite(x))
+            if kept.any():
+                yield x[kept]
+
+    inputs = Inputs(SIGNAL, shape, scale=reading.scale)
+    notes = [f"one row a window of {shape}", *about_file(file)]
+    return Stream(chunks(), lambda _: keys.content(inputs, (), notes))
+
+
+def _recordings(file: RowFile, keys: Keys, others: Sequence[str]) -> Stream:
+    """One row a time step: a window ends where time goes back, or another key begins."""
+    reading, texts = keys.reading, keys.columns()
+    channels = list(reading.channels or others)
+    need(file.columns, [reading.time, *channels], "channels", file.where)
+    x, times, names = [], [], []
+    for chunk in file.chunks([*texts, reading.time], channels):
+        x.append(_numbers(chunk, channels))
+        times.append(_times(chunk.frame[reading.time]))
+        names.append(chunk.frame[texts].assign(**{"": str(chunk.site)}))
+    values, when = np.concatenate(x), np.concatenate(times)
+    frame = pd.concat(names, ignore_index=True)
+    same = (frame == frame.shift()).all(axis=1)
+    new = np.flatnonzero(~same.to_numpy() | (np.diff(when, prepend=np.inf) <= 0))
+    starts, length, line = _cut(new, len(values), reading.length)
+    windows = np.stack([values[start : start + length].T for start in starts])
+    first = frame.iloc[starts].reset_index(drop=True)
+    owners = keys.sites.codes([first[name] for name in reading.site]) if reading.site else None
+    where = f"{file.where} window {{}}".format
+    kept = keys.note(first[reading.target], owners, where, finite=finite(windows))
+    inputs, notes = (
+        Inputs(SIGNAL, windows.shape[1:], scale=reading.scale), [line, *about_file(file)]
+    )  # fmt: skip
+    return Stream(iter([windows[kept]]), lambda _: keys.content(inputs, (), notes))
+
+
+def _numbers(chunk: Chunk, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    for name in names:
+        column = chunk.frame[name]
+        if column.dtype.kind != "f":
+            bad = pd.to_numeric(column, errors="coerce").isna() & column.notna()
+            at = chunk.at(int(np.flatnonzero(bad)[0]), name)
+            raise UserError(f"{at}: no number: name the column in ignore")
+    return np.asarray(chunk.frame[list(names)], dtype=np.float32)
 
 
 def _times(column: pd.Series) -> npt.NDArray[np.float64]:
@@ -358,10 +332,3 @@ def _cut(new: npt.NDArray[Any], rows: int, length: int) -> tuple[list[int], int,
         f"{len(new)} recordings are cut into {len(starts)} windows of {length} steps (length), "
         f"{lost} steps left over"
     )  # fmt: skip
-
-
-def open_signals(data_path: str, reading: Reading) -> SignalFile:
-    """The source at ``data_path``; UserError for no file."""
-    path = Path(data_path).expanduser()
-    suffixes = NPZ_SUFFIXES if path.is_dir() and holds(path, NPZ_SUFFIXES) else ROW_SUFFIXES
-    return SignalFile(find_files("signals", data_path, suffixes), reading)

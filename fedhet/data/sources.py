@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedhet import plugins
-from fedhet.data.images import (
-    DataSource,
-    Indices,
-    Listing,
-    Losses,
-    Pixels,
-    Shape,
-    Unread,
-    losses,
-    open_image_folder,
-    select,
-    to_pixels,
-)
+from fedhet.data.images import Listing, Losses, Pixels, Shape, image_folder, losses, to_pixels
 from fedhet.data.inputs import (
     IMAGE,
     KINDS,
@@ -36,12 +25,13 @@ from fedhet.data.inputs import (
     SYNTHETIC,
     TABLE,
     TOKENS,
+    Indices,
     Inputs,
     is_hub,
     load_inputs,
 )
-from fedhet.data.labels import Content, Reading, SiteCodes, Stream
-from fedhet.errors import UserError, brief
+from fedhet.data.labels import Content, Reading, SiteCodes, Source, Stream, file_stats
+from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "fashion-mnist": "FashionMNIST"}
@@ -50,8 +40,8 @@ NAMES = ("digits", *TORCHVISION, "image-folder", *FILES, "synthetic", *SYNTHETIC
 
 
 def find_source(
-    name: str, *, data_path: str, seed: int, downloads: Path, reading: Reading = Reading()  # noqa: B008
-) -> DataSource:  # fmt: skip
+    name: str, *, data_path: str, seed: int, downloads: Path, reading: Reading = Reading()
+) -> Source:
     """Return the source called ``name``; ``downloads`` is where torchvision puts files by default.
 
     ``reading`` says which column of a file is what.
@@ -61,17 +51,22 @@ def find_source(
 
     """
     if name == "digits":
-        return Digits()
-    if name in TORCHVISION:
-        return Torchvision(name, Path(data_path).expanduser() if data_path else downloads)
+        return Source(["digits"], _digits)
+    if name in TORCHVISION:  # which checks its files against their published hash
+        root = Path(data_path).expanduser() if data_path else downloads
+        return Source([name], partial(_torchvision, name, root))
     if name == "image-folder":
-        return open_image_folder(data_path)
+        return image_folder(data_path)
     if name in FILES or is_hub(name):
         return _of_files(name, data_path, reading)
     if name.startswith("synthetic"):
-        return synthetic(name, seed)
+        made = Synthetic.named(name, seed)
+        key = [repr(made)]
+        inputs = None if made.kind == IMAGE else made.inputs()
+        return Source(key, made.listing, lambda: (made.examples, made.num_classes), inputs)
     if plugins.is_own("dataset", name):
-        return UserFunction(name, data_path)
+        own = UserFunction(name, data_path)
+        return Source(own.key(), own.listing)
     known = [*NAMES, *plugins.installed("dataset")]
     raise UserError(
         f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
@@ -79,151 +74,163 @@ def find_source(
     )
 
 
-def _of_files(name: str, data_path: str, reading: Reading) -> DataSource:
-    from fedhet.data import hub, signals, table  # noqa: PLC0415  (pandas: a second)
+def _of_files(name: str, data_path: str, reading: Reading) -> Source:
+    from fedhet.data import hub, rows, signals, table  # pandas: a second
 
     if is_hub(name):
-        return hub.Hub(name, data_path, reading)
-    opened: dict[str, Callable[[str, Reading], DataSource]] = {
-        "table": table.open_table, "texts": table.open_texts, "signals": signals.open_signals
-    }  # fmt: skip
-    return opened[name](data_path, reading)
+        return hub.source(name, data_path, reading)
+    suffixes: Sequence[str] = rows.ROW_SUFFIXES
+    path = Path(data_path).expanduser()
+    if name == "signals" and path.is_dir() and rows.holds(path, rows.NPZ_SUFFIXES):
+        suffixes = rows.NPZ_SUFFIXES
+    paths = rows.find_files(name, data_path, suffixes)
+
+    def listing(image: Inputs, classes: tuple[str, ...]) -> Stream:
+        del image
+        if name == "signals" and not rows.holds(paths[0], (*rows.ROW_SUFFIXES, ".txt")):
+            return signals.of_npz(paths, reading, classes)
+        make = {"table": table.of_rows, "texts": table.of_texts, "signals": signals.of_rows}[name]
+        return make(rows.open_rows(paths, reading.form), reading, classes)
+
+    return Source([name, *file_stats(paths), repr(reading)], listing)
 
 
-class Digits:
-    """scikit-learn's own 1,797 scanned digits of 8 x 8 (UCI "Optical Recognition", test part)."""
+def select(
+    source: str, own: Sequence[str], labels: Indices, wanted: tuple[str, ...]
+) -> tuple[Indices, Indices]:
+    """Find the examples whose class is wanted: indices (m,) and new labels (m,).
 
-    def fingerprint(self) -> list[object]:
-        """Constant: the images come with scikit-learn."""
-        return ["digits"]
-
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
-        """All 1,797 images, grey values 0..16 stretched to 0..255."""
-        # Imported here because the import costs more than opening the cache does.
-        from sklearn.datasets import load_digits  # noqa: PLC0415
-
-        raw, labels = load_digits(return_X_y=True)
-        images = np.rint(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-        names = tuple(str(digit) for digit in range(10))
-        kept, labels = select("digits", names, labels.astype(np.int64), classes)
-        return image_listing(images, kept, labels, classes or names, shape)
+    Raises UserError for a wanted class that the source does not have.
+    """
+    new_label = np.full(len(own), -1, dtype=np.int64)
+    for label, name in enumerate(wanted or own):
+        if name not in own:
+            raise UserError(f"classes: dataset {source} has no class {name!r}{nearest(name, own)}")
+        new_label[list(own).index(name)] = label
+    kept = np.flatnonzero(new_label[labels] >= 0)
+    return kept, new_label[labels[kept]]
 
 
-@dataclass(frozen=True)
-class Torchvision:
-    """A data set that torchvision downloads and checks; train images first, then test images."""
+def _digits(image: Inputs, classes: tuple[str, ...]) -> Stream:
+    """All 1,797 scans of 8 x 8 (UCI "Optical Recognition", test part); 0..16 becomes 0..255."""
+    from sklearn.datasets import load_digits
 
-    name: str
-    root: Path
+    raw, labels = load_digits(return_X_y=True)
+    images = np.rint(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    names = tuple(str(digit) for digit in range(10))
+    kept, labels = select("digits", names, labels.astype(np.int64), classes)
+    return array_stream(images, kept, labels, classes or names, image)
 
-    def fingerprint(self) -> list[object]:
-        """Return the name alone: torchvision checks the files against their published hash."""
-        return [self.name]
 
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
-        """Pool the train and the test images.
+def _torchvision(name: str, root: Path, image: Inputs, classes: tuple[str, ...]) -> Stream:
+    """Pool train and test images, in this order.
 
-        Raises:
-            UserError: the download failed or the folder cannot be written.
+    Raises:
+        UserError: the download failed or the folder cannot be written.
 
-        """
-        # Imported here because the import costs more than opening the cache does.
-        from torchvision import datasets  # noqa: PLC0415
+    """
+    from torchvision import datasets
 
-        make = getattr(datasets, TORCHVISION[self.name])
-        existed = self.root.exists()
-        try:
-            parts = [make(str(self.root), train=train, download=True) for train in (True, False)]
-        except Exception as error:
-            if not existed:
-                shutil.rmtree(self.root, ignore_errors=True)
-            raise UserError(
-                f"dataset {self.name}: '{self.root}' lacks its files, and their download failed "
-                f"({brief(error)}); copy torchvision's files there, or use your own images with "
-                "dataset=image-folder data-path=FOLDER"
-            ) from error
-        images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])
-        labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
-        names = tuple(parts[0].classes)
-        kept, labels = select(self.name, names, labels, classes)
-        return image_listing(images, kept, labels, classes or names, shape)
+    make, existed = getattr(datasets, TORCHVISION[name]), root.exists()
+    try:
+        parts = [make(str(root), train=train, download=True) for train in (True, False)]
+    except Exception as error:
+        if not existed:
+            shutil.rmtree(root, ignore_errors=True)
+        raise UserError(
+            f"dataset {name}: '{root}' lacks its files, and their download failed "
+            f"({brief(error)}); copy torchvision's files there, or use your own images with "
+            "dataset=image-folder data-path=FOLDER"
+        ) from error
+    images = np.concatenate([np.asarray(part.data, dtype=np.uint8) for part in parts])
+    labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
+    names = tuple(parts[0].classes)
+    kept, labels = select(name, names, labels, classes)
+    return array_stream(images, kept, labels, classes or names, image)
+
+
+def array_stream(
+    images: Pixels, kept: Indices, labels: Indices, classes: tuple[str, ...], image: Inputs,
+    sites: npt.NDArray[np.int32] | None = None, site_names: tuple[str, ...] = (),
+) -> Stream:  # fmt: skip
+    """Return those images of an array (n, h, w[, 3]) that are kept, with their labels."""
+    shape = image.image_shape
+    lost = losses(Image.fromarray(images[0]), shape) if len(kept) else 0  # all are of one size
+    return Listing(
+        image, classes, tuple(map(str, kept)), labels,
+        (to_pixels(Image.fromarray(images[i]), shape) for i in kept),
+        sites=np.zeros(0, dtype=np.int32) if sites is None else sites, site_names=site_names,
+        losses=Losses([lost] * len(kept)),
+    ).stream()  # fmt: skip
 
 
 # --- seeded examples ----------------------------------------------------------------
 
-_IMAGES = re.compile(r"synthetic(?::(\d{1,9})(?:x(\d{1,4}))?)?")
-_OTHERS = re.compile(r"(synthetic-\w+)(?::(\d{1,9})(?:x(\d{1,4}))?(?::([\dx]{1,20}))?)?")
+_FORM = re.compile(r"([\w-]+)(?::(\d{1,9})(?:x(\d{1,4}))?(?::(\d{1,9}(?:x\d{1,9})?))?)?")
 _CHUNK = 2048
 _BLOBS = 4
 _SHAPES = {SIGNAL: (3, 32), TABLE: (8,), TOKENS: (16, 200)}  # tokens: length, vocabulary
-_FORM = {SIGNAL: "CHANNELSxSTEPS", TABLE: "COLUMNS", TOKENS: "LENGTHxVOCABULARY"}
-
-
-def synthetic(name: str, seed: int) -> "Synthetic | SyntheticKind":
-    """Return the source of that name; UserError for one that is not of the form."""
-    kind = SYNTHETIC.get(name.partition(":")[0])
-    if kind is not None:
-        return _other(name, kind, seed)
-    match = _IMAGES.fullmatch(name)
-    images = int(match[1] or 6000) if match else 0
-    classes = int(match[2] or 10) if match else 0
-    if classes < 2 or images < classes:
-        raise UserError(
-            f"dataset {name!r}: expected synthetic, synthetic:IMAGES or synthetic:IMAGESxCLASSES "
-            "with at least 2 classes and no fewer images than classes, such as synthetic:60000x100"
-        )
-    return Synthetic(images, classes, seed)
-
-
-def invented(inputs: Inputs, examples: int, classes: int) -> str:
-    """The name of a data set of such examples; of a table with as many numbers for a model."""
-    shape: tuple[int, ...] = inputs.shape
-    if inputs.kind == TABLE:
-        shape = (max(1, inputs.shape[0] // 2),)
-    elif inputs.kind == TOKENS:
-        shape = (*inputs.shape, max(inputs.vocabulary, classes + 1))
-    return f"synthetic-{inputs.kind}:{examples}x{classes}:{'x'.join(str(side) for side in shape)}"
-
-
-def _other(name: str, kind: str, seed: int) -> "SyntheticKind":
-    match = _OTHERS.fullmatch(name)
-    examples = int(match[2] or 600) if match else 0
-    classes = int(match[3] or 4) if match else 0
-    sides = match[4].split("x") if match and match[4] else []
-    shape = tuple(int(side) for side in sides if side) or _SHAPES[kind]
-    good = len(shape) == len(_SHAPES[kind]) and min(shape) >= 1 and prod(shape) <= 1 << 24
-    if classes < 2 or examples < classes or not good or (kind == TOKENS and shape[1] <= classes):
-        raise UserError(
-            f"dataset {name!r}: expected synthetic-{kind}, synthetic-{kind}:EXAMPLES, "
-            f"...:EXAMPLESxCLASSES or ...:EXAMPLESxCLASSES:{_FORM[kind]} with at least 2 classes "
-            "and no fewer examples"
-        )
-    return SyntheticKind(kind, examples, classes, shape, seed)
+_SIDES = {SIGNAL: "CHANNELSxSTEPS", TABLE: "COLUMNS", TOKENS: "LENGTHxVOCABULARY"}
 
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Images: a fixed scene of blobs per class plus noise per image."""
+    """Examples of any kind, of which number i belongs to class i mod C.
 
-    images: int
+    Images: a fixed scene of blobs per class plus noise. Signals and rows: noise around a class's
+    pattern. Tokens: words that a class prefers.
+    """
+
+    kind: str
+    examples: int
     num_classes: int
+    shape: tuple[int, ...]  # as in the name; () for images
     seed: int
 
-    def fingerprint(self) -> list[object]:
-        """Size and seed."""
-        return ["synthetic", self.images, self.num_classes, self.seed]
+    @staticmethod
+    def named(name: str, seed: int) -> "Synthetic":
+        """Return the source of that name; raise UserError for one that is not of the form."""
+        first = name.partition(":")[0]
+        if first not in ("synthetic", *SYNTHETIC):
+            raise UserError(
+                f"dataset {name!r} is unknown{nearest(name, NAMES)}; allowed: {', '.join(NAMES)}"
+            )
+        kind, match = SYNTHETIC.get(first, IMAGE), _FORM.fullmatch(name)
+        count, many, sides = match.groups()[1:] if match else ("0", "0", None)
+        usual, own = _SHAPES.get(kind, ()), tuple(map(int, sides.split("x"))) if sides else ()
+        made = Synthetic(
+            kind, int(count or (6000 if kind == IMAGE else 600)),
+            int(many or (10 if kind == IMAGE else 4)), own or usual, seed,
+        )  # fmt: skip
+        good = len(made.shape) == len(usual) and min(made.shape, default=1) >= 1
+        good &= prod(made.shape) <= 1 << 24 and made.examples >= made.num_classes >= 2
+        if not good or (kind == TOKENS and made.shape[1] <= made.num_classes):
+            more = f" or ...:EXAMPLESxCLASSES:{_SIDES[kind]}" if kind != IMAGE else ""
+            raise UserError(
+                f"dataset {name!r}: expected {first}, {first}:EXAMPLES, ...:EXAMPLESxCLASSES{more} "
+                "with at least 2 classes and no fewer examples, such as synthetic:60000x100"
+            )
+        return made
 
-    def extent(self) -> tuple[int, int]:
-        """Images and classes."""
-        return self.images, self.num_classes
-
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing:
-        """Image i belongs to class i mod C, so every class has the same number within one."""
+    def listing(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
+        """Return the examples of the classes that are wanted."""
         names = tuple(f"class-{label}" for label in range(self.num_classes))
-        labels = np.arange(self.images, dtype=np.int64) % self.num_classes
+        labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
         kept, new_labels = select("synthetic", names, labels, classes)
-        pixels = self._draw(labels[kept], shape)
-        return Listing(classes or names, tuple(str(i) for i in kept), new_labels, pixels)
+        if self.kind == IMAGE:
+            pixels = self._pictures(labels[kept], image.image_shape)
+            paths = tuple(map(str, kept))
+            return Listing(image, classes or names, paths, new_labels, pixels).stream()
+        content = Content(self.inputs(), new_labels, classes or names)
+        return Stream(self._others(labels[kept]), lambda _: content)
+
+    def inputs(self) -> Inputs:
+        """Return what examples other than images are."""
+        if self.kind == SIGNAL:
+            return Inputs(SIGNAL, self.shape)
+        if self.kind == TABLE:
+            return Inputs.table(tuple(f"x{number}" for number in range(self.shape[0])))
+        return Inputs(TOKENS, self.shape[:1], self.shape[1])
 
     def _patterns(self, shape: Shape) -> Pixels:
         """(C, *shape) uint8 in 0..135, the same scene at every size."""
@@ -239,9 +246,7 @@ class Synthetic:
         patterns: Pixels = (135 * np.minimum(scene, 1)).astype(np.uint8)
         return patterns
 
-    def _draw(
-        self, labels: npt.NDArray[np.int64], shape: Shape
-    ) -> Generator[Pixels | Unread, None, None]:
+    def _pictures(self, labels: Indices, shape: Shape) -> Generator[Pixels, None, None]:
         """Pattern, a brightness 0..40 per image and noise 0..80 per value: at most 255."""
         patterns = self._patterns(shape)
         for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
@@ -252,43 +257,7 @@ class Synthetic:
             images += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
             yield from images
 
-
-@dataclass(frozen=True)
-class SyntheticKind:
-    """Signals, rows, tokens: noise around a class's pattern, or words that a class prefers."""
-
-    kind: str
-    examples: int
-    num_classes: int
-    shape: tuple[int, ...]
-    seed: int
-
-    def fingerprint(self) -> list[object]:
-        """Kind, size and seed."""
-        return ["synthetic", self.kind, self.examples, self.num_classes, self.shape, self.seed]
-
-    def extent(self) -> tuple[int, int]:
-        """Examples and classes."""
-        return self.examples, self.num_classes
-
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
-        """Example i belongs to class i mod C."""
-        del shape
-        names = tuple(f"class-{label}" for label in range(self.num_classes))
-        labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
-        kept, new_labels = select("synthetic", names, labels, classes)
-        content = Content(self.inputs(), new_labels, classes or names)
-        return Stream(self._draw(labels[kept]), lambda: content)
-
-    def inputs(self) -> Inputs:
-        """What these examples are."""
-        if self.kind == SIGNAL:
-            return Inputs(SIGNAL, self.shape)
-        if self.kind == TABLE:
-            return Inputs.table(tuple(f"x{number}" for number in range(self.shape[0])))
-        return Inputs(TOKENS, self.shape[:1], self.shape[1])
-
-    def _draw(self, labels: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+    def _others(self, labels: Indices) -> Iterator[npt.NDArray[Any]]:
         rng = generator(self.seed, "synthetic-patterns", self.kind)
         patterns = rng.normal(size=(self.num_classes, *self.shape)).astype(np.float32)
         for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
@@ -302,9 +271,7 @@ class SyntheticKind:
                 found[rng.random(found.shape) < 0.05] = np.nan
             yield found.astype(np.float32)
 
-    def _words(
-        self, rng: np.random.Generator, labels: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int32]:
+    def _words(self, rng: np.random.Generator, labels: Indices) -> npt.NDArray[np.int32]:
         """Half of the words are of the class's own part of the vocabulary; lengths differ."""
         length, vocabulary = self.shape
         anything = rng.integers(1, vocabulary, (len(labels), length))
@@ -354,16 +321,15 @@ class UserFunction:
     name: str
     data_path: str
 
-    def fingerprint(self) -> list[object]:
-        """The code of the function's module, and when and how large its data path is."""
+    def key(self) -> list[object]:
+        """Return the code of the function's module, and when and how large its data path is."""
         source = sys.modules[self._load().__module__].__file__
         code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
         path = Path(self.data_path).expanduser()
-        stat = path.stat() if self.data_path and path.exists() else None
-        when = [stat.st_mtime_ns, stat.st_size] if stat else []
-        return ["own", self.name, code, self.data_path, when]
+        there = file_stats([path]) if self.data_path and path.exists() else []
+        return ["own", self.name, code, self.data_path, *there]
 
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Listing | Stream:
+    def listing(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
         """Call the function and check what it returns; UserError, one line, if that is wrong."""
         load = self._load()
         try:
@@ -390,10 +356,10 @@ class UserFunction:
         sites = sites[kept] if len(sites) else sites
         if kind == IMAGE:
             images = as_pixels(self.name, examples)
-            return image_listing(images, kept, labels, classes or own, shape, sites, names)
+            return array_stream(images, kept, labels, classes or own, image, sites, names)
         inputs, stored = self._described(data, kind, examples)
         content = Content(inputs, labels, classes or own, sites, names)
-        return Stream(_chunks(stored[kept]), lambda: content)
+        return Stream(_chunks(stored[kept]), lambda _: content)
 
     def _load(self) -> Callable[[str], Any]:
         load: Callable[[str], Any] = plugins.load("dataset", self.name)
@@ -413,7 +379,7 @@ class UserFunction:
                 raise UserError(
                     f"dataset {self.name!r}: {len(data.clients)} clients, {count} labels"
                 )
-            import pandas as pd  # noqa: PLC0415  (a second)
+            import pandas as pd
 
             codes = sites.codes([pd.Series([str(name) for name in data.clients], dtype="str")])
         return codes, sites.done()[0]
@@ -422,7 +388,7 @@ class UserFunction:
         self, data: Data, kind: str, examples: npt.NDArray[Any]
     ) -> tuple[Inputs, npt.NDArray[Any]]:
         """What the examples are, and the examples as they are stored."""
-        from fedhet.data.signals import finite, small_numbers  # noqa: PLC0415  (pandas: a second)
+        from fedhet.data.signals import finite, small_numbers
 
         try:
             if kind == SIGNAL:
@@ -533,23 +499,3 @@ def as_pixels(name: str, images: npt.NDArray[Any]) -> Pixels:
             "(n, h, w)"
         )
     return images.astype(np.uint8, copy=False)
-
-
-def image_listing(  # noqa: PLR0913, PLR0917
-    images: Pixels,
-    kept: Indices,
-    labels: Indices,
-    classes: tuple[str, ...],
-    shape: Shape,
-    sites: npt.NDArray[np.int32] | None = None,
-    site_names: tuple[str, ...] = (),
-) -> Listing:
-    """Those images of an array (n, h, w[, 3]) that are kept, with their labels."""
-    pixels = (to_pixels(Image.fromarray(images[i]), shape) for i in kept)
-    none = np.zeros(0, dtype=np.int32)
-    lost = losses(Image.fromarray(images[0]), shape) if len(kept) else 0  # all are of one size
-    paths = tuple(str(i) for i in kept)
-    return Listing(
-        classes, paths, labels, pixels, sites=none if sites is None else sites,
-        site_names=site_names, losses=Losses([lost] * len(kept)),
-    )  # fmt: skip

@@ -9,21 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.images import Shape
 from fedhet.data.inputs import TOKENS, Inputs
 from fedhet.data.labels import (
-    DataFile,
+    Content,
     Examples,
     Keys,
     Reading,
     Stream,
     canonical,
+    each_value,
     listed,
     need,
     places_of,
     shown,
 )
-from fedhet.data.rows import ROW_SUFFIXES, Chunk, RowFile, find_files, open_rows, to_numbers
+from fedhet.data.rows import Chunk, RowFile, to_numbers
 from fedhet.errors import UserError
 
 FEW = 50  # values of a column of texts that is taken for categories
@@ -62,7 +62,6 @@ class Column:
     word: str = ""  # the first of them
     at: str = ""  # where it stands
     dates: int = 0
-    truths: bool = False  # whether some were TRUE or FALSE
     differs: bool = True  # in all rows so far
     whole: bool = True
     low: float = np.inf
@@ -384,18 +383,21 @@ class Columns:
         return [f"infinite numbers count as gaps: {listed(each)}"] if each else []
 
     def _coded(self, name: str, chunk: Chunk) -> npt.NDArray[np.float32]:
-        codes, unique = pd.factorize(chunk.frame[name])
-        places = np.empty(len(unique), dtype=np.float32)
-        for k, value in enumerate(unique):
-            place = self.codes[name].get(canonical(str(value)))
+        form, codes = chunk.file.form, self.codes[name]
+
+        def code(value: str, index: int) -> int:
+            place = codes.get(canonical(value))
             if place is None:  # a number that the file writes in its own way
-                number = to_numbers(pd.Series([str(value)]), chunk.file.form).iloc[0]
-                place = self.codes[name].get(canonical(f"{number:.10g}"))
-            if place is None and canonical(str(value)).lower() not in chunk.file.form.missing:
-                at = chunk.at(int(np.flatnonzero(codes == k)[0]), name)
-                raise UserError(f"{at}: {shown(str(value))} is none of its categories")
-            places[k] = np.nan if place is None else place
-        return places[codes] if len(unique) else np.zeros(0, dtype=np.float32)
+                number = to_numbers(pd.Series([value]), form).iloc[0]
+                place = codes.get(canonical(f"{number:.10g}"))
+            if place is None and canonical(value).lower() not in form.missing:
+                at = chunk.at(index, name)
+                raise UserError(f"{at}: {shown(value)} is none of its categories")
+            return -1 if place is None else place
+
+        found = each_value(chunk.frame[name], code).astype(np.float32)
+        found[found < 0] = np.nan
+        return found
 
     def _refuse(self, names: Sequence[str], chunk: Chunk) -> None:
         column = chunk.frame[names[0]]
@@ -415,46 +417,33 @@ class Columns:
         return Inputs.table(self.features, categories)
 
 
-@dataclass(frozen=True)
-class TableFile(DataFile):
-    """Rows: the target, the sites, and everything else that is not ignored."""
+def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
+    """Return the rows of a file, in its order: what is neither target nor site nor ignored."""
+    reading, columns, said = guess(file, given)
+    check_columns(file, reading)
+    features = left_columns(file, reading)
+    made = Plan(tuple(features), reading.categories)
+    if not reading.declared:
+        columns = columns or look(file, features)
+        made = plan({name: columns[name] for name in features}, reading)
+        refuse(made, columns, file.where)
+        said += about_columns(made, columns)
+    if not made.features:
+        raise UserError(f"{file.where}: no column is left for the models to see")
+    coded = Columns.of(made.features, made.categories)
+    keys = Keys(reading, classes)
+    texts = [name for name in made.features if name in coded.codes]
 
-    dataset = "table"
+    def chunks() -> Iterator[Examples]:
+        for chunk in file.chunks(keys.columns(*texts), coded.plain):
+            kept = keys.add(chunk)
+            if kept.any():
+                yield coded.numbers(chunk if kept.all() else chunk.take(kept))
 
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
-        """The rows in the file's order."""
-        del shape
-        return self.rows(open_rows(self.paths, self.reading.form), classes)
-
-    def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
-        """The rows of a file, in its order."""
-        reading, columns, said = guess(file, self.reading)
-        check_columns(file, reading)
-        features = left_columns(file, reading)
-        made = Plan(tuple(features), reading.categories)
-        if not reading.declared:
-            columns = columns or look(file, features)
-            made = plan({name: columns[name] for name in features}, reading)
-            refuse(made, columns, file.where)
-            said += about_columns(made, columns)
-        if not made.features:
-            raise UserError(f"{file.where}: no column is left for the models to see")
-        coded = Columns.of(made.features, made.categories)
-        keys = Keys(reading, classes)
-        texts = [name for name in made.features if name in coded.codes]
-
-        def chunks() -> Iterator[Examples]:
-            for chunk in file.chunks(keys.columns(*texts), coded.plain):
-                kept = keys.add(chunk)
-                if kept.any():
-                    yield coded.numbers(chunk if kept.all() else chunk.take(kept))
-
-        return Stream(
-            chunks(),
-            lambda: keys.content(
-                coded.inputs(), coded.about_infinite(), [*said, *about_file(file)]
-            ),
-        )
+    return Stream(
+        chunks(),
+        lambda _: keys.content(coded.inputs(), coded.about_infinite(), [*said, *about_file(file)]),
+    )
 
 
 def guess(
@@ -474,13 +463,13 @@ def guess(
     lines = []
     if not reading.target:
         reading = replace(reading, target=guess_target(columns, reading))
-        lines.append(f"target: '{reading.target}' is used as the class (target=COLUMN says other)")
+        lines.append(f"target: '{reading.target}' is used as the class (target=COLUMN names another)")
     if site and (found := guess_site(columns, reading)):
         reading = replace(reading, site=(found,))
-        lines.append(f"site: '{found}' is used as the site of a row (site=COLUMN says other)")
+        lines.append(f"site: '{found}' is used as the site of a row (site=COLUMN names another)")
     if text and not reading.text:
         reading = replace(reading, text=guess_text(columns, reading))
-        lines.append(f"text: '{reading.text}' is used as the text (text=COLUMN says other)")
+        lines.append(f"text: '{reading.text}' is used as the text (text=COLUMN names another)")
     return reading, columns, lines
 
 
@@ -555,47 +544,26 @@ def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
     return found
 
 
-@dataclass(frozen=True)
-class TextFile(DataFile):
-    """Texts, with the target and the sites."""
+def of_texts(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
+    """Return the texts of a file, in its order, with the target and the sites."""
+    reading, _, guessed = guess(file, given, text=True)
+    need(file.columns, [reading.text], "text", file.where)
+    need(file.columns, [reading.target], "target", file.where)
+    need(file.columns, reading.site, "site", file.where)
+    inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
+    keys, empty = Keys(reading, classes), []
 
-    dataset = "texts"
+    def chunks() -> Iterator[Examples]:
+        for chunk in file.chunks(keys.columns(reading.text), ()):
+            kept = keys.add(chunk)
+            found = token_ids(chunk.frame[reading.text][kept].tolist(), inputs)
+            empty.append(int((found[:, 0] == 0).sum()))
+            if len(found):
+                yield found
 
-    def listing(self, shape: Shape, classes: tuple[str, ...]) -> Stream:
-        """The texts in the file's order."""
-        del shape
-        return self.rows(open_rows(self.paths, self.reading.form), classes)
+    def content(_: Examples) -> Content:
+        count = sum(empty)
+        warnings = (f"{count} texts have no word",) if count else ()
+        return keys.content(inputs, warnings, [*guessed, *about_file(file)])
 
-    def rows(self, file: RowFile, classes: tuple[str, ...]) -> Stream:
-        """The texts of a file, in its order."""
-        reading, _, guessed = guess(file, self.reading, text=True)
-        need(file.columns, [reading.text], "text", file.where)
-        need(file.columns, [reading.target], "target", file.where)
-        need(file.columns, reading.site, "site", file.where)
-        inputs = Inputs(TOKENS, (reading.length,), reading.vocabulary, (reading.text,))
-        keys, empty = Keys(reading, classes), []
-
-        def chunks() -> Iterator[Examples]:
-            for chunk in file.chunks(keys.columns(reading.text), ()):
-                kept = keys.add(chunk)
-                found = token_ids(chunk.frame[reading.text][kept].tolist(), inputs)
-                empty.append(int((found[:, 0] == 0).sum()))
-                if len(found):
-                    yield found
-
-        def content():  # type: ignore[no-untyped-def]
-            count = sum(empty)
-            warnings = (f"{count} texts have no word",) if count else ()
-            return keys.content(inputs, warnings, [*guessed, *about_file(file)])
-
-        return Stream(chunks(), content)
-
-
-def open_table(data_path: str, reading: Reading) -> TableFile:
-    """The source at ``data_path``; UserError for no file."""
-    return TableFile(find_files("table", data_path, ROW_SUFFIXES), reading)
-
-
-def open_texts(data_path: str, reading: Reading) -> TextFile:
-    """The source at ``data_path``; UserError for no file."""
-    return TextFile(find_files("texts", data_path, ROW_SUFFIXES), reading)
+    return Stream(chunks(), content)

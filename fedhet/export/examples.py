@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedhet.data.images import SCAN, Indices, Losses, Unread, decode_all, is_image
-from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
+from fedhet.data.images import SCAN, Losses, Unread, decode_all, is_image
+from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Indices, Inputs
 from fedhet.data.labels import Classes, Examples, Form, Reading, need
 from fedhet.data.rows import (
     ROW_SUFFIXES,

@@ -14,10 +14,9 @@ from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset
-from fedhet.data.images import ImageFolder
 from fedhet.data.inputs import DATASETS, Inputs
 from fedhet.data.partition import ClientSplit, count_clients, says_clients
-from fedhet.data.sources import Synthetic, SyntheticKind, find_source
+from fedhet.data.sources import find_source
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import DEFAULT_CLIENTS, LocalData, load_partition, reading_of
@@ -105,10 +104,10 @@ def extent(config: RunConfig) -> tuple[int, int, Inputs]:
     images, classes = EXTENTS.get(name, (0, 0))
     if not classes:
         source = find_source(name, data_path=config.data_path, seed=config.seed, downloads=Path())
-        if not isinstance(source, ImageFolder | Synthetic | SyntheticKind):
+        if source.extent is None:
             raise UserError(f"dataset '{name}': only its own code can count its examples")
         images, classes = source.extent()
-        inputs = source.inputs() if isinstance(source, SyntheticKind) else inputs
+        inputs = source.inputs or inputs
     chosen = len(config.classes) or classes
     return images * min(chosen, classes) // classes, chosen, inputs
 

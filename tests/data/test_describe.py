@@ -59,8 +59,11 @@ def test_a_file_without_a_class_says_what_to_do(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize(("ill", "metric"), [("k%2", "accuracy"), ("k%3//2", "balanced_accuracy"),
-                                             ("k%3 if k > 9 else 3", "balanced_accuracy")])  # fmt: skip
+METRICS = [("k%2", "accuracy"), ("k%3//2", "balanced_accuracy"),
+           ("k%3 if k > 9 else 3", "balanced_accuracy")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ill", "metric"), METRICS)
 def test_the_headline_sees_rare_classes(tmp_path, ill, metric):
     rows = "".join(f"{30 + k * 7 % 41},{eval(ill, {'k': k})}\n" for k in range(200))
     (tmp_path / "p.csv").write_text("age,ill\n" + rows)

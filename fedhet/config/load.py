@@ -236,7 +236,11 @@ def _validate(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
 def _check_combinations(config: RunConfig) -> None:
     """Refuse settings that are fine alone and impossible together."""
     for model in config.models:
-        validate_model_name(model, kind_of(config.dataset))
+        try:
+            validate_model_name(model, kind_of(config.dataset))
+        except UserError:
+            _check_data_path(config)
+            raise
     if config.partition == "file" and not config.partition_file:
         raise UserError("partition-file: '' is not allowed: partition=file needs the path of a CSV")
     if config.partition_file and config.partition != "file":
@@ -276,6 +280,14 @@ def _check_combinations(config: RunConfig) -> None:
     _check_tuned(config)
     if config.clients:
         check_replies(config)
+
+
+def _check_data_path(config: RunConfig) -> None:
+    """Raise UserError if a data set's file is missing: that is said before its models are."""
+    if config.dataset in DATASETS and not config.data_path:
+        raise UserError(f"data-path is empty: dataset {config.dataset} needs its file")
+    if config.data_path and not Path(config.data_path).expanduser().exists():
+        raise UserError(f"data-path {config.data_path}: no such file")
 
 
 def _check_tuned(config: RunConfig) -> None:

@@ -5,7 +5,7 @@ data itself names) and split per client and class.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.data.inputs import Indices
+from fedhet.data.labels import listed
 from fedhet.errors import UserError, nearest
 from fedhet.files import client_order, is_id
 from fedhet.rng import generator
@@ -116,22 +117,19 @@ def read_partition_file(
     held: dict[str, dict[str, list[int]]] = {}
     seen_in: dict[str, int] = {}
     for line, (path, client, split) in _file_rows(file):
-        where = f"partition-file {file} line {line}"
+        what = ""
         if path not in index_of:
             like = next(iter(index_of), "")
-            raise UserError(
-                f"{where}: path {path!r} is no image of the data set (they look like {like!r})"
-            )
-        if seen_in.setdefault(path, line) != line:
-            raise UserError(f"{where}: path {path!r} is already in line {seen_in[path]}")
-        if not is_id(client):
-            raise UserError(
-                f"{where}: client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
-            )
+            what = f"path {path!r} is no image of the data set (they look like {like!r})"
+        elif seen_in.setdefault(path, line) != line:
+            what = f"path {path!r} is already in line {seen_in[path]}"
+        elif not is_id(client):
+            what = f"client {client!r} is not allowed (1 to 64 of A-Z a-z 0-9 . _ -)"
+        if what:
+            raise UserError(f"partition-file {file} line {line}: {what}")
         held.setdefault(client, {name: [] for name in SPLITS})[split].append(index_of[path])
-    ids = sorted(held)
-    if all(client.isdigit() for client in held):
-        ids.sort(key=lambda client: (int(client), client))
+    numbers = all(client.isdigit() for client in held)
+    ids = sorted(held, key=lambda client: (int(client) if numbers else 0, client))
     if not ids:
         raise UserError(f"partition-file {file}: no image in it")
     if clients not in (0, len(ids)):
@@ -160,14 +158,12 @@ def _file_rows(file: str) -> Iterator[tuple[int, list[str]]]:
             header, what = next(reader, []), ""
             if header != HEADER:
                 what = f"header {','.join(header)!r} must be {','.join(HEADER)!r}"
-            for row in reader if not what else ():
+            while not what and (row := next(reader, None)) is not None:
                 if row and len(row) != len(HEADER):
                     what = f"{len(row)} fields in {','.join(row)!r}, expected 3"
                 elif row and row[2] not in SPLITS:
                     what = f"split {row[2]!r} is not one of {', '.join(SPLITS)}"
-                if what:
-                    break
-                if row:
+                elif row:
                     yield reader.line_num, row
             if what:
                 raise UserError(f"partition-file {file} line {max(1, reader.line_num)}: {what}")
@@ -298,30 +294,11 @@ def dirichlet(
 
     """
     draw = _draw_balanced if balanced else _draw_plain
-    if pool.sizes.sum() >= clients * MIN_CLIENT_IMAGES:
-        for _ in range(MAX_TRIES):
-            counts = draw(rng, pool.sizes, clients, alpha)
-            if counts is not None and counts.sum(axis=0).min() >= MIN_CLIENT_IMAGES:
-                everyone = np.arange(clients)
-                return pool.hand_out(rng, [everyone] * len(pool.sizes), list(counts))
-        reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} images"
-    else:
-        reason = f"{pool.sizes.sum()} images cannot give every client {MIN_CLIENT_IMAGES}"
     advice = "fewer clients" if balanced else "fewer clients or partition dirichlet-balanced"
-    raise UserError(
-        f"alpha {alpha:g} with clients {clients}: {reason}; take a larger alpha, {advice}"
+    counts = _enough_each(
+        pool, clients, alpha, advice, lambda: draw(rng, pool.sizes, clients, alpha)
     )
-
-
-def iid(rng: np.random.Generator, pool: Pool, clients: int) -> Indices:
-    """Everybody gets the same number within one, by chance.
-
-    Raises:
-        UserError: fewer than 10 examples each.
-
-    """
-    _enough(pool, clients)
-    return _by_size(rng, pool, np.full(clients, 1 / clients))
+    return pool.hand_out(rng, [np.arange(clients)] * len(pool.sizes), list(counts))
 
 
 def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -> Indices:
@@ -333,35 +310,54 @@ def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -
         UserError: too few examples, or no draw of 1,000 gives every client 10.
 
     """
-    _enough(pool, clients)
     total = int(pool.sizes.sum())
-    for _ in range(MAX_TRIES):
-        shares = rng.dirichlet(np.full(clients, alpha))
-        if np.isfinite(shares).all() and _cuts(shares, total).min() >= MIN_CLIENT_IMAGES:
-            return _by_size(rng, pool, shares)
-    raise UserError(
-        f"alpha {alpha:g} with clients {clients}: no draw of {MAX_TRIES} gives every client "
-        f"{MIN_CLIENT_IMAGES} examples; take a larger alpha or fewer clients"
+    counts = _enough_each(
+        pool, clients, alpha, "fewer clients", lambda: _draw_plain(rng, total, clients, alpha)
     )
+    return _by_chance(rng, counts)
 
 
-def _enough(pool: Pool, clients: int) -> None:
+def iid(rng: np.random.Generator, pool: Pool, clients: int) -> Indices:
+    """Everybody gets the same number within one, by chance.
+
+    Raises:
+        UserError: fewer than 10 examples each.
+
+    """
     total = int(pool.sizes.sum())
-    if total < clients * MIN_CLIENT_IMAGES:
+    counts = np.full(clients, total // clients, dtype=np.int64)
+    counts[: total % clients] += 1
+    if counts.min() < MIN_CLIENT_IMAGES:
         raise UserError(
             f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
             "take fewer clients"
         )
+    return _by_chance(rng, counts)
 
 
-def _by_size(rng: np.random.Generator, pool: Pool, shares: npt.NDArray[np.float64]) -> Indices:
+def _enough_each(
+    pool: Pool, clients: int, alpha: float, advice: str, draw: Callable[[], Indices | None]
+) -> Indices:
+    """Return the first draw (..., N) that gives every client 10; raise UserError after 1,000."""
     total = int(pool.sizes.sum())
-    counts = _cuts(shares, total)
-    if np.ptp(shares) == 0:
-        counts = np.full(len(shares), total // len(shares), dtype=np.int64)
-        counts[: total % len(shares)] += 1
-    owner = np.empty(total, dtype=np.int64)
-    owner[rng.permutation(total)] = np.repeat(np.arange(len(shares)), counts)
+    reason = f"{total} images cannot give every client {MIN_CLIENT_IMAGES}"
+    if total >= clients * MIN_CLIENT_IMAGES:
+        for _ in range(MAX_TRIES):
+            counts = draw()
+            if counts is not None:
+                held = counts.reshape(-1, clients).sum(axis=0)
+                if held.min() >= MIN_CLIENT_IMAGES:
+                    return counts
+        reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} images"
+    raise UserError(
+        f"alpha {alpha:g} with clients {clients}: {reason}; take a larger alpha, {advice}"
+    )
+
+
+def _by_chance(rng: np.random.Generator, counts: Indices) -> Indices:
+    """Return the client of every example, by chance; ``counts`` (N,) are the clients'."""
+    owner = np.empty(counts.sum(), dtype=np.int64)
+    owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(counts)), counts)
     return owner
 
 
@@ -375,10 +371,10 @@ def _cuts(shares: npt.NDArray[np.float64], size: int | Indices) -> Indices:
 
 
 def _draw_plain(
-    rng: np.random.Generator, sizes: Indices, clients: int, alpha: float
+    rng: np.random.Generator, sizes: int | Indices, clients: int, alpha: float
 ) -> Indices | None:
-    """Draw counts (C, N); ``None`` if alpha is too small for floating point."""
-    shares = rng.dirichlet(np.full(clients, alpha), size=len(sizes))
+    """Draw counts (C, N), or (N,) of one size; ``None`` if alpha is too small for floats."""
+    shares = rng.dirichlet(np.full(clients, alpha), size=np.shape(sizes) or None)
     return _cuts(shares, sizes) if np.isfinite(shares).all() else None
 
 
@@ -480,8 +476,7 @@ def make_partition(
 
     ``paths`` are the data set's and used by a file only (default: the index as text);
     ``classes`` are the names for messages (default: the label as text); ``sites`` are the clients
-    of partition natural. Equal arguments give
-    equal partitions.
+    of partition natural. Equal arguments give equal partitions.
 
     Raises:
         UserError: a setting that is out of range or infeasible, or an error in the file.
@@ -520,7 +515,7 @@ def _held(owner: npt.NDArray[Any], count: int) -> list[Indices]:
 def _by_flower(labels: Indices, spec: PartitionSpec, sites: Owners | None) -> tuple[Indices, int]:
     """As flwr-datasets deals them; UserError where somebody would have nothing to train on."""
     named = np.array(sites.names)[sites.owner] if sites is not None and sites.names else None
-    from fedhet.data.hub import flower_owner  # noqa: PLC0415  (pandas: a second)
+    from fedhet.data.hub import flower_owner  # pandas: a second
 
     owner, count = flower_owner(spec.kind, labels, named, clients=spec.clients, seed=spec.seed)
     sizes = np.bincount(owner[owner >= 0], minlength=count)
@@ -560,14 +555,14 @@ def _natural(
             "be trained and tested (or say 0)"
         )
     left = f"{len(small)} clients are left out, with too few {spec.noun} to train and to test: "
-    return tuple(found), tuple(found.values()), [left + _listed(small)] if small else []
+    return tuple(found), tuple(found.values()), [left + listed(small, _NAMED)] if small else []
 
 
 def says_clients(kind: str) -> bool:
     """Return whether the partitioner itself says how many clients there are."""
     if not kind.startswith(PREFIX):
         return False
-    from fedhet.data.hub import flower_says_clients  # noqa: PLC0415  (pandas: a second)
+    from fedhet.data.hub import flower_says_clients  # pandas: a second
 
     return flower_says_clients(kind)
 
@@ -600,14 +595,14 @@ def _about_classes(
     alone = [name for name, count in zip(names, counts, strict=True) if count == 1]
     if alone:
         lines.append(
-            f"{len(alone)} classes have one {spec.singular}, which cannot be trained on and tested: "  # noqa: E501
-            f"{_listed(alone)}; labels can put classes together"
+            f"{len(alone)} classes have one {spec.singular}, which cannot be trained on and "
+            f"tested: {listed(alone, _NAMED)}; labels can put classes together"
         )
     return lines + _coded_by_site(labels, names, sites)
 
 
 def _coded_by_site(labels: Indices, names: Sequence[str], sites: Owners | None) -> list[str]:
-    """A line where sites have other classes than others in such a way that the coding may differ."""  # noqa: E501
+    """Return a line where sites have other classes than others, so that the coding may differ."""
     if sites is None or len(sites.names) < 2 or len(names) > CODED or len(names) < 3:
         return []
     held: dict[frozenset[str], list[str]] = {}
@@ -619,8 +614,8 @@ def _coded_by_site(labels: Indices, names: Sequence[str], sites: Owners | None) 
         return []
     a, b = apart[0]
     return [
-        f"sites do not have the same classes ({_listed(held[a])}: {', '.join(sorted(a))}; "
-        f"{_listed(held[b])}: {', '.join(sorted(b))}): if they mean the same, "
+        f"sites do not have the same classes ({listed(held[a], _NAMED)}: {', '.join(sorted(a))}; "
+        f"{listed(held[b], _NAMED)}: {', '.join(sorted(b))}): if they mean the same, "
         "labels={NAME: [VALUE, VALUE], ...} says so"
     ]
 
@@ -667,12 +662,14 @@ def _warnings(
     owners = (held > 0).sum(axis=0)
     unowned = [name for name, gone in zip(names, (owners == 0) & exists, strict=True) if gone]
     if unowned:
-        lines.append(f"{len(unowned)} classes have no owner and are dropped: {_listed(unowned)}")
+        lines.append(
+            f"{len(unowned)} classes have no owner and are dropped: {listed(unowned, _NAMED)}"
+        )
     single = [name for name, alone in zip(names, owners == 1, strict=True) if alone]
     if single and len(partition.ids) > 1:
         lines.append(
             f"{len(single)} classes occur at one client only, so the server has nothing to average "
-            f"for them: {_listed(single)}"
+            f"for them: {listed(single, _NAMED)}"
         )
     unused = len(labels) - int(held.sum())
     if unused and not unowned:
@@ -682,9 +679,7 @@ def _warnings(
         lines.append(f"{fewer} clients drew a class twice and hold fewer than classes-per-client")
     untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
     if untested:
-        lines.append(f"{len(untested)} clients have no test {spec.singular}: {_listed(untested)}")
+        lines.append(
+            f"{len(untested)} clients have no test {spec.singular}: {listed(untested, _NAMED)}"
+        )
     return tuple(lines)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

@@ -463,7 +463,8 @@ def guess(
     lines = []
     if not reading.target:
         reading = replace(reading, target=guess_target(columns, reading))
-        lines.append(f"target: '{reading.target}' is used as the class (target=COLUMN names another)")
+        named = f"target: '{reading.target}' is used as the class"
+        lines.append(f"{named} (target=COLUMN names another)")
     if site and (found := guess_site(columns, reading)):
         reading = replace(reading, site=(found,))
         lines.append(f"site: '{found}' is used as the site of a row (site=COLUMN names another)")

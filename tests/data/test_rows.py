@@ -21,18 +21,6 @@ def text(separator=",", rows=ROWS, names=NAMES, end="\n"):
     return "".join(separator.join(row) + end for row in [names, *rows])
 
 
-@pytest.fixture
-def opened(tmp_path):
-    def open_(content, reading=READING, name="p.csv", dataset="table", **keywords):
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return open_dataset(
-            dataset, data_path=str(path), reading=reading, cache_dir=tmp_path / "cache", **keywords
-        )
-
-    return open_
-
-
 def rows_as(separator=",", **changes):
     """The same table, with values written in another way."""
     return text(separator, [tuple(changes.get(v, v) for v in row) for row in ROWS])
@@ -74,7 +62,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_the_form_of_a_file_is_found_out_and_said(opened, form):
     content, said = FORMS[form]
-    data = opened(content)
+    data = opened(content, READING)
     expected = EXPECTED.copy()
     if form == "thousands":
         expected[:, 0] = [1063, 2041, 1037, 1052]
@@ -186,17 +174,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 
 @pytest.fixture
-def parquet(tmp_path):
+def parquet(tmp_path, opened):
     pa = pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
     pq = pytest.importorskip("pyarrow.parquet")
 
     def open_(columns, reading=READING, **writing):
         table = columns if isinstance(columns, pa.Table) else pa.table(columns)
         pq.write_table(table, tmp_path / "p.parquet", **writing)
-        return open_dataset(
-            "table", data_path=str(tmp_path / "p.parquet"), reading=reading,
-            cache_dir=tmp_path / "cache",
-        )  # fmt: skip
+        return opened(None, reading, "p.parquet")
 
     return open_
 
@@ -259,12 +244,9 @@ def test_a_line_that_counts_rows_and_columns_is_no_header(tmp_path):
     assert "the first line counts rows and columns (60, 2) and is left out" in file.found
 
 
-def test_infinite_numbers_are_gaps_and_counted(tmp_path):
-    rows = "".join(f"{'inf' if k in (3, 5) else k},{k % 2}\n" for k in range(40))
-    (tmp_path / "p.csv").write_text("age,y\n" + rows)
-    data = open_dataset(
-        "table", data_path=str(tmp_path / "p.csv"), reading=Reading(target="y"),
-        cache_dir=tmp_path / "cache",
-    )  # fmt: skip
-    assert np.isnan(data.examples[:, 0]).sum() == 2
-    assert data.warnings == ("infinite numbers count as gaps: age (2)",)
+def test_infinite_numbers_are_gaps_and_counted(opened):
+    values = {3: "inf", 5: "1e39", 7: "-Infinity"}
+    rows = "".join(f"{values.get(k, k)},{k % 2}\n" for k in range(40))
+    data = opened("age,y\n" + rows, Reading(target="y"))
+    assert np.isnan(data.examples[:, 0]).sum() == 3
+    assert data.warnings == ("infinite numbers count as gaps: age (3)",)

@@ -27,18 +27,6 @@ READING = Reading(
 READ_W = Reading(target="y", site=("w",))
 
 
-@pytest.fixture
-def opened(tmp_path):
-    def open_(text, reading_=READING, dataset="table", **keywords):
-        path = tmp_path / "data.csv"
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return open_dataset(
-            dataset, data_path=str(path), reading=reading_, cache_dir=tmp_path / "cache", **keywords
-        )
-
-    return open_
-
-
 def patients(count=60, **columns):
     """Rows with columns made of their number; ``y`` is 0 or 1."""
     made = {"age": lambda k: 30 + k * 7 % 41, **columns, "y": columns.get("y", lambda k: k % 2)}
@@ -47,7 +35,7 @@ def patients(count=60, **columns):
 
 
 def test_a_table_is_read_by_its_declaration(opened):
-    data = opened(TABLE)
+    data = opened(TABLE, READING)
     nan = np.nan
     expected = [[63, 1], [nan, 0], [41.5, nan], [37, 1]]
     assert np.array_equal(data.examples, np.array(expected, np.float32), equal_nan=True)
@@ -55,10 +43,6 @@ def test_a_table_is_read_by_its_declaration(opened):
     assert data.inputs == Inputs.table(("age", "sex"), (("sex", ("f", "m")),))
     assert data.inputs.shape == (4,)
     assert data.site_names == ("a", "b") and data.sites.tolist() == [0, 0, 1, 1]
-
-
-def test_a_second_opening_says_the_same(opened):
-    assert opened(TABLE).notes == opened(TABLE).notes and len(opened(TABLE).notes) == 2
 
 
 def test_classes_without_labels_are_the_values_in_their_order(opened):
@@ -98,11 +82,6 @@ def test_a_gap_is_one_in_every_column(opened, gap):
 def test_a_class_that_is_named_is_no_gap(opened):
     reading = Reading(target="y", labels=(("none", ("none",)), ("some", ("some",))))
     assert opened("x,y\n1,none\n2,some\n", reading).labels.tolist() == [0, 1]
-
-
-def test_infinite_numbers_are_gaps(opened):
-    data = opened("x,y\n1,0\ninf,1\n1e39,1\n-Infinity,0\n", Reading(target="y"))
-    assert np.isnan(data.examples[1:, 0]).all() and data.examples[0, 0] == 1
 
 
 # --- columns that are no numbers -------------------------------------------------------------------  # noqa: E501
@@ -207,17 +186,6 @@ def test_sites_are_free_text(opened):
     assert safe_ids(["C", "K\u00f6ln", "St Mary Clinic"]) == ("C", "K-ln-2", "St-Mary-Clinic")
 
 
-def test_files_of_a_folder_are_clients_by_their_names(tmp_path):
-    folder = tmp_path / "sites"
-    folder.mkdir()
-    for name in ("north", "01", "2_3", "St Ann"):
-        (folder / f"{name}.csv").write_text("x,y\n1,0\n2,1\n")
-    reading = Reading(target="y")
-    data = open_dataset("table", data_path=str(folder), reading=reading, cache_dir=tmp_path / "c")
-    assert data.site_names == ("01", "2_3", "St-Ann", "north")
-    assert data.sites.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
 BROKEN = {
     "category": (TABLE.replace(",f,", ",other,"), "line 3 column 'sex': 'other' is none of its"),
     "class": (TABLE.replace("2.0", "7"), "line 3 column 'num': '7' is in none of the labels"),
@@ -234,8 +202,8 @@ def test_every_mistake_is_one_line_that_says_where(opened, case):
             opened("a,y\n1,0\n", Reading(target="y", ignore=("a",)))
         return
     with pytest.raises(UserError, match=message) as found:
-        opened(text)
-    assert "\n" not in str(found.value) and ("data.csv" in str(found.value))
+        opened(text, READING)
+    assert "\n" not in str(found.value) and ("p.csv" in str(found.value))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +233,7 @@ NEWS = 'text,label\n"Oil, again: up!",business\nOIL AGAIN,sports\n,sports\n'
 
 def test_words_are_hashed_alike_everywhere(opened):
     found = Reading(target="label", text="text", length=4, vocabulary=50)
-    data = opened(NEWS, found, "texts")
+    data = opened(NEWS, found, dataset="texts")
     assert data.examples.dtype == np.int32 and data.examples.shape == (3, 4)
     first, second, third = data.examples.tolist()
     assert first[0] == second[0] and first[2] == second[1] and second[2:] == [0, 0]
@@ -320,7 +288,7 @@ def test_by_chance_and_by_size(tmp_path):
         ({"dataset": "texts", "ignore": "x"}, "ignore: 'x' changes nothing with dataset=texts"),
         ({"partition": "natural"}, "partition: 'natural' is not allowed with dataset=digits"),
         ({"models": ["@table-9"]}, "models: group '@table-9' is unknown .did you mean"),
-        ({"dataset": "table", "target": "y", "models": ["cnn-1"]}, "model 'cnn-1' is for images"),
+        ({"dataset": "table", "models": ["cnn-1"], "data-path": __file__}, "'cnn-1' is for images"),
         ({"models": ["mlp-1"]}, "model 'mlp-1' is for rows of a table"),
     ],
 )
@@ -377,3 +345,9 @@ def test_a_node_does_not_tell_what_stands_in_a_column_that_a_run_calls_the_targe
         values.pop("target")
     with pytest.raises(Refused, match="must name the classes"):
         open_private(build_config(values), str(tmp_path / "own.csv"))
+
+
+@pytest.mark.parametrize(("path", "said"), [("", "is empty: da"), ("no.csv", "no.csv: no such")])
+def test_a_missing_file_is_not_told_as_a_wrong_model(path, said):
+    with pytest.raises(UserError, match=f"data-path {said}"):
+        build_config({"dataset": "table", "data-path": path, "models": ["cnn-1"]})

@@ -41,15 +41,14 @@ def init(
     """Say what a file of yours holds, and write a preset that runs it."""
     loading(as_json=False)
     from fedhet.config.load import build_config, read_overrides
-    from fedhet.data.describe import initialise, preset_lines
+    from fedhet.data.describe import initialise
     from fedhet.site.local_data import load_dataset, reading_of
 
     def checked(keys):  # type: ignore[no-untyped-def]
         config = build_config(keys)
         return reading_of(config), lambda: load_dataset(config)
 
-    found, target = initialise(path, read_overrides(words or []), out, checked)
-    for line in preset_lines(found, target):
+    for line in initialise(path, read_overrides(words or []), out, checked):
         print(line)
 
 

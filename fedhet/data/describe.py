@@ -1,15 +1,15 @@
 """``fedhet init``: say what a file holds, and write a preset that runs it."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedhet.data.cache import Dataset
-from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
+from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, TABLE, TOKENS
 from fedhet.data.labels import GAPS, Reading, listed
 from fedhet.data.rows import (
     NPZ_SUFFIXES,
@@ -47,48 +47,47 @@ _ABOUT = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Described:
-    """Lines for the user, and the keys of a preset that runs the file."""
-
-    lines: tuple[str, ...]
-    keys: Mapping[str, Any]
-
-    def preset(self, name: str) -> str:
-        """The preset as commented YAML."""
-        head = [
-            f"# fedhet run {name}",
-            "# Written by `fedhet init`; `fedhet keys` says what more there is.",
-        ]
-        body = []
-        for key, value in self.keys.items():
-            text = (
-                value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
-            )
-            body.append(f"{key}: {text}" + (f"  # {_ABOUT[key]}" if key in _ABOUT else ""))
-        return "\n".join([*head, *body]) + "\n"
-
-
 Checked = Callable[[Mapping[str, Any]], tuple[Reading, Callable[[], Dataset]]]
 
 
-def describe(path: str, given: Mapping[str, Any], checked: Checked) -> Described:
-    """What is at ``path``, with the keys that somebody gave; UserError for what cannot be used.
+def initialise(
+    path: str, given: Mapping[str, Any], out: Path | None, checked: Checked
+) -> Iterator[str]:
+    """Write a commented preset for what is at ``path``, with the keys that somebody gave.
 
-    ``checked`` checks keys; it gives the reading that they mean, and what opens their data.
+    ``checked`` checks keys; it gives the reading that they mean, and what opens their data. Yield
+    lines of what was understood, and the command that runs the preset. Raise UserError for what
+    cannot be used, and for a preset that is there already.
     """
+    target = out or Path(f"{Path(path).name.split('.')[0] or 'data'}.yaml")
+    if target.exists():
+        raise UserError(f"'{target}' is already there: --out NAME.yaml writes another")
     keys: dict[str, Any] = {"dataset": given.get("dataset") or _dataset(Path(path).expanduser())}
     keys["data-path"] = path
     keys |= {key: value for key, value in given.items() if key not in keys}
+    windows = keys["dataset"] == "signals" and _is_npz(path)
     lines: list[str] = []
-    if keys["dataset"] in ("table", "texts") or keys["dataset"] == "signals" and not _is_npz(path):
-        keys, lines = _of_rows(keys, given, checked)
-    if keys["dataset"] == "signals" and _is_npz(path) and "site" not in given:
+    if keys["dataset"] in DATASETS and not windows:
+        lines = _of_rows(keys, given, checked)
+    if windows and "site" not in given:
         names = [name for name in Npz(Path(path).expanduser()).names if is_site(name)]
         keys |= {"site": names} if names else {}
     dataset = checked(keys)[1]()
     keys = _training(keys, given, dataset)
-    return Described((*lines, *dataset.notes, *(f"warning: {w}" for w in dataset.warnings)), keys)
+    preset = [
+        f"# fedhet run {target}",
+        "# Written by `fedhet init`; `fedhet keys` says what more there is.",
+    ]
+    for key, value in keys.items():
+        text = value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
+        preset.append(f"{key}: {text}" + (f"  # {_ABOUT[key]}" if key in _ABOUT else ""))
+    try:
+        target.write_text("\n".join(preset) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
+    warnings = (f"warning: {one}" for one in dataset.warnings)
+    yield from (*lines, *dataset.notes, *warnings)
+    yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
 
 
 def _is_npz(path: str) -> bool:
@@ -107,10 +106,8 @@ def _dataset(path: Path) -> str:
     return "table"
 
 
-def _of_rows(
-    keys: dict[str, Any], given: Mapping[str, Any], checked: Checked
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys with what is guessed of a file of rows, and lines about its columns."""
+def _of_rows(keys: dict[str, Any], given: Mapping[str, Any], checked: Checked) -> list[str]:
+    """Add what is guessed of a file of rows to the keys; return lines about its columns."""
     reading, _ = checked(keys)
     paths = find_files(keys["dataset"], keys["data-path"], ROW_SUFFIXES)
     try:
@@ -136,7 +133,7 @@ def _of_rows(
         taken = {reading.target, *reading.site, *reading.ignore}
         features = {name: one for name, one in columns.items() if name not in taken}
         lines += _features(keys, features, reading)
-    return keys, lines
+    return lines
 
 
 def _features(
@@ -144,7 +141,10 @@ def _features(
 ) -> Iterator[str]:
     """Add categories with their values, and what is ignored; yield a line for each column."""
     found = plan(dict(features), reading)
-    once = [n for n in found.mixed if features[n].words == _same(features[n])]
+    once = [  # numbers and one word, which then means a gap
+        name for name in found.mixed
+        if features[name].words == (features[name].counts or {}).get(features[name].word.strip(), 0)
+    ]  # fmt: skip
     if once:
         keys["gaps"] = sorted({*(one for one in GAPS if one), *(features[n].word for n in once)})
     mixed = [name for name in found.mixed if name not in once]
@@ -167,11 +167,6 @@ def _features(
         yield f"  ... and {len(features) - _SHOWN} more columns"
 
 
-def _same(column: Column) -> int:
-    """How often its first word occurs."""
-    return (column.counts or {}).get(column.word.strip(), 0)
-
-
 def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
     """The keys with classes, partition and training."""
     models, epochs, batch, rate = _TRAINING[dataset.inputs.kind]
@@ -192,24 +187,3 @@ def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) 
     rest = {"models": models, "method": "fedssa", "rounds": 20, "local-epochs": epochs,
             "batch-size": batch, "lr": rate}  # fmt: skip
     return keys | {key: value for key, value in rest.items() if key not in keys}
-
-
-def initialise(
-    path: str, words: Mapping[str, Any], out: Path | None, checked: Checked
-) -> tuple[Described, Path]:
-    """Describe and write the preset, beside where the command is given; UserError if it exists."""
-    stem = Path(path).name.split(".")[0] or "data"
-    target = out or Path(f"{stem}.yaml")
-    if target.exists():
-        raise UserError(f"'{target}' is already there: --out NAME.yaml writes another")
-    found = describe(path, words, checked)
-    try:
-        target.write_text(found.preset(str(target)), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
-    return found, target
-
-
-def preset_lines(found: Described, target: Path) -> Sequence[str]:
-    """What the command prints: what was understood, and the command that runs it."""
-    return [*found.lines, f"wrote {target}; it runs with:", f"fedhet run {target}"]

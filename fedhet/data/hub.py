@@ -7,21 +7,20 @@ another is named. With ``data-path`` the data comes from that folder instead: on
 client. With ``text`` these are texts, with a column of images they are images, and else rows.
 """
 
-import inspect
 import shlex
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedhet.data.images import Listing, Losses, Pixels, Shape, Unread, losses, to_pixels
 from fedhet.data.inputs import HUB, Indices, Inputs
 from fedhet.data.labels import Form, Keys, Reading, Source, Stream, file_stats, listed, need
-from fedhet.data.partition import PREFIX
+from fedhet.data.partition import PREFIX, Owners, PartitionSpec
 from fedhet.data.rows import ArrowFile
 from fedhet.data.table import of_rows, of_texts
 from fedhet.errors import Damaged, UserError, brief, nearest
@@ -156,26 +155,21 @@ def _decoded(data: Any, shape: Shape, lost: Losses) -> Generator[Pixels | Unread
 _COLUMNS = "Vertical"  # such partitioners deal columns, not examples
 
 
-def flower_owner(
-    kind: str,
-    labels: Indices,
-    sites: npt.NDArray[np.str_] | None,
-    *,
-    clients: int,
-    seed: int,
-) -> tuple[Indices, int]:
-    """The client (n,) int64 of every example, -1 for none, and the number of clients.
+def flower_owner(labels: Indices, spec: PartitionSpec, sites: Owners | None) -> tuple[Indices, int]:
+    """Return the client (n,) int64 of every example, -1 for none, and the number of clients.
 
-    ``kind`` is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those that
-    it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by`` (``label``) and
-    ``seed``. Raises UserError for what the class does not take, lacks or refuses.
+    ``spec.kind`` is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those
+    that it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by``
+    (``label``) and ``seed``. Raise UserError for what the class does not take, lacks or refuses,
+    and where somebody would have nothing to train on.
     """
+    kind, clients = spec.kind, spec.clients
     name, *words = _words(kind)
     make = _class(name)
-    given = _arguments(name, words, make, clients=clients, seed=seed)
+    given = _arguments(name, words, make, clients=clients, seed=spec.seed)
     columns = {"label": labels.tolist(), "index": list(range(len(labels)))}
-    if sites is not None:
-        columns["site"] = sites.tolist()
+    if sites is not None and sites.names:
+        columns["site"] = np.array(sites.names)[sites.owner].tolist()
     try:
         partitioner = make(**given)
         datasets: Any = import_module("datasets")
@@ -190,6 +184,10 @@ def flower_owner(
     owner = np.full(len(labels), -1, dtype=np.int64)
     for k, mine in enumerate(held):
         owner[mine] = k
+        if not len(mine):
+            raise UserError(
+                f"partition: '{kind}' gives client {k} no {spec.singular}; take fewer clients"
+            )
     if sum(map(len, held)) != (owner >= 0).sum():
         raise UserError(f"partition: '{kind}' gives some examples to several clients")
     return owner, found
@@ -197,8 +195,7 @@ def flower_owner(
 
 def flower_says_clients(kind: str) -> bool:
     """Return whether a partitioner says itself how many clients there are."""
-    name, *_ = _words(kind)
-    return "num_partitions" not in _parameters(_class(name))
+    return "num_partitions" not in signature(_class(_words(kind)[0])).parameters
 
 
 def _words(kind: str) -> list[str]:
@@ -230,14 +227,10 @@ def _class(name: str) -> Callable[..., Any]:
     return found
 
 
-def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(make).parameters)
-
-
 def _arguments(
     name: str, words: Sequence[str], make: Callable[..., Any], *, clients: int, seed: int
 ) -> dict[str, Any]:
-    parameters = _parameters(make)
+    parameters = signature(make).parameters
     ours = {"num_partitions": clients, "partition_by": "label", "seed": seed}
     given = {key: value for key, value in ours.items() if key in parameters}
     for word in words:

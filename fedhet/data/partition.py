@@ -340,7 +340,7 @@ def _enough_each(
 ) -> Indices:
     """Return the first draw (..., N) that gives every client 10; raise UserError after 1,000."""
     total = int(pool.sizes.sum())
-    reason = f"{total} images cannot give every client {MIN_CLIENT_IMAGES}"
+    reason = f"{total} examples cannot give every client {MIN_CLIENT_IMAGES}"
     if total >= clients * MIN_CLIENT_IMAGES:
         for _ in range(MAX_TRIES):
             counts = draw()
@@ -348,7 +348,7 @@ def _enough_each(
                 held = counts.reshape(-1, clients).sum(axis=0)
                 if held.min() >= MIN_CLIENT_IMAGES:
                     return counts
-        reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} images"
+        reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} examples"
     raise UserError(
         f"alpha {alpha:g} with clients {clients}: {reason}; take a larger alpha, {advice}"
     )
@@ -492,7 +492,9 @@ def make_partition(
         ids, clients, lines = _natural(dataset_labels, spec, sites)
     else:
         if spec.kind.startswith(PREFIX):
-            owner, count = _by_flower(dataset_labels, spec, sites)
+            from fedhet.data.hub import flower_owner  # an extra, and pandas
+
+            owner, count = flower_owner(dataset_labels, spec, sites)
         else:
             owner, count = _allocate(Pool.of(dataset_labels, names), spec), spec.clients
         ids = tuple(str(k) for k in range(count))
@@ -510,21 +512,6 @@ def _held(owner: npt.NDArray[Any], count: int) -> list[Indices]:
     order = np.argsort(owner, kind="stable").astype(np.int64)
     ends = np.searchsorted(owner[order], np.arange(count + 1))
     return [order[ends[k] : ends[k + 1]] for k in range(count)]
-
-
-def _by_flower(labels: Indices, spec: PartitionSpec, sites: Owners | None) -> tuple[Indices, int]:
-    """As flwr-datasets deals them; UserError where somebody would have nothing to train on."""
-    named = np.array(sites.names)[sites.owner] if sites is not None and sites.names else None
-    from fedhet.data.hub import flower_owner  # pandas: a second
-
-    owner, count = flower_owner(spec.kind, labels, named, clients=spec.clients, seed=spec.seed)
-    sizes = np.bincount(owner[owner >= 0], minlength=count)
-    if sizes.min(initial=1) < 1:
-        raise UserError(
-            f"partition: '{spec.kind}' gives client {int(sizes.argmin())} no {spec.singular}; take "
-            "fewer clients"
-        )
-    return owner, count
 
 
 def _natural(

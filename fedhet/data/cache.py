@@ -44,7 +44,7 @@ class Dataset(Content):
 
 
 def default_cache_dir() -> Path:
-    """``$FEDHET_CACHE``, else ``$XDG_CACHE_HOME/fedhet``, else ``~/.cache/fedhet``."""
+    """Return ``$FEDHET_CACHE``, ``$XDG_CACHE_HOME/fedhet`` or ``~/.cache/fedhet``."""
     if os.environ.get("FEDHET_CACHE"):
         return Path(os.environ["FEDHET_CACHE"])
     if os.environ.get("XDG_CACHE_HOME"):

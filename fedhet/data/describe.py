@@ -168,7 +168,7 @@ def _features(
 
 
 def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
-    """The keys with classes, partition and training."""
+    """Return the keys with classes, partition and training."""
     models, epochs, batch, rate = _TRAINING[dataset.inputs.kind]
     if dataset.inputs.kind != IMAGE and "labels" not in keys:
         keys["classes"] = list(dataset.classes)

@@ -124,7 +124,7 @@ def _class_label(data: Any, where: str) -> str:
 def _images(
     data: Any, file: ArrowFile, reading: Reading, image: Inputs, classes: tuple[str, ...]
 ) -> Stream:
-    """Images, decoded one by one; of labels and sites everything is read at once."""
+    """Return images, decoded one by one; labels and sites are read at once."""
     need(file.columns, [reading.target], "target", file.where)
     need(file.columns, reading.site, "site", file.where)
     keys = Keys(reading, classes)

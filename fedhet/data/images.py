@@ -51,7 +51,7 @@ class Unread:
     reason: str = ""
 
     def name(self, path: str) -> str:
-        """The path, with the reason where there is one."""
+        """Return the path, with the reason where there is one."""
         return f"{path} ({self.reason})" if self.reason else path
 
 
@@ -62,11 +62,11 @@ class Losses:
     flags: list[int] = field(default_factory=list)
 
     def count(self, flag: int) -> int:
-        """How many images have that flag."""
+        """Return how many images have that flag."""
         return sum(bool(one & flag) for one in self.flags)
 
     def lines(self, shape: Shape, *, scans: bool = False) -> list[str]:
-        """For the user; none where nothing was lost."""
+        """Return lines for the user; none where nothing was lost."""
         found = []
         if count := self.count(SQUASHED):
             size = f"{shape[1]} x {shape[0]}"
@@ -177,12 +177,12 @@ def _stretch(examples: npt.NDArray[Any], lost: Losses) -> list[str]:
 
 
 def is_scan(image: Image.Image) -> bool:
-    """Whether it has one channel of more than 8 bits: 16 or 32 bits, signed, or float."""
+    """Return whether it has one channel of more than 8 bits: 16 or 32 bits, signed, or float."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
 def to_pixels(image: Image.Image, shape: Shape) -> Pixels:
-    """Any image as uint8 of that shape, resized bilinearly without keeping the aspect."""
+    """Return any image as uint8 of that shape, resized bilinearly without its aspect."""
     high, wide, channels = shape
     if is_scan(image):
         # Pillow's own conversion clips at 255, which turns scans white.
@@ -198,7 +198,7 @@ def to_pixels(image: Image.Image, shape: Shape) -> Pixels:
 
 
 def to_scan(image: Image.Image, shape: Shape) -> Pixels:
-    """Any image as float32 (h, w, 1) of its own values; an 8-bit one becomes grey, 0 to 255."""
+    """Return any image as float32 (h, w, 1) of its own values; 8 bits become grey, 0 to 255."""
     plain = image if is_scan(image) else image.convert("L")
     values = np.asarray(plain, dtype=np.float32)
     if not np.isfinite(values).all():
@@ -210,7 +210,7 @@ def to_scan(image: Image.Image, shape: Shape) -> Pixels:
 
 
 def losses(image: Image.Image, shape: Shape) -> int:
-    """``SCAN``, ``SHORTENED``, and ``SQUASHED`` where the proportions are others.
+    """Return flags: ``SCAN``, ``SHORTENED``, and ``SQUASHED`` where the proportions are others.
 
     To be asked before the image is decoded: what Pillow makes of a file of colours has 8 bits.
     """
@@ -221,7 +221,7 @@ def losses(image: Image.Image, shape: Shape) -> int:
 
 
 def _decode(read: Callable[[str], bytes], name: str, shape: Shape, *, scans: bool) -> Any:
-    """One image, and what it lost, or why not: decoders raise nearly every exception."""
+    """Return one image, and what it lost, or why not: decoders raise nearly every exception."""
     try:
         with Image.open(io.BytesIO(read(name)), formats=_FORMATS) as image:
             found = losses(image, shape)
@@ -290,14 +290,14 @@ def _decode_some(root: Path, shape: Shape, scans: bool, names: Sequence[str]) ->
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole process group; the parent ends the workers."""
+    """Ignore Ctrl-C, which reaches the whole process group: the parent ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _in_workers(
     some: Callable[[Sequence[str]], list[Any]], pieces: Sequence[Sequence[str]], workers: int
 ) -> Iterator[list[Any]]:
-    """Pieces in order; a few are ahead, so that memory stays bounded."""
+    """Yield pieces in order; a few are ahead, so that memory stays bounded."""
     from joblib.externals import loky  # only where there are many images
 
     os.environ["PYTHONSAFEPATH"] = "1"  # for its tracker of resources as well
@@ -330,7 +330,7 @@ class _Tree:
 
     @property
     def by_site(self) -> bool:
-        """Whether the first level are sites: every image lies one deeper, in the same classes."""
+        """Return whether the first level are sites: images lie one deeper, in the same classes."""
         if not self.images or any(path.count("/") != 2 for path in self.images):
             return False
         held: dict[str, set[str]] = {}
@@ -342,12 +342,12 @@ class _Tree:
         return any(len(a & b) for a in held.values() for b in held.values() if a is not b)
 
     def class_of(self, path: str) -> str:
-        """The class of an image."""
+        """Return the class of an image."""
         return path.split("/")[self.by_site]
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Sorted; without sites also folders in which there is no image."""
+        """Return them sorted; without sites also folders in which there is no image."""
         if self.by_site:
             return tuple(sorted({path.split("/")[1] for path in self.images}))
         return self.folders
@@ -402,7 +402,7 @@ def _checked(path: Path, tree: _Tree) -> _Tree:
 
 
 def _folder_stream(path: Path, found: _Tree, image: Inputs, classes: tuple[str, ...]) -> Stream:
-    """Images ordered by label, then by file name, the same for a folder and its zip.
+    """Return images by label, then by file name, the same for a folder and its zip.
 
     Raise UserError for no class folders, or a folder that is not in ``classes``.
     """
@@ -435,7 +435,7 @@ def _folder_stream(path: Path, found: _Tree, image: Inputs, classes: tuple[str, 
 
 
 def _other_level(root: Path, others: Sequence[str], here: int) -> str:
-    """Where the images are, and which folder to give."""
+    """Return where the images are, and which folder to give."""
     direct = [path for path in others if "/" not in path]
     if len(direct) * 2 >= len(others):
         above = root.parent
@@ -466,7 +466,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is called like an image that can be read."""
+    """Return whether a file is called like an image that can be read."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
@@ -511,7 +511,7 @@ def _files_below(root: Path) -> list[str]:
 
 
 def _top_folder(names: Sequence[str]) -> str:
-    """``"top/"`` when every image lies in ``top/<class>/``, else nothing."""
+    """Return ``"top/"`` when every image lies in ``top/<class>/``, else nothing."""
     images = [name.split("/") for name in names if is_image(name)]
     tops = {parts[0] for parts in images}
     if len(tops) == 1 and all(len(parts) > 2 for parts in images):

@@ -61,7 +61,7 @@ class Inputs:
         grey: bool = False,
         window: tuple[()] | tuple[float, float] = (),
     ) -> "Inputs":
-        """RGB or grey images, square of side ``size`` or of that height and width.
+        """Return RGB or grey images, square of side ``size`` or of that height and width.
 
         ``window`` are the lowest and highest value of scans of more than 8 bits; empty: 8 bits.
         """
@@ -73,7 +73,7 @@ class Inputs:
     def table(
         columns: tuple[str, ...], categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ) -> "Inputs":
-        """Rows: a number and whether it is missing for each plain column, one-hot categories.
+        """Return rows: a number and whether it is missing per plain column, one-hot categories.
 
         ``columns`` are all of a row's, in order; ``categories`` name those that are no numbers,
         each with its values.
@@ -84,29 +84,29 @@ class Inputs:
 
     @property
     def channels(self) -> int:
-        """Of an image or a signal; of a table its width."""
+        """Return those of an image or a signal; of a table its width."""
         return self.shape[0]
 
     @property
     def fitted(self) -> bool:
-        """Whether the preparation is fitted to a client's own examples."""
+        """Return whether the preparation is fitted to a client's own examples."""
         return self.kind in (SIGNAL, TABLE) or self.scan
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """Shape of an example as it is stored."""
+        """Return the shape of an example as it is stored."""
         if self.kind == IMAGE:
             return (*self.shape[1:], 1 if self.scan else self.shape[0])
         return (len(self.columns),) if self.kind == TABLE else self.shape
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of an image."""
+        """Return height, width and channels of an image."""
         channels, high, wide = self.shape
         return high, wide, channels
 
     def zeros(self, count: int) -> npt.NDArray[Any]:
-        """``count`` examples as they are stored, all zero: images are black, texts empty.
+        """Return ``count`` examples as stored, all zero: images are black, texts empty.
 
         (n, ...) uint8 for images of 8 bits, int32 for tokens, else float32.
         """
@@ -115,7 +115,7 @@ class Inputs:
         return np.zeros((count, *self.stored), dtype=dtype)
 
     def blank(self, count: int) -> npt.NDArray[Any]:
-        """A batch of ``count`` as a model gets it, all zero.
+        """Return a batch of ``count`` as a model gets it, all zero.
 
         (B, ...) int64 for tokens, else float32.
         """
@@ -123,12 +123,12 @@ class Inputs:
         return np.zeros((count, *self.shape), dtype=dtype)
 
     def __str__(self) -> str:
-        """For messages, such as ``signal of shape (6, 128)``."""
+        """Return words for messages, such as ``signal of shape (6, 128)``."""
         words = f", {self.vocabulary} token ids" if self.vocabulary else ""
         return f"{self.kind} of shape {self.shape}{words}"
 
     def differs(self, other: "Inputs") -> str:
-        """In what those of ``other`` differ from these, in words; empty if in nothing."""
+        """Return in what ``other`` differs from these, in words; empty if in nothing."""
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, and this run's are {self}"
         for ours, theirs in zip(self.columns, other.columns, strict=False):
@@ -143,7 +143,7 @@ class Inputs:
         return ""
 
     def dump(self) -> dict[str, Any]:
-        """As plain values, without what is empty."""
+        """Return plain values, without what is empty."""
         found = asdict(self)
         return {
             key: value
@@ -152,7 +152,7 @@ class Inputs:
         }
 
     def text(self) -> str:
-        """As JSON, for a message."""
+        """Return JSON, for a message."""
         return json.dumps(self.dump(), separators=(",", ":"))
 
 
@@ -160,7 +160,7 @@ _INPUTS = TypeAdapter(Inputs)
 
 
 def kind_of(dataset: str) -> str:
-    """The kind of a data set by its name; empty for other people's, which must be loaded first."""
+    """Return the kind of a data set by its name; empty for one that must be loaded first."""
     name = dataset.partition(":")[0]
     known = DATASETS | SYNTHETIC
     if name in known:
@@ -169,12 +169,12 @@ def kind_of(dataset: str) -> str:
 
 
 def is_hub(dataset: str) -> bool:
-    """Whether a data set is one of Hugging Face's hub, by its name."""
+    """Return whether a data set is one of Hugging Face's hub, by its name."""
     return dataset.startswith(HUB)
 
 
 def noun(dataset: str) -> str:
-    """What the examples of a data set are called: images where they are."""
+    """Return what the examples of a data set are called: images where they are."""
     return "images" if kind_of(dataset) == IMAGE else "examples"
 
 

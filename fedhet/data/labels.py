@@ -50,7 +50,7 @@ class Form:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Spellings of a gap, in lower case."""
+        """Return the spellings of a gap, in lower case."""
         return frozenset(one.strip().lower() for one in self.gaps or GAPS) | {""}
 
 
@@ -132,17 +132,17 @@ def file_stats(paths: Iterable[Path]) -> list[object]:
 
 
 def shown(value: str) -> str:
-    """A value of a file for a message."""
+    """Return a value of a file for a message."""
     return repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "...")
 
 
 def listed(names: Sequence[str], limit: int = 10) -> str:
-    """Some names for a message."""
+    """Return some names for a message."""
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
 
 
 def canonical(value: str) -> str:
-    """A value by which ``1``, ``1.0`` and ``01`` are the same; ``1e3`` and ``1_2`` are names."""
+    """Return one value for ``1``, ``1.0`` and ``01``; ``1e3`` and ``1_2`` are names."""
     text = value.strip()
     if not _PLAIN.fullmatch(text):
         return text
@@ -163,7 +163,7 @@ def each_value(values: pd.Series, code: Callable[[str, int], int]) -> Indices:
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:
-    """The place of each value in a list; UserError where two of them are the same value."""
+    """Return the place of each value in a list; raise UserError where one is there twice."""
     places: dict[str, int] = {}
     for place, value in enumerate(values):
         if places.setdefault(canonical(value), place) != place:
@@ -172,7 +172,7 @@ def places_of(values: Sequence[str], key: str) -> dict[str, int]:
 
 
 def need(columns: Sequence[str], wanted: Sequence[str], key: str, where: str) -> None:
-    """UserError for a column that a key names and the file has not."""
+    """Raise UserError for a column that a key names and the file has not."""
     for name in wanted:
         if name not in columns:
             hint = nearest(name, columns)
@@ -251,7 +251,7 @@ class Classes:
         return self._code[plain]
 
     def done(self) -> tuple[Indices, tuple[str, ...]]:
-        """The label of every code (C,), and class names, as numbers sorted by value."""
+        """Return the label of every code (C,), and class names, as numbers sorted by value."""
         if self._wanted:
             return np.arange(len(self._wanted)), self._wanted
         numbers = bool(self._code) and all(map(_PLAIN.fullmatch, self._code))
@@ -298,18 +298,18 @@ class SiteCodes:
         return each_value(joined, code).astype(np.int32)
 
     def of_file(self, path: Path, count: int) -> npt.NDArray[np.int32]:
-        """The client of the rows of a file: it has the file's name."""
+        """Return the client of the rows of a file: it has the file's name."""
         code = self._code.setdefault((path.name.split(".")[0] or path.name,), len(self._code))
         return np.full(count, code, dtype=np.int32)
 
     def done(self) -> tuple[tuple[str, ...], list[str]]:
-        """Ids of the clients in the order of the codes, and a line where one is not the name."""
+        """Return ids in the order of the codes, and a line where one is not the name."""
         names = ["-".join(parts) for parts in self._code]
         return safe_ids(names), listed_ids(names)
 
 
 def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
-    """Ids of clients out of free text: other signs become a hyphen, and each id occurs once.
+    """Return ids of clients out of free text: other signs become a hyphen, each id occurs once.
 
     A name that loses letters gets its number among the sorted names: ``Köln`` is ``K-ln-2``.
     """
@@ -349,7 +349,7 @@ class Keys:
         self.without_target = self.without_site = self.not_finite = self.rows = 0
 
     def columns(self, *others: str) -> list[str]:
-        """The columns that are read as texts: target, sites and ``others``, each once."""
+        """Return the columns that are read as texts: target, sites and ``others``, each once."""
         return list(dict.fromkeys((self.reading.target, *self.reading.site, *others)))
 
     def add(
@@ -371,7 +371,7 @@ class Keys:
         where: Callable[[int], str],
         finite: npt.NDArray[np.bool_] | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """As :meth:`add`, of targets and the codes of their sites."""
+        """Do as :meth:`add` does, with targets and the codes of their sites."""
         labels = self.classes.labels(targets, where)
         kept = labels >= 0
         self.without_target += int((~kept).sum())
@@ -389,7 +389,7 @@ class Keys:
     def content(
         self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
     ) -> Content:
-        """What is known once all rows are read; ``notes`` come after the line about the rows."""
+        """Return what is known once all rows are read; ``notes`` follow the line about the rows."""
         order, names = self.classes.done()
         none = [np.zeros(0, dtype=np.int32)]
         codes, owners = np.concatenate(self._labels), np.concatenate(self._owners or none)
@@ -405,7 +405,7 @@ class Keys:
 def about_rows(
     keys: Keys, labels: Indices, names: Sequence[str], owners: Examples, ids: Sequence[str]
 ) -> str:
-    """One line: rows, what is left out, classes and clients with their counts."""
+    """Return one line: rows, what is left out, classes and clients with their counts."""
     left = [
         f"{count:,} rows {what} are left out (gaps)"
         for count, what in (

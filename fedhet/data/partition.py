@@ -44,7 +44,7 @@ def check_split(split: Sequence[int]) -> None:
 
 
 def split_counts(counts: npt.ArrayLike, split: Sequence[int]) -> Indices:
-    """(m, 3) train, val, test images for ``counts`` (m,) images of one class on one client.
+    """Return train, val, test images (m, 3) for ``counts`` (m,) of one class on one client.
 
     Rule: shares by the largest-remainder method (ties: train, then test, then val). Then every
     part with a share in ``split`` that got nothing takes one image from the largest part, in
@@ -210,7 +210,7 @@ class Pool:
 def classes_per_client(
     rng: np.random.Generator, pool: Pool, clients: int, per_client: int
 ) -> Indices:
-    """Every client gets exactly ``per_client`` classes (Shamsian et al. 2021, pFedHN, corrected).
+    """Give every client ``per_client`` classes (Shamsian et al. 2021, pFedHN, corrected).
 
     Clients take, one after the other, c different classes with the
     most slots left, ties at random. Taken slots then never differ by more than one between
@@ -284,7 +284,7 @@ def _hand_out_slots(
 def dirichlet(
     rng: np.random.Generator, pool: Pool, clients: int, alpha: float, *, balanced: bool
 ) -> Indices:
-    """Every class is cut by q ~ Dir(alpha 1_N); redrawn until every client has 10 images.
+    """Cut every class by q ~ Dir(alpha 1_N); redraw until every client has 10 images.
 
     With ``balanced`` (the NIID-Bench lineage, not the same law) a client
     that already holds n/N images gets none of the next classes.
@@ -302,7 +302,7 @@ def dirichlet(
 
 
 def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -> Indices:
-    """Sizes by q ~ Dir(alpha 1_N), classes by chance; redrawn until every client has 10 examples.
+    """Draw sizes by q ~ Dir(alpha 1_N) until every client has 10 examples; classes by chance.
 
     The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079).
 
@@ -318,7 +318,7 @@ def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -
 
 
 def iid(rng: np.random.Generator, pool: Pool, clients: int) -> Indices:
-    """Everybody gets the same number within one, by chance.
+    """Give everybody the same number within one, by chance.
 
     Raises:
         UserError: fewer than 10 examples each.
@@ -418,11 +418,11 @@ class Partition:
     warnings: tuple[str, ...]
 
     def seen(self, k: int, labels: Indices) -> Indices:
-        """Classes in the train split of client k, int64, ascending; ``labels`` (n,)."""
+        """Return the classes in client k's train split, int64, ascending; ``labels`` (n,)."""
         return np.unique(labels[self.clients[k].train]).astype(np.int64)
 
     def counts(self, labels: Indices, num_classes: int) -> Indices:
-        """(N, C) int64: images of each class on each client, train, val and test together."""
+        """Return int64 (N, C): images of each class on each client, all splits together."""
         rows = [
             np.bincount(labels[np.concatenate([c.train, c.val, c.test])], minlength=num_classes)
             for c in self.clients
@@ -452,7 +452,7 @@ class PartitionSpec:
 
     @property
     def singular(self) -> str:
-        """One of them."""
+        """Return what one of them is called."""
         return self.noun.removesuffix("s")
 
 
@@ -555,7 +555,7 @@ def says_clients(kind: str) -> bool:
 
 
 def refuse_one_class(labels: Indices, names: Sequence[str], noun: str) -> None:
-    """UserError where all examples are of one class: nothing can be learned from them."""
+    """Raise UserError where all examples are of one class: nothing can be learned from them."""
     there = np.unique(labels)
     if len(there) == 1:
         raise UserError(
@@ -567,7 +567,7 @@ def refuse_one_class(labels: Indices, names: Sequence[str], noun: str) -> None:
 def _about_classes(
     labels: Indices, spec: PartitionSpec, names: Sequence[str], sites: Owners | None
 ) -> list[str]:
-    """Lines about classes that may be one, or are too small."""
+    """Return lines about classes that may be one, or are too small."""
     lines: list[str] = []
     counts = np.bincount(labels, minlength=len(names))
     lower: dict[str, list[str]] = {}
@@ -642,7 +642,7 @@ def _allocate(pool: Pool, spec: PartitionSpec) -> Indices:
 def _warnings(
     partition: Partition, labels: Indices, spec: PartitionSpec, names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Lines about classes and clients that will not do what the user may expect."""
+    """Return lines about classes and clients that will not do what the user may expect."""
     lines = []
     held = partition.counts(labels, len(names))
     exists = np.bincount(labels, minlength=len(names)) > 0

@@ -15,7 +15,7 @@ LIMIT = 10.0  # deviations: a table's number beyond counts as this, whatever a s
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 (B, h, w, c) to float32 (B, c, h, w) in [-1, 1]; NHWC memory is channels last."""
+    """Turn uint8 (B, h, w, c) into float32 (B, c, h, w) in [-1, 1], channels last in memory."""
     return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
@@ -54,7 +54,7 @@ class ScanPreparation(Preparation):
         self.register_buffer("high", torch.tensor(float(high)))
 
     def fit(self, examples: Tensor) -> None:
-        """Quantiles of a sample of the values: single pixels do not decide."""
+        """Take quantiles of a sample of the values: single pixels do not decide."""
         if self.inputs.window:
             return
         values = examples.flatten()
@@ -67,7 +67,7 @@ class ScanPreparation(Preparation):
         self.high.copy_(high if high > low else low + 1.0)
 
     def forward(self, examples: Tensor) -> Tensor:
-        """float32 (B, h, w, 1) to (B, c, h, w)."""
+        """Turn float32 (B, h, w, 1) into (B, c, h, w)."""
         scaled = (examples.float() - self.low) / (self.high - self.low)
         found = scaled.clamp(0.0, 1.0).mul(2.0).sub(1.0).permute(0, 3, 1, 2)
         return found.expand(-1, self.inputs.channels, -1, -1).contiguous()
@@ -77,7 +77,7 @@ class TokenPreparation(Preparation):
     """Token ids as an embedding wants them."""
 
     def forward(self, examples: Tensor) -> Tensor:
-        """int64."""
+        """Return int64."""
         return examples.long()
 
 
@@ -93,13 +93,13 @@ class SignalPreparation(Preparation):
         self.register_buffer("deviation", torch.ones(inputs.channels, 1))
 
     def fit(self, examples: Tensor) -> None:
-        """Sums in float64; a channel that never changes is centred only."""
+        """Sum in float64; a channel that never changes is centred only."""
         mean, square = _moments(examples, self.inputs.scale)
         self.mean.copy_(mean[:, None])
         self.deviation.copy_(_deviation(mean, square)[:, None])
 
     def forward(self, examples: Tensor) -> Tensor:
-        """(x / scale - mean) / deviation."""
+        """Return (x / scale - mean) / deviation."""
         return (examples.float() / self.inputs.scale - self.mean) / self.deviation
 
 
@@ -124,7 +124,7 @@ class TablePreparation(Preparation):
             self.register_buffer(name, torch.full((len(self.plain),), start))
 
     def fit(self, examples: Tensor) -> None:
-        """A column without any value is zero, one that never changes is centred only."""
+        """Take medians, means and deviations; a column that never changes is centred only."""
         numbers = examples[:, self.plain].double()
         known = ~numbers.isnan()
         median = numbers.nanmedian(dim=0).values.nan_to_num(0.0)
@@ -135,7 +135,7 @@ class TablePreparation(Preparation):
         self.deviation.copy_(_deviation(mean, (filled - mean).square().mean(dim=0), centred=True))
 
     def forward(self, examples: Tensor) -> Tensor:
-        """(B, f'): numbers, gaps, categories."""
+        """Return (B, f'): numbers, gaps, categories."""
         numbers = examples[:, self.plain]
         gaps = numbers.isnan()
         filled = torch.where(gaps, self.median, numbers)
@@ -147,7 +147,7 @@ class TablePreparation(Preparation):
 
 
 def preparation(inputs: Inputs) -> Preparation:
-    """The preparation of a kind, not fitted."""
+    """Return the preparation of a kind, not fitted."""
     if inputs.scan:
         return ScanPreparation(inputs)
     kinds = {IMAGE: ImagePreparation, SIGNAL: SignalPreparation, TABLE: TablePreparation}
@@ -155,7 +155,7 @@ def preparation(inputs: Inputs) -> Preparation:
 
 
 def _moments(examples: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Mean and mean square (c,) float64 of (n, c, t), piece by piece: n may be large."""
+    """Return mean and mean square (c,) float64 of (n, c, t), piece by piece: n may be large."""
     total = torch.zeros(examples.shape[1], dtype=torch.float64, device=examples.device)
     square, count = total.clone(), 0
     for part in torch.split(examples, 256):
@@ -167,7 +167,7 @@ def _moments(examples: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _deviation(mean: Tensor, square: Tensor, *, centred: bool = False) -> Tensor:
-    """Standard deviation; 1 where it is nothing beside the mean."""
+    """Return the standard deviation; 1 where it is nothing beside the mean."""
     variance = (square if centred else square - mean.square()).clamp(min=0.0)
     deviation = variance.sqrt()
     return torch.where(

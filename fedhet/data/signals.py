@@ -41,7 +41,7 @@ class Npz:
         self._file, self.names = found, list(found)
 
     def named(self, known: Sequence[str], what: str) -> str:
-        """The first of these names that there is; UserError for none."""
+        """Return the first of these names that there is; raise UserError for none."""
         found = next((name for name in known if name in self.names), "")
         if not found:
             raise UserError(
@@ -96,7 +96,7 @@ class Npz:
             raise UserError(f"{self.where}: '{name}' is damaged: {one_line(error)}") from error
 
     def column(self, name: str, count: int) -> pd.Series:
-        """An array (n,), (n, 1) or one-hot (n, C) as texts."""
+        """Return an array (n,), (n, 1) or one-hot (n, C) as texts."""
         found = self.array(name)
         if found.ndim == 2 and found.shape[1] == 1:
             found = found[:, 0]
@@ -184,7 +184,7 @@ def _check_size(shape: Sequence[int], where: str) -> None:
 
 
 def small_numbers(chunk: npt.NDArray[Any], *, short: bool | None = None) -> Examples:
-    """int16 where its dtype allows it (or ``short`` says so), else float32, of numbers (k, ...)."""
+    """Return numbers (k, ...) as int16 if the dtype or ``short`` says so, else as float32."""
     if _is_short(chunk.dtype) if short is None else short:
         return chunk.astype(np.int16)
     with np.errstate(over="ignore"):
@@ -196,7 +196,7 @@ def _is_short(dtype: np.dtype[Any]) -> bool:
 
 
 def finite(chunk: Examples) -> npt.NDArray[np.bool_]:
-    """Which of the examples (k, ...) hold finite numbers alone."""
+    """Return which of the examples (k, ...) hold finite numbers alone."""
     if chunk.dtype.kind != "f":
         return np.ones(len(chunk), dtype=bool)
     return np.asarray(np.isfinite(chunk).reshape(len(chunk), -1).all(axis=1))
@@ -269,7 +269,7 @@ def of_rows(file: RowFile, reading: Reading, classes: tuple[str, ...]) -> Stream
 
 
 def _recordings(file: RowFile, keys: Keys, others: Sequence[str]) -> Stream:
-    """One row a time step: a window ends where time goes back, or another key begins."""
+    """Take rows as time steps: a window ends where time goes back, or another key begins."""
     reading, texts = keys.reading, keys.columns()
     channels = list(reading.channels or others)
     need(file.columns, [reading.time, *channels], "channels", file.where)
@@ -313,7 +313,7 @@ def _times(column: pd.Series) -> npt.NDArray[np.float64]:
 
 
 def _cut(new: npt.NDArray[Any], rows: int, length: int) -> tuple[list[int], int, str]:
-    """First rows of the windows, their length, and a line about how they were cut."""
+    """Return first rows of the windows, their length, and a line about how they were cut."""
     sizes = np.diff(np.append(new, rows))
     common, count = Counter(sizes.tolist()).most_common(1)[0]
     if common > 1 and count >= 0.9 * len(sizes):

@@ -112,7 +112,7 @@ def select(
 
 
 def _digits(image: Inputs, classes: tuple[str, ...]) -> Stream:
-    """All 1,797 scans of 8 x 8 (UCI "Optical Recognition", test part); 0..16 becomes 0..255."""
+    """Return 1,797 scans of 8 x 8 (UCI "Optical Recognition", test part), 0..16 as 0..255."""
     from sklearn.datasets import load_digits
 
     raw, labels = load_digits(return_X_y=True)
@@ -233,7 +233,7 @@ class Synthetic:
         return Inputs(TOKENS, self.shape[:1], self.shape[1])
 
     def _patterns(self, shape: Shape) -> Pixels:
-        """(C, *shape) uint8 in 0..135, the same scene at every size."""
+        """Return uint8 (C, *shape) in 0..135, the same scene at every size."""
         rng = generator(self.seed, "synthetic-patterns")
         blobs = (self.num_classes, _BLOBS)
         centre, width = rng.uniform(0, 1, (*blobs, 2)), rng.uniform(0.08, 0.25, blobs)
@@ -247,7 +247,7 @@ class Synthetic:
         return patterns
 
     def _pictures(self, labels: Indices, shape: Shape) -> Generator[Pixels, None, None]:
-        """Pattern, a brightness 0..40 per image and noise 0..80 per value: at most 255."""
+        """Add pattern, brightness 0..40 per image and noise 0..80 per value: at most 255."""
         patterns = self._patterns(shape)
         for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
             rng = generator(self.seed, "synthetic-noise", round_=chunk)
@@ -272,7 +272,7 @@ class Synthetic:
             yield found.astype(np.float32)
 
     def _words(self, rng: np.random.Generator, labels: Indices) -> npt.NDArray[np.int32]:
-        """Half of the words are of the class's own part of the vocabulary; lengths differ."""
+        """Draw half of the words from the class's own part of the vocabulary; lengths differ."""
         length, vocabulary = self.shape
         anything = rng.integers(1, vocabulary, (len(labels), length))
         own = (anything - 1) // self.num_classes * self.num_classes + labels[:, None] + 1
@@ -371,7 +371,7 @@ class UserFunction:
         return load
 
     def _sites(self, data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-        """The client column, if there is one."""
+        """Return the client column, if there is one."""
         sites = SiteCodes(frozenset())
         codes = np.zeros(0, dtype=np.int32)
         if data.clients is not None:
@@ -387,7 +387,7 @@ class UserFunction:
     def _described(
         self, data: Data, kind: str, examples: npt.NDArray[Any]
     ) -> tuple[Inputs, npt.NDArray[Any]]:
-        """What the examples are, and the examples as they are stored."""
+        """Return what the examples are, and the examples as they are stored."""
         from fedhet.data.signals import finite, small_numbers
 
         try:
@@ -413,7 +413,7 @@ class UserFunction:
 
 
 def _kind(examples: npt.NDArray[Any]) -> str:
-    """What dtype and shape say; empty where they do not."""
+    """Return the kind that dtype and shape say; empty where they do not."""
     if examples.dtype == np.uint8 or examples.ndim == 4:
         return IMAGE
     if examples.ndim == 3:
@@ -462,7 +462,7 @@ def _chunks(stored: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 def _check_labels(
     name: str, examples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
 ) -> None:
-    """UserError for examples that are not labelled."""
+    """Raise UserError for examples that are not labelled."""
     if not examples.ndim or not len(examples):
         raise UserError(f"dataset {name!r}: there are no examples")
     if labels.shape != examples.shape[:1] or labels.dtype.kind not in "iu":
@@ -480,7 +480,7 @@ def _check_labels(
 
 
 def as_pixels(name: str, images: npt.NDArray[Any]) -> Pixels:
-    """uint8 (n, h, w) or (n, h, w, 3) of any array of images that loses nothing by it.
+    """Return uint8 (n, h, w[, 3]) of any array of images that loses nothing by it.
 
     Whole numbers from 0 to 255 of any dtype, channels first or last.
     """

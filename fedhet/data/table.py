@@ -114,22 +114,22 @@ class Column:
 
     @property
     def known(self) -> int:
-        """Values that are no gaps."""
+        """Return how many values are no gaps."""
         return self.rows - self.gaps
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers."""
+        """Return whether all values are numbers."""
         return not self.words
 
     @property
     def is_date(self) -> bool:
-        """Whether most values are dates or times."""
+        """Return whether most values are dates or times."""
         return self.dates > 0.8 * max(1, self.known)
 
     @property
     def is_id(self) -> bool:
-        """Whether it only tells rows apart: texts, or whole numbers that count or are called so."""
+        """Return whether it only tells rows apart: texts, or numbers that count or are named so."""
         if not self.differs or self.rows < ROWS_OF_IDS:
             return False
         if not self.is_number:
@@ -139,14 +139,14 @@ class Column:
 
     @property
     def is_few(self) -> bool:
-        """Whether its texts are few enough for categories, and not sentences that differ."""
+        """Return whether its texts are few enough for categories, and not sentences that differ."""
         if self.counts is None or len(self.counts) > min(FEW, max(2, self.known // 2)):
             return False
         return self.length < SENTENCE or len(self.counts) <= self.known // 5
 
     @property
     def is_class(self) -> bool:
-        """Whether its values may be classes: few of them, and numbers only without holes."""
+        """Return whether its values may be classes: few of them, and numbers only without holes."""
         if self.counts is None or not 2 <= len(self.counts) <= min(100, self.known // 5 + 2):
             return False
         if not self.is_number:
@@ -158,12 +158,12 @@ class Column:
 
 
 def snake(name: str) -> str:
-    """``PatientID`` as ``patient_id``."""
+    """Return ``PatientID`` as ``patient_id``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def look(file: RowFile, names: Sequence[str]) -> dict[str, Column]:
-    """What these columns hold, from all rows."""
+    """Return what these columns hold, from all rows."""
     found = {name: Column(name) for name in names}
     for chunk in file.chunks((), names):
         for name, column in found.items():
@@ -215,7 +215,7 @@ def plan(columns: dict[str, Column], reading: Reading) -> Plan:
 
 
 def _few(column: Column) -> Sequence[str]:
-    """The values, if they are as few as those of a code such as ``0, 1, 2, 3+``."""
+    """Return the values, if they are as few as those of a code such as ``0, 1, 2, 3+``."""
     counts = list(column.counts or ())
     return counts if len(counts) <= 12 else []
 
@@ -227,7 +227,7 @@ def _values(column: Column) -> tuple[str, ...]:
 
 
 def refuse(found: Plan, columns: dict[str, Column], where: str) -> None:
-    """UserError, one line for all columns that cannot be features, with what to do."""
+    """Raise UserError, one line for all columns that cannot be features, with what to do."""
     parts = []
     for name in found.mixed:
         column = columns[name]
@@ -315,7 +315,7 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
 
 
 def guess_site(columns: Mapping[str, Column], reading: Reading) -> str:
-    """The column that names whose a row is, by its name and values; empty for none."""
+    """Return the column that names whose a row is, by its name and values; empty for none."""
     for name, one in columns.items():
         if name == reading.target or name in reading.ignore or not is_site(name):
             continue
@@ -325,12 +325,12 @@ def guess_site(columns: Mapping[str, Column], reading: Reading) -> str:
 
 
 def is_site(name: str) -> bool:
-    """Whether a column is called like whose an example is."""
+    """Return whether a column is called like whose an example is."""
     return _SITES.search(snake(name).replace(" ", "_")) is not None
 
 
 def guess_text(columns: Mapping[str, Column], reading: Reading, *, alone: bool = False) -> str:
-    """The column of the longest texts; with ``alone`` empty unless it is what the file is about."""
+    """Return the column of the longest texts; ``alone``: empty unless the file is about it."""
     texts = {n: one.length for n, one in columns.items() if n != reading.target and one.words}
     best = max(texts, key=lambda name: texts[name], default="")
     if alone:
@@ -353,17 +353,17 @@ class Columns:
 
     @staticmethod
     def of(features: Sequence[str], categories: Sequence[tuple[str, Sequence[str]]]) -> "Columns":
-        """Those features, of which some are categories."""
+        """Return those features, of which some are categories."""
         codes = {name: places_of(values, f"categories '{name}'") for name, values in categories}
         return Columns(tuple(features), codes, np.zeros(len(features), dtype=np.int64))
 
     @property
     def plain(self) -> list[str]:
-        """Those that are numbers."""
+        """Return those that are numbers."""
         return [name for name in self.features if name not in self.codes]
 
     def numbers(self, chunk: Chunk) -> npt.NDArray[np.float32]:
-        """(k, f) float32, NaN for a gap; UserError for what is no number or no such category."""
+        """Return float32 (k, f), NaN for a gap; raise UserError for what is no such value."""
         bad = [name for name in self.plain if chunk.frame[name].dtype.kind != "f"]
         if bad:
             self._refuse(bad, chunk)
@@ -378,7 +378,7 @@ class Columns:
         return found
 
     def about_infinite(self) -> list[str]:
-        """One line: how many infinite numbers count as gaps, and in which columns."""
+        """Return one line: how many infinite numbers count as gaps, and in which columns."""
         each = [f"{n} ({k:,})" for n, k in zip(self.features, self.infinite, strict=True) if k]
         return [f"infinite numbers count as gaps: {listed(each)}"] if each else []
 
@@ -410,7 +410,7 @@ class Columns:
         )
 
     def inputs(self) -> Inputs:
-        """What the rows are; categories in the order of the features."""
+        """Return what the rows are; categories in the order of the features."""
         categories = tuple(
             (name, tuple(self.codes[name])) for name in self.features if name in self.codes
         )
@@ -475,7 +475,7 @@ def guess(
 
 
 def check_columns(file: RowFile, reading: Reading) -> None:
-    """UserError for a key that names a column that is not there, or is already another's."""
+    """Raise UserError for a key that names a column that is not there or another key's."""
     need(file.columns, [reading.target], "target", file.where)
     need(file.columns, reading.site, "site", file.where)
     need(file.columns, reading.ignore, "ignore", file.where)
@@ -493,14 +493,14 @@ def check_columns(file: RowFile, reading: Reading) -> None:
 
 
 def left_columns(file: RowFile, reading: Reading) -> list[str]:
-    """The columns that may be features: no key names them otherwise, and they are no index."""
+    """Return the columns that may be features: no key names them, and they are no index."""
     named = {name for name, _ in reading.categories}
     others = {reading.target, *reading.site, *reading.ignore, *(set(file.index) - named)}
     return [name for name in file.columns if name not in others]
 
 
 def about_columns(found: Plan, columns: dict[str, Column]) -> list[str]:
-    """One line: the features, those that are categories, and those that are left out."""
+    """Return one line: the features, those that are categories, and those that are left out."""
     coded = dict(found.categories)
     plain = [name for name in found.features if name not in coded]
     parts = []
@@ -523,7 +523,7 @@ def about_columns(found: Plan, columns: dict[str, Column]) -> list[str]:
 
 
 def about_file(file: RowFile) -> list[str]:
-    """One line: what was found out of how the file is written."""
+    """Return one line: what was found out of how the file is written."""
     return ["; ".join(file.found)] if file.found else []
 
 
@@ -531,7 +531,7 @@ def about_file(file: RowFile) -> list[str]:
 
 
 def token_ids(texts: Sequence[str], inputs: Inputs) -> npt.NDArray[np.int32]:
-    """(k, l) int32: the first l words of every text in lower case, 1 + CRC-32 mod (V - 1) each.
+    """Return int32 (k, l): of the first l words in lower case each 1 + CRC-32 mod (V - 1).
 
     A hash needs no vocabulary of all clients' texts. Id 0 is for padding.
     """

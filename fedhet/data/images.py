@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -271,9 +272,9 @@ def decode_all(
     some = partial(_decode_some, root, shape, scans)
     size = _PIECE if workers > 1 or not root.is_dir() else 1
     pieces = [names[start : start + size] for start in range(0, len(names), size)]
-    found = _in_workers(some, pieces, workers) if workers > 1 else map(some, pieces)
-    for piece in found:
-        for one in piece:
+    alone = (some(piece) for piece in pieces)
+    with closing(_in_workers(some, pieces, workers) if workers > 1 else alone) as found:
+        for one in chain.from_iterable(found):
             if isinstance(one, Unread):
                 yield one
                 continue
@@ -296,7 +297,7 @@ def _ignore_interrupts() -> None:
 
 def _in_workers(
     some: Callable[[Sequence[str]], list[Any]], pieces: Sequence[Sequence[str]], workers: int
-) -> Iterator[list[Any]]:
+) -> Generator[list[Any], None, None]:
     """Yield pieces in order; a few are ahead, so that memory stays bounded."""
     from joblib.externals import loky  # only where there are many images
 

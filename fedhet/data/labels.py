@@ -152,13 +152,15 @@ def canonical(value: str) -> str:
     return str(int(number)) if number.is_integer() else np.format_float_positional(number)
 
 
-def each_value(values: pd.Series, code: Callable[[str, int], int]) -> Indices:
-    """Return the code of every text; ``code`` is asked once a text, and where it first stands."""
+def each_value(values: pd.Series, code: Callable[[str, Callable[[], int]], int]) -> Indices:
+    """Return the code of every text; ``code`` is asked once a text, and may ask where it is."""
     from pandas import factorize
 
     codes, unique = factorize(values.fillna(""))
-    first = np.unique(codes, return_index=True)[1]
-    found = [code(str(one), int(place)) for one, place in zip(unique, first, strict=True)]
+    found = [
+        code(str(value), lambda k=k: int(np.flatnonzero(codes == k)[0]))
+        for k, value in enumerate(unique)
+    ]
     return np.array(found, dtype=np.int64)[codes]
 
 
@@ -217,10 +219,10 @@ class Classes:
     def labels(self, values: pd.Series, where: Callable[[int], str]) -> Indices:
         """Return the labels of texts, -1 for a gap; ``where`` says where the i-th of them is."""
 
-        def code(value: str, place: int) -> int:
+        def code(value: str, place: Callable[[], int]) -> int:
             label = self._one(value)
             if label is None:
-                raise UserError(f"{where(place)}: {shown(value)} is in none of the {self._all}")
+                raise UserError(f"{where(place())}: {shown(value)} is in none of the {self._all}")
             return label
 
         made = each_value(values, code)
@@ -290,7 +292,7 @@ class SiteCodes:
         """Return the clients of rows (n,) by texts, -1 where one is a gap."""
         joined = columns[0].str.cat(list(columns[1:]), sep="\x1f") if columns[1:] else columns[0]
 
-        def code(value: str, _: int) -> int:
+        def code(value: str, _: object) -> int:
             parts = tuple(canonical(part) for part in value.split("\x1f"))
             gap = any(part.lower() in self.missing for part in parts)
             return -1 if gap else self._code.setdefault(parts, len(self._code))

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -385,13 +385,13 @@ class Columns:
     def _coded(self, name: str, chunk: Chunk) -> npt.NDArray[np.float32]:
         form, codes = chunk.file.form, self.codes[name]
 
-        def code(value: str, index: int) -> int:
+        def code(value: str, index: Callable[[], int]) -> int:
             place = codes.get(canonical(value))
             if place is None:  # a number that the file writes in its own way
                 number = to_numbers(pd.Series([value]), form).iloc[0]
                 place = codes.get(canonical(f"{number:.10g}"))
             if place is None and canonical(value).lower() not in form.missing:
-                at = chunk.at(index, name)
+                at = chunk.at(index(), name)
                 raise UserError(f"{at}: {shown(value)} is none of its categories")
             return -1 if place is None else place
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # a second at import, and most processes read no file
 
 Examples = npt.NDArray[Any]
 GAPS = (
-    "", "?", "na", "n/a", "nan", "null", "none", "<na>", "#n/a", "#na", ".", "-", "--", "nil",
-    "#div/0!", "#value!", "#ref!", "#num!", "#name?",
+    "", "?", "na", "n/a", "n.a.", "missing", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na",
+    ".", "-", "--", "nil", "#div/0!", "#value!", "#ref!", "#num!", "#name?",
 )  # fmt: skip
 MAX_CLASSES = 10_000
 MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many

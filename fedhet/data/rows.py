@@ -241,8 +241,9 @@ class CsvFile:
     def _bad_byte(self) -> UserError:
         """Return an error that names the first byte that is not of the encoding, and its line."""
         encoding = self.form.encoding
+        wide = encoding.lower().startswith(("utf-16", "utf-32"))  # a line's end has several bytes
         with self._bytes() as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(() if wide else file, start=1):
                 try:
                     line.decode(encoding)
                 except UnicodeDecodeError as error:
@@ -425,6 +426,13 @@ class CsvFile:
         if thousands and not form.thousands:
             self._said.append(f"thousands by {thousands!r} (thousands)")
         self.form = replace(form, decimal=decimal, thousands=thousands)
+        if form.separator == ";" and decimal == "." and not form.decimal:
+            group = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+            for some in ([one for one in column if "." in one] for column in known):
+                if some and all(map(group.fullmatch, some)):
+                    other = some[0].replace(".", "")
+                    self._said.append(f"{some[0]} has a decimal point (thousands=. reads {other})")
+                    break
 
     # --- its rows
 

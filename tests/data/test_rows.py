@@ -101,6 +101,14 @@ def test_a_german_file_with_both_signs(opened):
     assert "decimal comma (decimal); thousands by '.' (thousands)" in data.notes[-1]
 
 
+def test_a_point_that_may_be_one_of_thousands_is_said(opened):
+    content = "a;y\n1.000;0\n22.500;1\n17;0\n"
+    data = opened(content, Reading(target="y"))
+    assert data.examples[0, 0] == 1 and "1.000 has a decimal point" in data.notes[-1]
+    data = opened(content, Reading(target="y", form=Form(thousands=".")))
+    assert data.examples[:, 0].tolist() == [1000, 22500, 17]
+
+
 def test_numbers_that_are_named_as_categories_are_found_as_they_are_written(opened):
     content = "a;y\n" + "".join(f"{k},5;{k % 2}\n" for k in range(6))
     data = opened(content, Reading(target="y", categories=(("a", ()),)))
@@ -132,6 +140,7 @@ def test_numbers_may_be_the_names_of_columns(opened, names):
 
 BROKEN = {
     "latin": (b"age,y\n" + b"1,0\n" * 30_000 + b"2,\xe9\n", "line 30002: byte 0xe9 is not utf-8.*enc"),  # noqa: E501
+    "half": (b"\xff\xfe" + "x,y\n1,0\n".encode("utf-16-le")[:-1], "no utf-16 text"),
     "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, and others 3"),
     "many": ("x,y\n1,0\n1,0,0\n", "line 3: 3 fields, and the others have 2"),
     "quote": ('x,y\n1,0\n"2,1\n', "a quote is not closed; quote=none"),

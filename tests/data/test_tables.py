@@ -61,7 +61,7 @@ def test_numbers_are_what_people_write_as_numbers(opened):
 
 # --- gaps ------------------------------------------------------------------------------------------  # noqa: E501
 
-SPELLINGS = ["", "?", "NA", "n/a", "null", "None", "NaN", "-", ".", "#N/A", " NA "]
+SPELLINGS = ["", "?", "NA", "n/a", "null", "None", "NaN", "-", ".", "#N/A", " NA ", "N.A."]
 
 
 @pytest.mark.parametrize("gap", SPELLINGS)

@@ -382,7 +382,7 @@ def image_folder(data_path: str) -> Source:
         found = _checked(path, tree)
         return len(found.images), len(found.classes)
 
-    key = ["image-folder", str(path), list(tree.folders), list(tree.ignored), stats]
+    key: list[object] = ["image-folder", str(path), list(tree.folders), list(tree.ignored), stats]
     return Source(key, partial(_folder_stream, path, tree), extent)
 
 

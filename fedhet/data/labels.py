@@ -157,11 +157,13 @@ def each_value(values: pd.Series, code: Callable[[str, Callable[[], int]], int])
     from pandas import factorize
 
     codes, unique = factorize(values.fillna(""))
-    found = [
-        code(str(value), lambda k=k: int(np.flatnonzero(codes == k)[0]))
-        for k, value in enumerate(unique)
-    ]
-    return np.array(found, dtype=np.int64)[codes]
+
+    def first(k: int) -> Callable[[], int]:
+        return lambda: int(np.flatnonzero(codes == k)[0])
+
+    found = [code(str(value), first(k)) for k, value in enumerate(unique)]
+    made: Indices = np.array(found, dtype=np.int64)[codes]
+    return made
 
 
 def places_of(values: Sequence[str], key: str) -> dict[str, int]:

@@ -61,7 +61,7 @@ def find_source(
         return _of_files(name, data_path, reading)
     if name.startswith("synthetic"):
         made = Synthetic.named(name, seed)
-        key = [repr(made)]
+        key: list[object] = [repr(made)]
         inputs = None if made.kind == IMAGE else made.inputs()
         return Source(key, made.listing, lambda: (made.examples, made.num_classes), inputs)
     if plugins.is_own("dataset", name):

@@ -20,7 +20,7 @@ from fedhet.data.rows import (
     open_rows,
 )
 from fedhet.data.signals import Npz
-from fedhet.data.table import Column, guess, guess_text, is_site, look, plan
+from fedhet.data.table import Column, guess, guess_text, is_site, look, named_columns, plan
 from fedhet.errors import UserError
 
 _SHOWN = 40  # columns that are listed
@@ -118,7 +118,7 @@ def _of_rows(keys: dict[str, Any], given: Mapping[str, Any], checked: Checked) -
     signals = keys["dataset"] == "signals"
     asked = not reading.site and len(paths) == 1 and not signals
     reading, columns, lines = guess(file, reading, site=asked, text=keys["dataset"] == "texts")
-    columns = columns or look(file, [name for name in file.columns if name not in file.index])
+    columns = columns or look(file, named_columns(file, reading))
     if "dataset" not in given and (text := guess_text(columns, reading, alone=True)):
         keys["dataset"], reading = "texts", replace(reading, text=text)
     rows = max((column.rows for column in columns.values()), default=0)

@@ -458,8 +458,7 @@ def guess(
     if reading.declared:
         raise UserError("target: '' is not allowed on a network: name the column of the class")
     need(file.columns, [reading.target] if reading.target else [], "target", file.where)
-    index = set(file.index) - {reading.target, *reading.site}
-    columns = look(file, [name for name in file.columns if name not in index])
+    columns = look(file, named_columns(file, reading))
     lines = []
     if not reading.target:
         reading = replace(reading, target=guess_target(columns, reading))
@@ -492,11 +491,16 @@ def check_columns(file: RowFile, reading: Reading) -> None:
             )
 
 
+def named_columns(file: RowFile, reading: Reading) -> list[str]:
+    """Return all columns but those that number the rows, unless a key names them."""
+    keys = {reading.target, *reading.site, *(name for name, _ in reading.categories)}
+    return [name for name in file.columns if name in keys or name not in file.index]
+
+
 def left_columns(file: RowFile, reading: Reading) -> list[str]:
     """Return the columns that may be features: no key names them, and they are no index."""
-    named = {name for name, _ in reading.categories}
-    others = {reading.target, *reading.site, *reading.ignore, *(set(file.index) - named)}
-    return [name for name in file.columns if name not in others]
+    others = {reading.target, *reading.site, *reading.ignore}
+    return [name for name in named_columns(file, reading) if name not in others]
 
 
 def about_columns(found: Plan, columns: dict[str, Column]) -> list[str]:

@@ -109,6 +109,12 @@ def test_a_point_that_may_be_one_of_thousands_is_said(opened):
     assert data.examples[:, 0].tolist() == [1000, 22500, 17]
 
 
+def test_an_index_that_a_key_names_is_kept(opened):
+    content = ",x,y\n" + "".join(f"r{k % 3},{k * 7 % 23},{k % 2}\n" for k in range(40))
+    data = opened(content, Reading(categories=(("column-1", ()),)))
+    assert data.inputs.columns == ("column-1", "x") and data.examples[:2, 0].tolist() == [0, 1]
+
+
 def test_numbers_that_are_named_as_categories_are_found_as_they_are_written(opened):
     content = "a;y\n" + "".join(f"{k},5;{k % 2}\n" for k in range(6))
     data = opened(content, Reading(target="y", categories=(("a", ()),)))

@@ -561,7 +561,8 @@ class Mail:
                 if isinstance(result, Exception):
                     raise result
                 found += result
-        return found
+        place = {identity: i for i, identity in enumerate(self.pending)}  # threads end in any order
+        return sorted(found, key=lambda reply: place.get(reply.metadata.reply_to_message_id, -1))
 
     def _pull_some(self, identities: Sequence[str]) -> None:
         """Pull replies in a thread of their own."""

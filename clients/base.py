@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhet.config.schema import METRICS, UNCHAINED, P, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
 from fedhet.data.inputs import IMAGE, TOKENS, Inputs
 from fedhet.data.labels import READ_KEYS
 from fedhet.data.preparation import Preparation, normalise, preparation
@@ -113,7 +113,9 @@ class MethodClient(NumPyClient, Generic[P]):
         self._fixed = Fixed(())
         self.round = 0
         self.uploaded: Payload = Empty()  # what this round sends to the server
-        self.leaving: Leaving | Part = Leaving(setup.simulated)  # adds noise or a mask
+        self.leaving: Leaving | Part = Leaving(
+            setup.simulated
+        )  # adds noise, or collects what is summed
         self.shared_classes: frozenset[int] | None = None  # whose rows are averaged; None: all
         self.sent_all = setup.config.summed  # whether everybody is sent the same
         self.evaluating = False  # whether this round's reply carries accuracies
@@ -260,7 +262,7 @@ class MethodClient(NumPyClient, Generic[P]):
         if self.config.dp_clip:
             metrics["epsilon_spent"] = budget.epsilon
         if self.evaluating:
-            metrics |= self.accuracies()
+            metrics |= self.evaluation()
         metrics |= self.metrics() | self.before
         self.save(self.round, source, metrics)
         metrics["seconds"] = time.perf_counter() - started
@@ -300,7 +302,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """Evaluate the state that the server names, without training."""
         self._go_back_to(int(config["generation"]), str(config.get("digest", "")))
         self._set_eval()
-        return 0.0, len(self.setup.data.split.test), dict(self.accuracies())
+        return 0.0, len(self.setup.data.split.test), dict(self.evaluation())
 
     def finish(self, generation: int, digest: str) -> Tensor:
         """Return the confusion matrix (C, C) int64 of the test split, after the last round.
@@ -351,8 +353,10 @@ class MethodClient(NumPyClient, Generic[P]):
         """Evaluate before the models train, in a round that is evaluated."""
         if self.evaluating:
             self._set_eval()
-            found = self.accuracies()
-            self.before = {f"{n}_before": value for n, value in found.items() if n not in UNCHAINED}
+            found = self.evaluation()
+            self.before = {
+                f"{n}_before": value for n, value in found.items() if n not in BESIDE_ACCURACY
+            }
 
     @property
     def public(self) -> PublicSet:
@@ -365,7 +369,7 @@ class MethodClient(NumPyClient, Generic[P]):
 
     # --- the base's own work -----------------------------------------------------------------
 
-    def accuracies(self) -> dict[str, float]:
+    def evaluation(self) -> dict[str, float]:
         """Return the metrics of the test and validation split, by ``test_`` and ``val_``.
 
         An empty split has no metrics. Every entry of :meth:`predict` has an accuracy; only
@@ -487,7 +491,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self._check_declared(self.tensors)
         scores = (
             (name, float(value)) for name, value in metrics.items()
-            if "accuracy" in name and name not in UNCHAINED
+            if "accuracy" in name and name not in BESIDE_ACCURACY
         )  # fmt: skip
         bundle = to_bundle(self.modules, self.tensors, scores)
         if lost := not_finite(bundle):

@@ -103,7 +103,7 @@ class PlainAggregator:
             try:
                 found.append(self.valid(info, reply, round_))
             except Rejected as reason:
-                self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
+                self.ledger.reject(client, str(reason), reply.arrays, reply.message_bytes)
             else:
                 self.ledger.spend(client, reply.metrics)
         outliers = self.outliers(found)
@@ -186,7 +186,7 @@ class PlainAggregator:
     def _refuse(self, one: Valid, reason: str) -> None:
         """Leave out a reply that, looked at alone, was as it should be."""
         reply = one.reply
-        self.ledger.refuse(one.info.client, reason, reply.arrays, reply.message_bytes)
+        self.ledger.reject(one.info.client, reason, reply.arrays, reply.message_bytes)
 
     def _checked(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
         strategy = self.strategy

@@ -53,7 +53,8 @@ class Metric:
 
 
 MetricName = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "ece"]
-# A new metric needs a name above, a line here, and its value in fedhet/training/metrics.py.
+# A new metric: a name above, a line here, its value in fedhet/training/metrics.py; docs and tests
+# that list all metrics are named in docs/explanation/round.md.
 METRICS: Mapping[str, Metric] = {
     "accuracy": Metric("accuracy"),
     "balanced_accuracy": Metric("balanced accuracy"),
@@ -65,7 +66,7 @@ METRICS: Mapping[str, Metric] = {
 MAJORITY = "majority_accuracy"  # what the commonest class of the train split would get
 # The metrics beside accuracy, by their names in records. The hash chain, a client's state and its
 # digest cover accuracies alone, as before there were others: none of these goes into them.
-UNCHAINED: Mapping[str, Metric] = {
+BESIDE_ACCURACY: Mapping[str, Metric] = {
     f"{part}_{name}": metric
     for part in ("test", "val")
     for name, metric in {**METRICS, MAJORITY: Metric("majority accuracy")}.items()

@@ -103,7 +103,7 @@ def make(
 
 
 def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
-    """What to do with the files, as lines to print."""
+    """Return what to do with the files, as lines to print."""
     lines = []
     if servers:
         lines += [
@@ -147,7 +147,7 @@ class _Authority:
 
     @classmethod
     def new(cls, days: int) -> "_Authority":
-        """A fresh one, which signed itself."""
+        """Make a new one, which signs itself."""
         key, name = generate_private_key(SECP384R1()), _subject("fedhet CA")
         certificate = (
             _unsigned(name, name, key.public_key(), days)
@@ -159,7 +159,7 @@ class _Authority:
 
     @classmethod
     def read(cls, places: CertificateFolder, days: int) -> "_Authority | None":
-        """The one in the folder; None if its key is not there. UserError for other files."""
+        """Return the one in the folder; None if its key is not there. UserError for other files."""
         if not places.ca_key.exists() or not places.ca.exists():
             return None
         try:
@@ -174,7 +174,7 @@ class _Authority:
         return cls(certificate, key, days)
 
     def client(self, name: str, public: EllipticCurvePublicKey) -> bytes:
-        """That this key is that client's, as PEM."""
+        """Certify that this key is that client's; return PEM."""
         certificate = (
             self._issued(name, public)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
@@ -183,7 +183,7 @@ class _Authority:
         return certificate.public_bytes(serialization.Encoding.PEM)
 
     def server(self, names: Sequence[x509.GeneralName], public: EllipticCurvePublicKey) -> bytes:
-        """That this key is the server's under these names, as PEM."""
+        """Certify that this key is the server's under these names; return PEM."""
         certificate = (
             self._issued("fedhet server", public)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -262,7 +262,7 @@ def _subject(name: str) -> x509.Name:
 
 
 def _usage(*, sign: bool) -> x509.KeyUsage:
-    """A CA signs certificates and nothing else; a server signs handshakes and nothing else."""
+    """Return the usage: a CA signs certificates alone, a server handshakes alone."""
     return x509.KeyUsage(
         digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False,

@@ -149,7 +149,7 @@ class ServerFolder:
 
 
 def connect(superlink: str) -> str:
-    """The name of a connection in Flower's configuration for what was given as ``--superlink``.
+    """Return the name of ``--superlink``'s connection in Flower's configuration.
 
     A folder of ``fedhet certs`` means the server that was started from it: Flower then reads that
     server's own configuration. UserError for what is neither.
@@ -177,7 +177,7 @@ def connect(superlink: str) -> str:
 
 
 def tls_of(superlink: str | None) -> str:
-    """The folder that ``--superlink`` names, if it names one of ours; else empty."""
+    """Return the folder that ``--superlink`` names, if it names one of ours; else empty."""
     path = Path(superlink or "").expanduser()
     return str(path.absolute()) if superlink and (path / "ca.crt").is_file() else ""
 
@@ -280,7 +280,7 @@ class Control:
         ]
 
     def runs(self, limit: int = 20) -> list[RunStatus]:
-        """The last runs, newest first."""
+        """Return the last runs, newest first."""
         with self._calling():
             found = self._calls.runs(limit)
         runs = []
@@ -344,7 +344,7 @@ def collect(control: Control) -> dict[str, Any]:
 
 
 def _told(run: RunStatus) -> dict[str, Any]:
-    """What a run folder says about the run and each of its clients; empty where there is none.
+    """Return what a run folder says about the run and its clients; empty without one.
 
     A line that is being written just now, or a file that is damaged, is left out.
     """

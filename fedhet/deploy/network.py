@@ -116,14 +116,14 @@ def reach(server: str, ca: Path) -> httpx.Response:
 
 
 def _refused(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """The refusal of a certificate that lies behind an error of httpx's."""
+    """Return the refusal of a certificate that lies behind an error of httpx's."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> UserError:
-    """What is wrong with the server's certificate."""
+    """Return what is wrong with the server's certificate."""
     if reason := validity(read_certificate(ca)):
         return UserError(f"the CA's certificate '{ca}' {reason}")
     if error.verify_code in (EXPIRED, NOT_YET, *OTHER_NAME):
@@ -142,7 +142,7 @@ def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> 
 
 
 def _shown(server: str) -> x509.Certificate | None:
-    """The certificate that the server shows, whatever it is worth."""
+    """Return the certificate that the server shows, whatever it is worth."""
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     try:
@@ -179,7 +179,7 @@ def names(certificate: x509.Certificate) -> list[str]:
 
 
 def read_key(path: Path) -> EllipticCurvePrivateKey:
-    """A client's private key; UserError if the file holds none."""
+    """Return a client's private key; UserError if the file holds none."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, NotImplementedError) as error:
@@ -190,7 +190,7 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """A certificate (PEM); UserError if the file holds none."""
+    """Return a certificate (PEM); UserError if the file holds none."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -198,7 +198,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def read_ca(path: Path) -> bytes:
-    """A CA's certificate (PEM) as it is in the file; UserError if it holds none."""
+    """Return a CA's certificate (PEM) as it is in the file; UserError if it holds none."""
     read_certificate(path)
     return path.read_bytes()
 
@@ -237,7 +237,7 @@ def leave(server: str, ca: Path, path: Path, node: int) -> bool:
 
 
 def _understood(answer: httpx.Response, server: str) -> bool:
-    """What a refusal says about the key."""
+    """Return what a refusal says about the key."""
     if answer.status_code == UNAUTHORIZED:
         raise UserError(f"{server} refuses this key's signature: the clocks differ")
     try:

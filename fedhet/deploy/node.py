@@ -82,7 +82,7 @@ def pause(refusals: int) -> float:
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """The lines that a program prints until it has ended; an empty one while it is silent.
+    """Return the lines that a program prints until it has ended; an empty one while it is silent.
 
     Not until its output ends: what it started has the same, and may live longer.
     """
@@ -127,7 +127,7 @@ class NodePlan:
                 )
 
     def words(self, port: int) -> list[str]:
-        """The SuperNode's command line; its own API listens at that port of 127.0.0.1."""
+        """Return the SuperNode's command line; its own API listens at that port of 127.0.0.1."""
         config = " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in self.config.items()
         )
@@ -164,7 +164,7 @@ class MessageWorker:
     def answer(
         self, message: Message, context: Context, ids: tuple[int, int, int]
     ) -> tuple[Message, Context]:
-        """The ClientApp's reply and its context; ChildProcessError if the process has ended."""
+        """Return the ClientApp's reply and context; ChildProcessError if the process ended."""
         try:
             self._link.send((message, context, ids))
             found: tuple[Message, Context] = self._link.recv()
@@ -193,7 +193,7 @@ def _read_lines(out: Connection, heard: Callable[[str], None]) -> None:
 
 
 def _work(link: Connection, printed: Connection, env: Mapping[str, str]) -> None:
-    """What the worker does: import the ClientApp once, then answer until the node is gone."""
+    """Be the worker: import the ClientApp once, answer until the node is gone."""
     for number in (1, 2):
         os.dup2(printed.fileno(), number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node
@@ -380,7 +380,7 @@ class Node:
         task.push(reply, context)
 
     def _ready(self, run: int) -> MessageWorker:
-        """A worker for this run: not one that has served another, whose modules it would keep."""
+        """Return a worker for this run; one of another run would keep its modules."""
         worker = self._worker
         if worker is None or not worker.alive() or worker.run not in (0, run):
             if worker is not None:

@@ -106,7 +106,7 @@ class ReverseProxy:
 
 
 def application(proxy: ReverseProxy) -> Starlette:
-    """The proxy as an ASGI application."""
+    """Return the proxy as an ASGI application."""
     trust = ssl.create_default_context(cafile=str(proxy.credentials.ca))
     client = httpx.AsyncClient(
         base_url=f"https://127.0.0.1:{proxy.inner}", verify=trust, timeout=ANSWER,
@@ -294,7 +294,7 @@ class FederationServer:
 
 
 def _stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """The reverse proxy first, so that no client talks to a SuperLink that is going."""
+    """End the reverse proxy first, so that no client talks to a SuperLink that is going."""
     for process in reversed(started):
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

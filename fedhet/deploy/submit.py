@@ -60,7 +60,7 @@ def submit_remote(
 
 
 def _submit(launch: Launch, connection: str, control: NamedControl) -> int:
-    """The run's id; if nobody takes it, the folder says what it said before."""
+    """Submit the run and return its id; if nobody takes it, the folder stays as it was."""
     folder = launch.folder
     try:
         with _restored_on_error(folder.identity, folder.config, folder.summary):

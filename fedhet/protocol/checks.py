@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from fedhet.config.schema import UNCHAINED, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.errors import Refused, Rejected
 from fedhet.files import is_id
 from fedhet.protocol.handshake import EXACT, MAX_TEXT, ClientInfo
@@ -47,7 +47,7 @@ RANGES = {
     "train_flops": (0.0, 1e24),
     "seconds": (0.0, 1e7),
     "train_loss": (-FLOAT32, FLOAT32),  # a term over a vanishing loss grows as far as that
-    **{name: (metric.low, min(metric.high, FLOAT32)) for name, metric in UNCHAINED.items()},
+    **{name: (metric.low, min(metric.high, FLOAT32)) for name, metric in BESIDE_ACCURACY.items()},
     "": (-1e12, 1e12),
 }
 
@@ -108,12 +108,12 @@ def check_metrics(reply: Reply, own: Mapping[str, tuple[float, float]] | None = 
     for name, value in reply.metrics.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name):
             raise Rejected("a metric has a name that is not allowed")
-        if not OURS.fullmatch(name) and name not in UNCHAINED and name not in (own or {}):
+        if not OURS.fullmatch(name) and name not in BESIDE_ACCURACY and name not in (own or {}):
             raise Rejected(f"metric '{name}' is not declared in the strategy's `metric_ranges`")
         if "accuracy" in name and not 0 <= value <= 100:
             raise Rejected(f"metric '{name}' is {value}, not a percentage")
         # A method's range replaces no range of a metric that every method has.
-        mine = None if name in UNCHAINED else (own or {}).get(name)
+        mine = None if name in BESIDE_ACCURACY else (own or {}).get(name)
         low, high = mine or next(
             bounds for start, bounds in RANGES.items() if name.startswith(start)
         )

@@ -19,7 +19,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from fedhet.config.schema import UNCHAINED
+from fedhet.config.schema import BESIDE_ACCURACY
 from fedhet.errors import Damaged
 from fedhet.files import decoded, is_id, parse_object, read_bytes, shaped, unquoted
 
@@ -193,7 +193,7 @@ class _DealtLine(_Row):
 
 
 FIRST = tuple(ClientLine.model_fields)[:-1]
-CLIENT_COLUMNS = (*FIRST, *sorted(UNCHAINED))
+CLIENT_COLUMNS = (*FIRST, *sorted(BESIDE_ACCURACY))
 OTHER = "other"  # further numbers of an evaluation, as JSON
 
 

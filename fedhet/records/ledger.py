@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from fedhet.config.schema import UNCHAINED
+from fedhet.config.schema import BESIDE_ACCURACY
 from fedhet.errors import Damaged, one_line
 from fedhet.files import (
     NOBODY,
@@ -112,7 +112,7 @@ class Ledger:
         log.warning("round %d is skipped: %s", self.round.number, one_line(reason))
         self.round.failures.append({"client": NOBODY, "reason": one_line(reason)})
 
-    def refuse(self, client: str, reason: str, arrays: Sequence[Array], message_bytes: int) -> None:
+    def reject(self, client: str, reason: str, arrays: Sequence[Array], message_bytes: int) -> None:
         """Leave out a reply. Its bytes count as traffic, its floats do not."""
         self.fail(client, reason)
         self.round.uplink.bytes += sum(array.nbytes for array in arrays)
@@ -131,7 +131,7 @@ class Ledger:
         self.round.flops += metrics.get("train_flops", 0.0)
         images = self.roster.infos[client].train_images or 1  # where nobody tells, all weigh 1
         for name, value in metrics.items():
-            if name not in COMMON | UNCHAINED.keys() and "accuracy" not in name:
+            if name not in COMMON | BESIDE_ACCURACY.keys() and "accuracy" not in name:
                 self.round.own.setdefault(name, []).append((value, images))
         if "train_loss" in metrics:
             self.round.losses.append(metrics["train_loss"])
@@ -144,7 +144,7 @@ class Ledger:
 
     def score(self, client: str, metrics: Mapping[str, float]) -> None:
         """Book an evaluation of the client's current generation."""
-        accuracies = {n: v for n, v in metrics.items() if "accuracy" in n or n in UNCHAINED}
+        accuracies = {n: v for n, v in metrics.items() if "accuracy" in n or n in BESIDE_ACCURACY}
         self.scores[client] = Score(self.roster.generations[client], accuracies)
         self.round.scored.add(client)
         self.chain.add("score", client, accuracies)
@@ -177,7 +177,7 @@ class Ledger:
         record["val_accuracy_mean"] = self.spread("val_accuracy")["mean"]
         for kind in sorted(kinds - set(HEADLINE)):
             record[f"{kind}_mean"] = self.spread(kind)["mean"]
-            if kind in UNCHAINED:
+            if kind in BESIDE_ACCURACY:
                 record[f"{kind}_clients"] = sum(kind in s.accuracies for s in self.scores.values())
         record |= {
             "train_loss": float(np.mean(now.losses)) if now.losses else math.nan,
@@ -318,7 +318,7 @@ class Chain:
             link.update(f"|{kind}|{client}".encode())
             for i, array in enumerate(uploaded):
                 hash_array(link, str(i), array)
-            for name in sorted(set(metrics) - DURATIONS - UNCHAINED.keys()):
+            for name in sorted(set(metrics) - DURATIONS - BESIDE_ACCURACY.keys()):
                 link.update(f"|{name}".encode() + np.float64(metrics[name]).tobytes())
         for name in sorted(arrays):
             hash_array(link, name, arrays[name])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
 
-from fedhet.config.schema import METRICS, UNCHAINED, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, METRICS, RunConfig
 from fedhet.files import client_order
 from fedhet.records.formats import read_partition
 
@@ -58,7 +58,7 @@ def summarise(
         "metric": config.metric,
         **{
             f"{name}_{kind}": last[f"{name}_{kind}"]
-            for name in sorted(UNCHAINED)
+            for name in sorted(BESIDE_ACCURACY)
             for kind in ("mean", "clients")
             if last.get(f"{name}_{kind}") is not None
         },

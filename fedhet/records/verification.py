@@ -191,7 +191,7 @@ def _summary(
 def _arrays(
     folder: RunFolder, kept: Checkpoint, check: Callable[[Mapping[str, Array]], None]
 ) -> Iterator[str]:
-    """The global arrays against what the method makes of them."""
+    """Hold the global arrays against what the method makes of them."""
     try:
         check(kept.arrays)
     except Rejected as reason:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.config.schema import UNCHAINED, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.protocol.payload import Array
 
 POWERS = 32  # of two, among which the unit of weights is found
@@ -162,7 +162,10 @@ class SumMetrics:
         bounds = {name: max(map(abs, pair)) for name, pair in sorted(own.items())}
         self.scales = dict.fromkeys(ACCURACIES, 100.0) | {LOSS: 1.0}
         self.scales |= {name: max(1.0, bound / largest) for name, bound in bounds.items()}
-        self.unchained = {n: 100.0 if UNCHAINED[n].percent else 1.0 for n in sorted(UNCHAINED)}
+        self.unchained = {
+            name: 100.0 if metric.percent else 1.0
+            for name, metric in sorted(BESIDE_ACCURACY.items())
+        }
         self.chained = 2 * len(self.scales) + 2 * len(WIDE)
 
     def __len__(self) -> int:

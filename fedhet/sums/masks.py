@@ -149,7 +149,7 @@ class Secrets:
         keys: Mapping[str, bytes],
         attempt: Sequence[Part],
     ) -> None:
-        """Raises ValueError for a key that gives no secret (a point of small order)."""
+        """Raise ValueError for a key that gives no secret (a point of small order)."""
         self.client, self.attempt = client, attempt
         self._shared = {
             other: private.exchange(X25519PublicKey.from_public_bytes(key))

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
-from fedhet.config.schema import UNCHAINED, RunConfig
+from fedhet.config.schema import BESIDE_ACCURACY, RunConfig
 from fedhet.errors import Rejected
 from fedhet.files import client_order
 from fedhet.protocol.checks import check_trained
@@ -77,7 +77,7 @@ class SumLedger(Ledger):
         """Book the sum itself, and the means that were found in it."""
         self.chain.add("sum", "", {}, (total,))
         for name, found in means.items():
-            if name in UNCHAINED:
+            if name in BESIDE_ACCURACY:
                 self.means |= {name: found.mean, f"{name}{CLIENTS}": float(found.clients)}
             elif "accuracy" in name:
                 self.means[name] = found.mean
@@ -324,7 +324,7 @@ class SumAggregator:
             try:
                 taken[client] = reply, self._checked(attempt, client, reply)
             except Rejected as reason:
-                self.ledger.refuse(client, str(reason), reply.arrays, reply.message_bytes)
+                self.ledger.reject(client, str(reason), reply.arrays, reply.message_bytes)
             else:
                 self.ledger.spend(client, reply.metrics)
         try:

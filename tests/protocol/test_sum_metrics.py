@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedhet.config.schema import BESIDE_ACCURACY
 from fedhet.sums.contribution import Summed, SumMetrics
 
 SUMMED = SumMetrics(64.0, {"shift": (-128.0, 2.0), "alpha": (0.0, 1.0)})
@@ -22,7 +23,8 @@ def test_a_vector_by_hand():
     assert vector[:10].tolist() == [0.5, 1, 0, 0, 0, 0, 0, 0, 64, 1]
     assert vector[10:16].tolist() == [0, 0, -32, 1, 2.0**-10, 0]
     assert not vector[16:].any()  # the other figures of an evaluation, which nobody has here
-    assert len(SUMMED) == len(vector) == 40  # nothing of FLOPs
+    # Two entries a number: eight are in the chain, with images; nothing of FLOPs.
+    assert len(SUMMED) == len(vector) == 16 + 2 * len(BESIDE_ACCURACY)
 
 
 def test_means_are_over_those_who_have_the_number():

@@ -1,10 +1,12 @@
 """The metrics of an evaluation are scikit-learn's, and one that is not defined is absent."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import METRICS, MetricName, RunConfig
 from fedhet.training.loop import Examples
 from fedhet.training.metrics import evaluate
 
@@ -44,6 +46,7 @@ def test_metrics_are_those_of_scikit_learn(count, classes):
         "ece": 100 * calibration_error(p, labels),
     }
     assert found == pytest.approx(wanted, rel=1e-9)
+    assert set(found) == set(METRICS) == set(get_args(MetricName))
 
 
 def calibration_error(p, labels):

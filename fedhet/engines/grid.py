@@ -33,12 +33,11 @@ from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unle
 from fedhet.engines.system import QUIET, Interrupted, direct, undisturbed
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.plugins import look_here
-from fedhet.protocol.flower import be_one_process, posted, simulating
+from fedhet.protocol.flower import ENDED, be_one_process, posted, simulating
 from fedhet.rng import one_blas_thread
 
 FIRST_NODE = 100  # first node id; no code may confuse node ids with client ids
 LOOK = 0.2  # seconds that a pull waits for a reply
-DIED = 1003  # code of an error reply, beside those of fedhet.protocol.messages
 RAY_STARTS = 3  # tries: it gives itself 30 s, too little on a very busy machine
 STARTS = 5  # workers in a row that may end before they are ready
 GPU_SHARE = 2 << 30  # bytes of a GPU for a worker, where `actors` does not say how many there are
@@ -341,7 +340,7 @@ class WorkerPool:
             return None
         self._deaths[message.metadata.message_id] += 1
         if self._deaths[message.metadata.message_id] > 1:
-            return Message(Error(code=DIED, reason=DIES), reply_to=message)
+            return Message(Error(code=ENDED, reason=DIES), reply_to=message)
         self._waiting.appendleft(message)
         return None
 
@@ -458,7 +457,7 @@ class RayTasks:
         try:
             reply = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
-            return Message(Error(code=DIED, reason=f"{DIES} ({brief(error)})"), reply_to=message)
+            return Message(Error(code=ENDED, reason=f"{DIES} ({brief(error)})"), reply_to=message)
         assert isinstance(reply, Message)
         return reply
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlCalls", "NodeInfo", "NumPyClient", "Scalar"]
 
-# Codes of errors, beside those of `messages`: a reply that cannot be unpacked; a node whose owner
-# installed other code; a node whose process died with the message.
-DAMAGED, OTHER_CODE, ENDED = 1002, 1003, 1004
+# Codes of errors of our own, above Flower's: nothing came in time; a message was not sent; a reply
+# cannot be unpacked; a node's owner installed other code; the process with the message died.
+NO_REPLY, NOT_SENT, DAMAGED, OTHER_CODE, ENDED = range(1000, 1005)
 _SIMULATING: ContextVar[bool | None] = ContextVar("simulating", default=None)
 
 

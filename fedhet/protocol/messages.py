@@ -37,7 +37,13 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import Refused, UserError, brief, one_line
-from fedhet.protocol.flower import ENDED, OTHER_CODE, is_simulated, posted, take_damaged_replies
+from fedhet.protocol.flower import (
+    NO_REPLY,
+    NOT_SENT,
+    is_simulated,
+    posted,
+    take_damaged_replies,
+)
 from fedhet.protocol.payload import Array
 
 log = logging.getLogger("fedhet")
@@ -236,7 +242,7 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
     size = 0
     if message.has_error():
         reason = one_line(message.error.reason)
-        own = message.error.code in {OTHER_CODE, ENDED}  # a node's own words
+        own = message.error.code >= NO_REPLY  # words of fedhet's, not Flower's
         text = reason if own else f"Flower error {message.error.code}: {reason}"
         return Reply({"error": text, "undelivered": True})
     try:
@@ -428,8 +434,6 @@ PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
 # dead node.
 REMIND_AFTER = 75.0  # seconds
 REMINDERS = 2  # for one message
-NO_REPLY = 1000  # error codes of our own, above Flower's
-NOT_SENT = 1001
 
 
 @dataclass(eq=False)

@@ -37,7 +37,7 @@ def stranger(tmp_path: Path, monkeypatch) -> Path:
 def test_a_decoder_of_images_is_our_own(stranger: Path, tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     some = partial(images._decode_some, tmp_path, (4, 4, 3), False)
-    ((pixels,),) = images._in_workers(some, ["a.png"], 1)
+    ((pixels,),) = images._in_workers(some, [["a.png"]], 1)
     assert not isinstance(pixels, images.Unread)
     assert not stranger.exists()
 

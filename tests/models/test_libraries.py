@@ -61,9 +61,11 @@ def test_a_group_of_htflib_is_its_networks():
     )  # fmt: skip
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest():
+def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path):
+    (tmp_path / "signals.npz").touch()
     with pytest.raises(UserError, match="'resnet5O'.*resnet50.*any classifier of torchvision"):
         build_config({"models": "resnet5O"})
     with pytest.raises(UserError, match="model 'vit_b_16' is for images"):
         build_config({"models": "vit_b_16", "dataset": "signals", "site": "who",
-                      "partition": "natural"})  # fmt: skip
+                      "partition": "natural",
+                      "data-path": str(tmp_path / "signals.npz")})  # fmt: skip

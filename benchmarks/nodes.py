@@ -128,7 +128,7 @@ def run(
 
 @contextlib.contextmanager
 def federation(kind: str, nodes: int) -> Iterator[tuple[Home, Callable[[], None]]]:
-    """Return a settled server, and what starts that many nodes and waits for them to settle."""
+    """Yield a settled server, and what starts that many nodes and waits for them to settle."""
     with tempfile.TemporaryDirectory() as folder:
         home, fedhet = Home(Path(folder)), script("fedhet")
         (port,) = free_ports(1)

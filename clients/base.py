@@ -113,11 +113,10 @@ class MethodClient(NumPyClient, Generic[P]):
         self._fixed = Fixed(())
         self.round = 0
         self.uploaded: Payload = Empty()  # what this round sends to the server
-        self.leaving: Leaving | Part = Leaving(
-            setup.simulated
-        )  # adds noise, or collects what is summed
+        # What adds noise to an upload, or collects what is summed of it.
+        self.leaving: Leaving | Part = Leaving(setup.simulated)
         self.shared_classes: frozenset[int] | None = None  # whose rows are averaged; None: all
-        self.sent_all = setup.config.summed  # whether everybody is sent the same
+        self.sent_all = setup.config.summed  # by secure-sum, everybody the same
         self.evaluating = False  # whether this round's reply carries accuracies
         self.before: dict[str, float] = {}  # accuracies before training
         self._generators: list[torch.Generator] = []

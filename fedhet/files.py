@@ -196,7 +196,7 @@ def unquoted(text: str) -> str:
 
 
 def sync(path: Path) -> None:
-    """Return when the file, or the entries of a folder, have reached the disk."""
+    """Wait until the file, or the entries of a folder, have reached the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -82,7 +82,7 @@ def pause(refusals: int) -> float:
 
 
 def said(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """Return the lines that a program prints until it has ended; an empty one while it is silent.
+    """Yield the lines that a program prints until it has ended; an empty one while it is silent.
 
     Not until its output ends: what it started has the same, and may live longer.
     """

@@ -63,10 +63,10 @@ class ProgressDisplay(Protocol):
     """What is shown while a run goes on."""
 
     def note(self, text: str) -> None:
-        """Return what happens now, before the first round."""
+        """Show what happens now, before the first round."""
 
     def update(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Return the rounds finished so far, lines of ``rounds.jsonl``."""
+        """Show the rounds finished so far, lines of ``rounds.jsonl``."""
 
 
 @dataclass(frozen=True)

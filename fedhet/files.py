@@ -32,6 +32,7 @@ NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _LARGE = 1 << 64  # whole numbers from here on fit no array and no seed
+_DEPTH = 100  # levels of a YAML file
 _MANY_DIGITS = re.compile(r"[0-9]{20}")
 _umask = threading.Lock()
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
@@ -354,20 +355,8 @@ def shaped(kind: type[Shape], value: Mapping[str, Any], source: str, place: str 
         raise Damaged.at(source, place, one_line(error["msg"])) from None
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without anchors, aliases, tags, keys given twice, sixties and `no` as false."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node; raise ValueError for an anchor, an alias or a tag."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        line = event.start_mark.line + 1
-        if getattr(event, "anchor", None):
-            raise ValueError(
-                f"anchors and aliases (&, *) are not allowed: write it out; in line {line}"
-            )
-        if getattr(event, "tag", None) not in {None, "!"}:
-            raise ValueError(f"tags (!) are not allowed; in line {line}")
-        return super().compose_node(parent, index)
+class _Loader(yaml.CSafeLoader):
+    """YAML 1.1 without keys given twice, sixties and `no` as false."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         """As the base class, but a key given twice would be taken the last time without a word."""
@@ -392,15 +381,33 @@ class _Loader(yaml.SafeLoader):
 # or false, those texts mean it.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in forms if tag != _BOOL]
-    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    for first, forms in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
 _TRUTH = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
 _Loader.add_implicit_resolver(_BOOL, _TRUTH, list("tTfF"))
 
 
+def _check_events(text: str) -> None:
+    """Raise ValueError for an anchor, an alias, a tag, or more levels than the parser can take."""
+    depth = 0
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        line = event.start_mark.line + 1
+        if getattr(event, "anchor", None):
+            raise ValueError(
+                f"anchors and aliases (&, *) are not allowed: write it out; in line {line}"
+            )
+        if getattr(event, "tag", None) not in {None, "!"}:
+            raise ValueError(f"tags (!) are not allowed; in line {line}")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH:
+            raise ValueError(f"more than {_DEPTH} levels; in line {line}")
+
+
 def parse_yaml(text: str, source: str = "YAML") -> Any:
     """Return what YAML says, in plain values; raise Damaged for anything else."""
     try:
+        _check_events(text)
         value = yaml.load(text, _Loader)
         json.dumps(value, allow_nan=False)  # plain and finite
         if _is_large(value):

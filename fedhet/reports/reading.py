@@ -8,9 +8,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -164,9 +166,11 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
         return LeftOut(path.name, "failed: it diverged, in the last round no reply counted")
     if lines[-1].get("sha256", summary.get("run_sha256")) != summary.get("run_sha256"):
         raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
-    rounds = pd.DataFrame([{k: v for k, v in line.items() if _kept(k, v)} for line in lines])
+    names = filter(_kept, dict.fromkeys(chain.from_iterable(lines)))
+    rounds = pd.DataFrame(
+        {name: np.array([line.get(name) for line in lines], dtype=float) for name in names}
+    )
     clients = _read_csv(path / "clients.csv").drop(columns=["round", "other"], errors="ignore")
-    clients = clients.drop_duplicates("client", keep="last")
     environment, partition = path / "environment.json", path / "partition.csv"
     return _checked(
         RunRecord(
@@ -178,16 +182,16 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
     )  # fmt: skip
 
 
-def _kept(name: str, value: object) -> bool:
+def _kept(name: str) -> bool:
     """Return whether a report uses this figure of a line of ``rounds.jsonl``."""
-    known = name in _ROUND or name.startswith(("test_", "val_")) or name.endswith("norm")
-    return known and not isinstance(value, dict | list | str | bool)
+    return name in _ROUND or name.startswith(("test_", "val_")) or name.endswith("norm")
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """Return a table of a run folder; only an empty field is missing."""
-    texts = dict.fromkeys(_TEXTS, str)
+    """Return the last line of each client in a table; only an empty field is missing."""
+    texts = dict.fromkeys(_TEXTS, object)
     frame = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+    frame = frame.drop_duplicates("client", keep="last")
     for name in frame.columns.intersection(_TEXTS):
         frame[name] = frame[name].fillna("").map(unquoted)
     return frame.rename(columns=unquoted)
@@ -298,7 +302,8 @@ def _checked(run: RunRecord) -> RunRecord:
         for key, value in run.config.items()
     }
     rounds, clients = run.rounds.astype(float), run.clients.reset_index(drop=True)
-    clients = clients.astype(dict.fromkeys(clients.columns.difference(_TEXTS), float))
+    numbers = clients.columns.difference(_TEXTS, sort=False)
+    clients = pd.concat([clients[_TEXTS], clients[numbers].astype(float)], axis=1)
     if not len(rounds) or rounds["round"].tolist() != list(range(1, len(rounds) + 1)):
         raise ValueError(f"rounds: {len(rounds)} lines are not the rounds from 1 on")
     if not (rounds[_NEEDED].to_numpy() >= 0).all():

@@ -142,7 +142,8 @@ def test_every_mistake_is_one_line():
 
 def test_broken_files_are_one_line(tmp_path):
     path = tmp_path / "broken.yaml"
-    for text in ("- a\n- b\n", "a: [", "3: 4\n", "rounds: true\n", "a: &b [1]\nc: *b\n"):
+    deep = "a: " + 100_000 * "["  # the C parser would overflow its stack
+    for text in ("- a\n- b\n", "a: [", "3: 4\n", "rounds: true\n", "a: &b [1]\nc: *b\n", deep):
         path.write_text(text)
         with pytest.raises(UserError) as caught:
             load_config(path)

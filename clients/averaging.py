@@ -39,12 +39,12 @@ def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
 
 
 def get_parameters(module: nn.Module) -> tuple[Array, ...]:
-    """Return copies of what is sent of a module, float32, in the order of ``exchanged``."""
+    """Return copies of a module's sent arrays, float32, in the order of ``exchanged``."""
     return tuple(t.detach().cpu().numpy().copy() for t in exchanged(module).values())
 
 
 def blanks_of(module: nn.Module) -> tuple[Array, ...]:
-    """Return stand-ins for what is sent of a module, float32."""
+    """Return blank arrays of the shapes that are sent of a module, float32."""
     return tuple(blank(t.shape) for t in exchanged(module).values())
 
 

@@ -62,7 +62,7 @@ PREPARATION = "preparation"  # the module, beside a method's own, that was fitte
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a client is made from; resolved by the ClientApp."""
+    """The inputs of a client, resolved by the ClientApp."""
 
     config: RunConfig
     data: LocalData
@@ -76,7 +76,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Needs:
-    """What inference takes of a client's state: all that ``fedhet export`` writes.
+    """The parts of a client's state that inference needs and ``fedhet export`` writes.
 
     ``modules`` and ``tensors`` name entries of the client's; ``without`` names parts of those
     modules, such as ``small.head``, that are left out.
@@ -143,7 +143,7 @@ class MethodClient(NumPyClient, Generic[P]):
         """Raise Refused if ``payload``, finite and of the right shapes, is not acceptable."""
 
     def receive(self, payload: Payload) -> None:
-        """Take in ``payload``, what the server sent (an instance of ``download_type``)."""
+        """Take in ``payload`` from the server, an instance of ``download_type``."""
 
     def phases(self) -> list[Phase]:
         """Return the phases of local training; by default the local model on :meth:`loss`."""
@@ -155,19 +155,19 @@ class MethodClient(NumPyClient, Generic[P]):
         return self.cross_entropy(self.model(inputs), labels)
 
     def upload(self) -> Payload:
-        """Return what goes to the server after training."""
+        """Return the payload for the server after training."""
         return Empty()
 
     def added(self, vector: Vector) -> None:
-        """See the contribution ``vector`` (L,) float64, clipped and without noise (sums only)."""
+        """Note the contribution ``vector`` (L,) float64, clipped and without noise (sums only)."""
 
     def infer(self, inputs: Tensor) -> Tensor:
-        """Return logits (B, C) of ``inputs`` (B, ...), by :meth:`inference_needs` alone."""
+        """Return logits (B, C) of ``inputs`` (B, ...), using only :meth:`inference_needs`."""
         logits: Tensor = self.model(inputs)
         return logits
 
     def inference_needs(self) -> Needs:
-        """Return what :meth:`infer` uses; by default the local model."""
+        """Return the parts that :meth:`infer` uses; by default the local model."""
         return Needs()
 
     def predict(self, inputs: Tensor) -> Mapping[str, Tensor]:
@@ -187,7 +187,7 @@ class MethodClient(NumPyClient, Generic[P]):
 
     @property
     def local_work(self) -> int | StepCount:
-        """How long a phase of local training is: ``local-epochs``, or ``local-steps`` if set."""
+        """Length of a phase of local training: ``local-epochs``, or ``local-steps`` if set."""
         return StepCount(self.config.local_steps) or self.config.local_epochs
 
     def cross_entropy(
@@ -397,12 +397,12 @@ class MethodClient(NumPyClient, Generic[P]):
     def _go_back_to(self, generation: int, digest: str) -> None:
         """Restore the state that the server names; raise Refused if it is no longer kept."""
         if generation == 0 and not self.setup.store.keeps_start():
-            raise Refused("generation 0 is not kept: it has trained on since", Word.GENERATION)
+            raise Refused("generation 0 is no longer kept: it has trained since", Word.GENERATION)
         self.restore(generation, digest)
         self._keep_best(generation)
 
     def _received(self, arrays: Sequence[Array]) -> Payload:
-        """Return the arrays as the payload that this client expects; raise Refused if not so."""
+        """Return the arrays as the payload that this client expects; else raise Refused."""
         try:
             payload = self.download_type.from_ndarrays(arrays)
         except ValueError as error:
@@ -453,7 +453,7 @@ class MethodClient(NumPyClient, Generic[P]):
                     self.tensors[name] = kept[name].to(tensor.device).view_as(tensor)
             except (RuntimeError, KeyError) as error:
                 raise Refused(
-                    f"generation {generation} does not fit the models that this round is for, of "
+                    f"generation {generation} does not fit this round's models with "
                     f"{self.classes} classes: {brief(error)}",
                     Word.STATE,
                 ) from error
@@ -472,12 +472,12 @@ class MethodClient(NumPyClient, Generic[P]):
             cast("Preparation", module).fit(self.examples("train").examples)
 
     def _check_declared(self, tensors: Iterable[str]) -> None:
-        """Raise UserError for a tensor that a later round would not find."""
+        """Raise UserError for a tensor that is not in :meth:`initial_tensors`."""
         undeclared = sorted(set(tensors) - set(self.initial_tensors()))
         if undeclared:
             raise UserError(
-                f"{type(self).__name__}: tensor '{undeclared[0]}' is kept and not declared: add it "
-                "to `initial_tensors`",
+                f"{type(self).__name__}: tensor '{undeclared[0]}' is not declared: add it to "
+                "`initial_tensors`",
                 Word.METHOD,
             )
 
@@ -495,15 +495,15 @@ class MethodClient(NumPyClient, Generic[P]):
         bundle = to_bundle(self.modules, self.tensors, scores)
         if lost := not_finite(bundle):
             raise RunFailed(
-                f"'{lost}' is not finite after round {generation}: the state before it stays; use "
-                "a smaller lr, or grad-clip"
+                f"'{lost}' is not finite after round {generation}, so the state before it is "
+                "kept; use a smaller lr, or grad-clip"
             )
         self.setup.store.describe(self.description())
         self.saved_digest = self.setup.store.save(generation, source, bundle)
         self._note_validation(metrics)
 
     def description(self) -> dict[str, Any]:
-        """Return what rebuilds this client without the run's configuration and its examples."""
+        """Return values that rebuild this client without the run's configuration and examples."""
         keys = {"method", "image_size", "models", "precision", "threads"}
         if self.inputs.kind != IMAGE:
             keys.remove("image_size")

@@ -34,11 +34,11 @@ class ClassVectorClient(MethodClient[P]):
         return np.arange(self.classes)
 
     def sent_width(self) -> int:
-        """Return the floats of a vector that comes; by default the representation's d."""
+        """Return the width of a received vector; by default the representation's d."""
         return self.d
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """Return as many vectors as ids, of the classes that may come at most."""
+        """Return a payload with as many vectors as ids, at most one per class that may come."""
         if not isinstance(came, ClassVectors):
             return super().expect_download(came)
         rows = min(came.classes.size, len(self.sent_classes()))
@@ -50,7 +50,7 @@ class ClassVectorClient(MethodClient[P]):
         if isinstance(payload, ClassVectors):
             check_ids(payload.classes, self.sent_classes())
             if not ((payload.counts > 0) & (payload.counts < EXACT)).all():
-                raise Refused("a class came with a count that is none")
+                raise Refused("the count of a class is not a positive number")
 
     def receive(self, payload: Payload) -> None:
         """``vectors`` (C, w), zero where nothing came, and ``known`` (C,) bool, of this round."""
@@ -72,17 +72,17 @@ class ClassVectorClient(MethodClient[P]):
 
 
 class PrototypeClient(ClassVectorClient[PP]):
-    """Sends mean representations; keeps the prototypes that it answers by."""
+    """Sends mean representations; keeps the prototypes for its predictions."""
 
     def sent_classes(self) -> Array:
-        """Those that the configuration says."""
+        """Ids of the classes that the configuration asks for."""
         if self.params.download_classes == "all" or self.sent_all:
             return super().sent_classes()
         own: Array = self.seen().numpy()
         return own
 
     def receive(self, payload: Payload) -> None:
-        """As of any vectors; of those that come to everybody, its own classes' where asked for."""
+        """Receive vectors; of vectors for all clients keep only its own classes' if configured."""
         super().receive(payload)
         if self.params.download_classes != "all":
             own = torch.zeros_like(self.known)
@@ -91,7 +91,7 @@ class PrototypeClient(ClassVectorClient[PP]):
             self.vectors = self.vectors * self.known[:, None]
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """Return that no prototype is known."""
+        """Return blank prototypes, none of them known."""
         return {
             "prototypes": torch.zeros(self.classes, self.d),
             "known": torch.zeros(self.classes, dtype=torch.bool),

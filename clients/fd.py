@@ -28,7 +28,7 @@ class FDClient(ClassVectorClient[FDParams]):
             self.download_type = ClassTotals
 
     def initial_tensors(self) -> dict[str, Tensor]:
-        """With ``secure-sum``: return that nothing was added to any sum."""
+        """With ``secure-sum``: return zeros, as nothing was added to a sum yet."""
         if not self.sent_all:
             return {}
         vectors = torch.zeros(self.classes, self.classes)
@@ -61,16 +61,16 @@ class FDClient(ClassVectorClient[FDParams]):
         if isinstance(payload, ClassVectors) and (
             ((payload.vectors < 0) | (payload.vectors > 1)).any()
         ):
-            raise Refused("a vector holds what is no probability")
+            raise Refused("a vector has entries outside 0 to 1, which are not probabilities")
         if isinstance(payload, ClassTotals):
             for what, numbers, most in (
                 ("owners", payload.owners, EXACT), ("rounds", payload.rounds, self.round),
             ):  # fmt: skip
                 if not ((numbers >= 0) & (numbers < most)).all():
-                    raise Refused(f"{what} of a class are none from 0 to {most - 1}")
+                    raise Refused(f"{what} of a class must be 0 to {most - 1}")
 
     def receive(self, payload: Payload) -> None:
-        """Take the means of the other owners, of its own classes that have any."""
+        """Receive the means of the other owners of its classes."""
         super().receive(self._without_own(payload) if self.sent_all else payload)
 
     def _without_own(self, payload: Payload) -> ClassVectors:
@@ -91,7 +91,7 @@ class FDClient(ClassVectorClient[FDParams]):
         return ClassVectors(sent, others[sent], mean_of_others(sums[sent], others[sent]))
 
     def added(self, vector: Vector) -> None:
-        """Remember the rows, to be taken out of the sum that they are in."""
+        """Keep the rows, to subtract them from the sum that contains them."""
         rows = vector[: self.classes**2].reshape(self.classes, -1)
         self.tensors["added"] = torch.as_tensor(rows, dtype=torch.float32).to(self.device)
         self.tensors["added_round"] = torch.tensor([self.round], device=self.device)

@@ -24,7 +24,7 @@ from fedhet.training.optimisers import schedule
 
 
 class Ensemble(nn.Module):
-    """Lambda and the mixture of two logits (B, C) by it."""
+    """Lambda and the mixture of two logits (B, C) that it weighs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class FedAPENClient(AveragingClient[FedAPENParams]):
 
     @property
     def ensemble(self) -> Ensemble:
-        """Lambda and what it mixes."""
+        """Lambda and the mixture."""
         return cast("Ensemble", self.modules["ensemble"])
 
     def shared(self) -> nn.Module:

@@ -1,4 +1,4 @@
-"""FedGen on the client: the header also learns to recognise what the server's generator makes."""
+"""FedGen on the client: the header also learns from the server's generated representations."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from fedhet.training.loop import Phase
 
 
 class FedGenClient(AveragingClient[FedGenParams]):
-    """Shares the header of its own model; borrows the generator for a round."""
+    """Shares the header of its own model; uses the server's generator for a round."""
 
     download_type = HeaderAndGenerator
 
@@ -30,7 +30,7 @@ class FedGenClient(AveragingClient[FedGenParams]):
         assert isinstance(payload, HeaderAndGenerator)
         images, names = payload.images, self._new_generator().state_dict()
         if (images < 0).any() or not 0 < images.astype(np.float64).sum() < EXACT:
-            raise Refused("the images per class are no counts")
+            raise Refused("the images per class are not counts")
         floating = [name for name, tensor in names.items() if tensor.is_floating_point()]
         for name, array in zip(floating, payload.tensors[2:], strict=True):
             if name.endswith("running_var") and (array < 0).any():

@@ -17,7 +17,7 @@ SMALLEST = 1e-3  # of n: where both networks are certain, 1 / n would let L_h ex
 
 
 class FedKDClient(MethodClient[FedKDParams]):
-    """Trains three modules at once; answers by the mentor, ``model``."""
+    """Trains three modules at once; predicts with the mentor, ``model``."""
 
     download_type = LowRank
 
@@ -38,7 +38,7 @@ class FedKDClient(MethodClient[FedKDParams]):
         return cast("SplitModel", self.modules["student"])
 
     def expect_download(self, came: Payload) -> Payload | None:
-        """Return the student, or with ``compress-down`` an update, whose ranks tell its shapes."""
+        """Return the student, or with ``compress-down`` an update, whose ranks fix its shapes."""
         assert isinstance(came, LowRank)
         student = blanks_of(self.student)
         if not self.params.compress_down or (came.ranks == WHOLE).any():
@@ -54,7 +54,7 @@ class FedKDClient(MethodClient[FedKDParams]):
             and not whole_ones.all()
             or not (whole_ones.all() or self.params.compress_down)
         ):
-            raise Refused("the ranks are neither the student's nor an update's")
+            raise Refused("the ranks fit neither the student nor an update")
         if not whole_ones.all():
             self.setup.limits.check_download_norm(update_norm(payload))
 

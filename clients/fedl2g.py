@@ -1,4 +1,4 @@
-"""FedL2G on the client: follow the guiding vectors, then say how they should guide.
+"""FedL2G on the client: follow the guiding vectors, then compute how they should move.
 
 Locally CE + MSE(o(x), G_y) on the training examples outside the quiz set, for E epochs; then, in
 a phase of its own that moves nothing, the gradient of the quiz's CE with respect to G through one
@@ -51,7 +51,7 @@ class Both(nn.Module):
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Leave fused recurrent layers and attention alone, which have no second derivative."""
+    """Turn off fused recurrent layers and attention, which have no second derivative."""
     fused = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
@@ -115,7 +115,7 @@ class FedL2GClient(ClassVectorClient[FedL2GParams]):
     """Receives guiding vectors, sends how they should move."""
 
     def build(self) -> dict[str, nn.Module]:
-        """Return the model, and room for G."""
+        """Return the model, and a blank G."""
         width = width_of(self.params, self.classes, self.d)
         return {"model": self.local_model(), "guides": Guides(self.classes, width)}
 

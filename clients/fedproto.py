@@ -1,8 +1,8 @@
-"""FedProto on the client: representations are drawn to the global prototypes of their classes."""
+"""FedProto on the client: pull representations towards the global prototypes of their classes."""
 
 from fedhet.clients.class_vectors import PrototypeClient
 from fedhet.strategies.fedproto import FedProtoParams
 
 
 class FedProtoClient(PrototypeClient[FedProtoParams]):
-    """Sends mean representations, is drawn to their means over the clients."""
+    """Sends mean representations, is pulled towards their means over the clients."""

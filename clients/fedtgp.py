@@ -1,8 +1,8 @@
-"""FedTGP on the client: as FedProto; what differs is how the server makes its prototypes."""
+"""FedTGP on the client: as FedProto; only the server's prototypes differ."""
 
 from fedhet.clients.class_vectors import PrototypeClient
 from fedhet.strategies.fedtgp import FedTGPParams
 
 
 class FedTGPClient(PrototypeClient[FedTGPParams]):
-    """Sends mean representations, is drawn to trained prototypes."""
+    """Sends mean representations, is pulled towards trained prototypes."""

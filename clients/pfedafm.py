@@ -21,7 +21,7 @@ from fedhet.training.loop import Phase
 
 
 class Mixture(nn.Module):
-    """Alpha (d,), and the mixture of two representations (B, d) by it."""
+    """Alpha (d,), and the mixture of two representations (B, d) that it weighs."""
 
     def __init__(self, d: int = REPRESENTATION) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class PFedAFMClient(AveragingClient[PFedAFMParams]):
 
     @property
     def mixture(self) -> Mixture:
-        """Alpha and what it mixes."""
+        """Alpha and the mixture."""
         return cast("Mixture", self.modules["mixture"])
 
     def shared(self) -> SplitModel:

@@ -83,8 +83,8 @@ class Run:
             found = [one for one in there if re.fullmatch(rf"{re.escape(made)}(-\d+)?", one)]
             if len(found) != 1 or is_id(name):
                 raise UserError(
-                    f"client: '{one_line(name, 80)}' is not allowed: no such client has a state in "
-                    f"'{states}'; there: {', '.join(there) or 'none'}"
+                    f"client: '{one_line(name, 80)}' has no state in '{states}'; clients with a "
+                    f"state: {', '.join(there) or 'none'}"
                 )
             name = found[0]
         return load_model(states / name, generation, trust=trust)[0]

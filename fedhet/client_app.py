@@ -130,7 +130,7 @@ class Request:
         root = Path(self.what.state_dir if self.simulated else own)
         found = FileStore(root / self.what.experiment / client, sync=not self.simulated)
         if self.config.secure_sum != "masked" and found.read_note(SUM_KEY) is not None:
-            raise Refused("this run began with secure-sum=masked and is without now")
+            raise Refused("this run began with secure-sum=masked, which is now off")
         return found
 
     def client(self) -> MethodClient[Any]:
@@ -296,7 +296,7 @@ def confusion(asked: Request) -> Message:
 def evaluate(asked: Request) -> Message:
     """Return the accuracy of a client that did not train in this round."""
     if asked.config.summed and asked.config.sum_metrics:
-        raise Refused("an accuracy of one client alone is not told", Word.INSTRUCTION)
+        raise Refused("with sum-metrics a single accuracy is not sent", Word.INSTRUCTION)
     client, what = asked.client(), asked.what
     _, images, metrics = client.evaluate([], what.fit_config())
     numbers = {k: float(v) for k, v in metrics.items()}

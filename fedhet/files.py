@@ -66,14 +66,15 @@ def plain_path(path: str | os.PathLike[str]) -> Path:
     home of a user whom nobody knows.
     """
     if "\0" in os.fspath(path):
-        raise UserError(f"'{path}' is not allowed: no path has a null character in it")
+        raise UserError(f"'{path}' is not allowed: a path cannot hold a null character")
     try:
         found = Path(path).expanduser().absolute()
     except RuntimeError as error:
         user = Path(path).parts[0]
         if user == "~":
             raise
-        raise UserError(f"'{path}': '{user}' is the home of no user here: write it out") from error
+        text = f"'{path}': this machine has no user '{user}': write the path in full"
+        raise UserError(text) from error
     try:
         str(found).encode()
     except UnicodeEncodeError as error:
@@ -124,7 +125,7 @@ def replacing(
     at the other name is not followed. Raises OSError for a device or a pipe, which would be gone.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(errno.EINVAL, "it is a device or a pipe, no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file", str(path))
     owner = f".{os.getpid()}" if shared else ""
     temporary = path.with_name(f".{path.name}{owner}.tmp")
     try:
@@ -365,7 +366,7 @@ class _Loader(yaml.CSafeLoader):
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
             if not isinstance(key, str):
-                raise ValueError(f"'{key}' is not a key, which must be a text; in line {line}")
+                raise ValueError(f"line {line}: '{key}' is not allowed: a key is a text")
             if key in seen:
                 raise ValueError(f"{key}: given twice; remove it in line {line} or above")
             seen.add(key)
@@ -434,7 +435,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         place = f"{error.place}: " if error.place else ""
         raise UserError(f"{source}: {place}{error.what}") from error
     if loaded is None:
-        raise UserError(f"{source}: is empty; `fedhet keys` lists what it may say")
+        raise UserError(f"{source}: is empty; `fedhet keys` lists its keys")
     if not isinstance(loaded, dict):
         raise UserError(f"{source}: must be a mapping of keys to values")
     return loaded

@@ -143,8 +143,8 @@ def require_trust(what: str, values: Mapping[str, Any], *, trusted: bool) -> Non
     own = sorted(name for name in set(named(values)) if modules([name]))
     if own and not trusted:
         raise UserError(
-            f"{what} names code that would run as you: {', '.join(own)[:300]}; it was not made by "
-            "this user's fedhet: --trust imports the code, if you trust who made both"
+            f"{what} names code that would run as you: {', '.join(own)[:300]}; you did not make "
+            "it: give --trust to import the code if you trust its author"
         )
 
 
@@ -159,7 +159,7 @@ def is_own(kind: str, name: str) -> bool:
         return name in installed(kind)
     parts = [*module.split("."), attribute]
     if parts[0] in sys.stdlib_module_names:
-        raise UserError(f"{kind} {name!r}: '{parts[0]}' is part of Python and holds no {kind}")
+        raise UserError(f"{kind} {name!r}: '{parts[0]}' is Python's own module, not a {kind}")
     if all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         return True
     raise UserError(f"{kind} {name!r} is not of the form package.module:NAME")
@@ -197,8 +197,8 @@ def load(kind: str, name: str) -> Any:
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{kind} {name!r}: cannot import {module!r} ({brief(error)}{_instead(module, error)}); "
-            "it must lie in the folder where the command is given or be installed, in a "
-            "deployment on every node"
+            "it must be in the folder where you give the command, or installed (in a deployment "
+            "on every node)"
         ) from error
     if not hasattr(found, attribute):
         raise UserError(f"{kind} {name!r}: {attribute!r} does not exist in module {module!r}")

@@ -123,7 +123,7 @@ def _check_replies(folder: RunFolder) -> None:
     if not any(record["replied"] for record in rounds):
         first = next(iter(rounds[0]["failures"]), {"client": "?", "reason": "no reply"})
         raise RunFailed(
-            f"no client ever replied validly; the first, client {first['client']}: "
+            f"all clients failed in every round; the first failure: client {first['client']}: "
             f"{first['reason']}"
         )
 

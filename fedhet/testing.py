@@ -211,7 +211,7 @@ def check_method(method: str, tmp_path: Path, **changes: Any) -> RunFolder:
     resumed = cut_and_resume(small(tmp_path, **values, name="resumed"), 3)
     hashes = [run.read_summary()["run_sha256"] for run in (whole, resumed)]
     assert hashes[0] == hashes[1], (
-        f"{method}: a resumed run differs: what does the strategy keep beside `arrays`, or the "
-        "client beside `build` and `initial_tensors`?"
+        f"{method}: a resumed run differs: return all that the strategy keeps in `arrays`, and "
+        "all that the client keeps in `build` or `initial_tensors`"
     )
     return whole

@@ -1,4 +1,4 @@
-"""Averages: of one homogeneous module (LG-FedAvg, FedMRL, pFedES, ...) and of rows per class.
+"""Average one homogeneous module (LG-FedAvg, FedMRL, pFedES, ...), or rows per class.
 
 A method's ``aggregate`` takes the mean of the uploads here: :func:`total_of` and :func:`means_of`
 for modules, :func:`class_sums` and :class:`ClassSums` for rows. Other rules than the mean are
@@ -110,13 +110,13 @@ class ClassSums:
         return cls(rows, vector[-ends:][:classes], vector[-classes:])
 
     def summand(self, *, weighted: bool = False) -> Summand:
-        """Return rows, and as counts the weights, if they are not the owners, and the owners."""
+        """Return rows; the counts are the weights, if not equal to the owners, and the owners."""
         counts = np.concatenate([self.weights, self.owners]) if weighted else self.owners
         return Summand(self.rows.ravel(), counts)
 
     @property
     def present(self) -> Array:
-        """Which classes (C,) have a mean."""
+        """Return which classes (C,) have a mean."""
         return (self.owners >= self.least) & (self.weights > 0)
 
     def means(self, before: Array) -> Array:
@@ -175,7 +175,7 @@ def mean_by_class(
 
 
 def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, count: int) -> Vector:
-    """Return sums (C, w) float64 by class; rows pass through the processor's cache in blocks."""
+    """Return sums (C, w) float64 by class, in blocks that fit the processor's cache."""
     width = rows[0].shape[1]
     sums = torch.zeros((count, width), dtype=torch.float64)
     ids = torch.from_numpy(np.asarray(classes, dtype=np.int64))
@@ -193,7 +193,7 @@ def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, coun
 
 
 class AveragingStrategy(MethodStrategy[P]):
-    """Sends a shared module down, running statistics included, and averages what comes back."""
+    """Sends a shared module with running statistics, and averages the uploads."""
 
     upload_type: type[Payload] = ModelArrays
     aggregations = ROBUST
@@ -223,11 +223,11 @@ class AveragingStrategy(MethodStrategy[P]):
         return ModelArrays(self.tensors)
 
     def expect(self, info: ClientInfo) -> Payload | None:
-        """Return the same arrays: their shapes come back."""
+        """Return the same arrays, whose shapes an upload has."""
         return ModelArrays(self.tensors)
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Replace the shared module by the uploads' mean, or what the run's rule takes."""
+        """Replace the shared module by the uploads' mean, trimmed mean or median."""
         if self.rule.name == "mean":
             return self.combine(total_of(uploads), round_)
         self.tensors = mean_of_uploads(uploads, self.rule)

@@ -77,7 +77,7 @@ class MethodStrategy(Strategy, Generic[P]):
     refuses: ClassVar[Mapping[str, str]] = {}  # kinds of input that it cannot work with, and why
 
     def __init_subclass__(cls) -> None:
-        """Allow ``secure-sum`` to a class with ``combine``, unless a subclass aggregates anew."""
+        """Allow ``secure-sum`` for a class with its own ``combine``, not only ``aggregate``."""
         super().__init_subclass__()
         own = vars(cls)
         if "not_summed" not in own and {"aggregate", "combine"} & set(own):
@@ -103,7 +103,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def own_small(cls, params: P) -> str:
-        """Return the small model that a key of ``params`` names; empty: ``small-model``'s."""
+        """Return the small model that a key of ``params`` names; empty: use ``small-model``."""
         return ""
 
     @classmethod
@@ -118,7 +118,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """Create the global arrays of before round 1; a resumed run calls ``load`` instead."""
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """Return what is sent to client ``info`` at the start of round ``round_`` (1 to T).
+        """Return the payload for client ``info`` at the start of round ``round_`` (1 to T).
 
         Copies, never views of the strategy's own arrays.
         """
@@ -163,7 +163,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
-        """Return what one client adds to the sum; called in the client's process.
+        """Return one client's summand; called in the client's process.
 
         It is linear in what ``upload`` shares, and as long for every client of a run; ``own`` is
         what the client knows of itself. Raise NotImplementedError if the method has no sums.
@@ -199,7 +199,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         own = self.arrays()
         if list(arrays) != list(own):
-            raise Rejected(f"{len(arrays)} arrays, which are not the {len(own)} of this method")
+            raise Rejected(f"{len(arrays)} arrays, but the method has {len(own)}, or other names")
         for name, array in arrays.items():
             like = own[name]
             if name in self.growing and array.ndim:
@@ -221,7 +221,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
     @property
     def sends_all(self) -> bool:
-        """Whether all clients are sent the same: by ``broadcasts``, or since the run demands it."""
+        """Whether all clients get the same payload: by ``broadcasts``, or for ``secure-sum``."""
         return self.broadcasts or self.config.summed
 
     @property
@@ -249,7 +249,7 @@ class MethodStrategy(Strategy, Generic[P]):
     def prepare(
         self, handshake: Handshake, folder: RunFolder, kept: Checkpoint | None = None
     ) -> None:
-        """Make ready for the rounds that are left: all, or those after ``kept``, a checkpoint.
+        """Prepare the remaining rounds: all, or those after ``kept``, a checkpoint.
 
         ``handshake`` has found the clients; ``folder`` is the run's.
 
@@ -285,7 +285,7 @@ class MethodStrategy(Strategy, Generic[P]):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         on_round: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> Result:
-        """Run the rounds that are left, after :meth:`prepare`; return an empty result.
+        """Run the remaining rounds, after :meth:`prepare`; return an empty result.
 
         Only ``grid`` and ``on_round`` are used. The configuration replaces Flower's other
         parameters. The global arrays are in the run folder. Raises RunFailed if too many rounds in
@@ -293,7 +293,7 @@ class MethodStrategy(Strategy, Generic[P]):
         """
         self.summary()
         self.simulated = is_simulated(grid)
-        if not self.folder.checkpoint.exists():  # so that lines without one are a loss, no start
+        if not self.folder.checkpoint.exists():  # lines without one are a loss, not a start
             self._checkpoint(0)
         lines = self.folder.read_rounds() if self.config.patience else []
         skipped, clock = 0, time.perf_counter()
@@ -323,7 +323,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return Result()
 
     def summary(self) -> None:
-        """Log what is about to run."""
+        """Log the run's method, data and clients."""
         log.info(
             "%s: %d clients, %d per round, rounds %d to %d, %d classes",
             self.config.method, len(self.roster.ids), self.config.cohort(len(self.roster.ids)),
@@ -377,8 +377,8 @@ class MethodStrategy(Strategy, Generic[P]):
             messages.append(message)
         if self.config.summed and len(made) > 1:
             raise UserError(
-                f"{type(self).__name__}: with secure-sum `download` must be the same for "
-                "everybody: let `broadcast_group` say so"
+                f"{type(self).__name__}: with secure-sum `download` must be the same for all "
+                "clients: return one `broadcast_group` for all"
             )
         return messages
 
@@ -486,7 +486,7 @@ class MethodStrategy(Strategy, Generic[P]):
     def _exchange(
         self, grid: Grid, messages: Iterable[Message], timeout: float, window: int = WINDOW
     ) -> Iterator[Message]:
-        """Send messages; yield replies as they come, and note who was sent what they answer."""
+        """Send messages; yield replies as they come, and note the receiver of each message."""
         clients = {node: client for client, node in self.roster.nodes.items()}
         for sent, reply in exchange(grid, messages, timeout, window):
             self._clients[reply.metadata.reply_to_message_id] = clients[sent.metadata.dst_node_id]
@@ -507,7 +507,7 @@ class MethodStrategy(Strategy, Generic[P]):
         return sorted(found.items(), key=lambda pair: client_order(pair[0]))
 
     def _check_hooks(self) -> None:
-        """Raise UserError for hooks that do not fit together."""
+        """Raise UserError for hooks that need each other and are not both set."""
         own, base = type(self), MethodStrategy
         if own.upload_type is not Empty and own.expect is base.expect:
             raise UserError(

@@ -31,14 +31,14 @@ def payloads_of(uploads: Sequence[Upload]) -> list[ClassVectors]:
 
 
 def stacked(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
-    """Return all that came as pairs: class ids (M,) int64 and vectors (M, w) float32."""
+    """Return all uploads as pairs: class ids (M,) int64 and vectors (M, w) float32."""
     payloads = payloads_of(uploads)
     labels = torch.from_numpy(np.concatenate([p.classes for p in payloads]))
     return labels, torch.from_numpy(np.concatenate([p.vectors for p in payloads]))
 
 
 def shared_by(upload: Payload, own: Own) -> ClassVectors:
-    """Return the vectors of an upload whose classes have owners enough."""
+    """Return the vectors of an upload whose classes have enough owners."""
     assert isinstance(upload, ClassVectors)
     kept = own.shares(upload.classes)
     return ClassVectors(upload.classes[kept], upload.counts[kept], upload.vectors[kept])
@@ -47,7 +47,7 @@ def shared_by(upload: Payload, own: Own) -> ClassVectors:
 def sums_of(
     payloads: Sequence[ClassVectors], weights: Array | None, classes: int, rule: Rule = MEAN
 ) -> ClassSums:
-    """Return sums by class of one client's vectors, or of everybody's."""
+    """Return sums by class of one client's vectors, or of all clients'."""
     ids = np.concatenate([p.classes for p in payloads])
     return class_sums(ids, [p.vectors for p in payloads], weights, classes, rule)
 
@@ -59,7 +59,7 @@ class ClassVectorStrategy(MethodStrategy[P]):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: P) -> Mapping[str, str]:
-        """Return that a client's number of images weighs nothing here."""
+        """Return that ``weighting`` has no effect: images per class are the weights."""
         reason = "vectors are combined class by class"
         return {"weighting": reason, "max-weight": reason}
 
@@ -96,7 +96,7 @@ class ClassVectorStrategy(MethodStrategy[P]):
 
 
 class PrototypeParams(Params):
-    """Hyper-parameters of methods whose clients are drawn to prototypes."""
+    """Hyper-parameters of methods that pull representations towards prototypes."""
 
     lam: float = Field(
         1.0, ge=0, description="lambda, weight of the mean-MSE to the prototypes, >= 0; code: 1"
@@ -110,7 +110,7 @@ PP = TypeVar("PP", bound=PrototypeParams)
 
 
 class PrototypeStrategy(ClassVectorStrategy[PP]):
-    """Keeps a prototype per class and the images behind it; sends those that exist."""
+    """Keeps a prototype per class and its number of images; sends the known ones."""
 
     def initialise(self) -> None:
         """Start without prototypes."""
@@ -118,20 +118,20 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
         self.counts: Array = np.zeros(self.classes, dtype=np.int64)
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """Return the prototypes that exist, with the images behind each."""
+        """Return the known prototypes, with the number of images of each."""
         whole = self.params.download_classes == "all" or self.sends_all
         wanted = np.arange(self.classes, dtype=np.int64) if whole else declared(info)[0]
         sent = wanted[self.counts[wanted] > 0]
         return ClassVectors(sent, self.counts[sent], self.prototypes[sent])
 
     def means_of(self, uploads: Sequence[Upload], weights: Array | None) -> Array:
-        """Return means (C, d) per class of what came; absent classes keep their prototype."""
+        """Return means (C, d) per class of the uploads; absent classes keep their prototype."""
         payloads = payloads_of(uploads)
         classes, rows = np.concatenate([p.classes for p in payloads]), [p.vectors for p in payloads]
         return mean_by_class(classes, rows, weights, self.prototypes, self.rule)
 
     def count(self, uploads: Sequence[Upload]) -> Mapping[str, float]:
-        """Remember the images behind each class that came; how many classes are known."""
+        """Keep the number of images of each class that came; return how many classes are known."""
         payloads = payloads_of(uploads)
         classes = np.concatenate([p.classes for p in payloads])
         counts = np.concatenate([p.counts for p in payloads])
@@ -144,7 +144,7 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
         return {"known_classes": float((self.counts > 0).sum())}
 
     def arrays(self) -> dict[str, Array]:
-        """Return prototypes (C, d), zero where unknown, and images behind each (C,) int64."""
+        """Return prototypes (C, d), zero where unknown, and images of each (C,) int64."""
         return {"prototypes": self.prototypes, "counts": self.counts}
 
     def load(self, arrays: Mapping[str, Array]) -> None:

@@ -66,7 +66,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         self.sum_rounds = np.zeros(self.classes, dtype=np.int64)  # of each class's sum, if summed
 
     def download(self, info: ClientInfo, round_: int) -> Payload:
-        """Return the other owners' means of the client's classes; or all sums."""
+        """Return the other owners' means of the client's classes, or with sums all sums."""
         if self.sends_all:
             return ClassTotals(self.counts, self.sum_rounds, self.sums.astype(np.float32))
         own = self.owners == info.client
@@ -79,11 +79,11 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
 
     @classmethod
     def check_config(cls, config: RunConfig, params: FDParams) -> None:
-        """Refuse noise on single uploads: vectors with noise are no distributions."""
+        """Refuse noise on single uploads: vectors with noise are not distributions."""
         if config.dp_clip and not config.summed:
             raise UserError(
                 f"dp-clip: {config.dp_clip:g} is not allowed with method={config.method}, whose "
-                "uploads are probabilities: take secure-sum=masked, which adds the noise to sums"
+                "uploads are probabilities: use secure-sum=masked, which adds the noise to sums"
             )
 
     def check(self, info: ClientInfo, payload: Payload) -> None:
@@ -95,7 +95,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
             raise Rejected("a vector is not a probability distribution")
 
     def step_length(self, payload: Payload, length: float) -> float | None:
-        """Return None: probabilities are bounded as they are."""
+        """Return None: probabilities need no bound."""
         return None
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
@@ -111,7 +111,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         return {"shared_classes": float((self.counts > 1).sum())}
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:
-        """Replace the sums of classes with owners enough; keep the others."""
+        """Replace the sums of classes with enough owners; keep the others."""
         found = class_totals(self, total)
         present = found.present
         self.sums[present] = found.rows[present]
@@ -145,7 +145,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         self._keep(np.char.decode(names, "ascii"), arrays["labels"], arrays["vectors"])
 
     def _keep(self, owners: Array, labels: Array, vectors: Array) -> None:
-        """Store vectors in an order of their own, and their sums and numbers per class."""
+        """Store vectors in a fixed order, and their sums and numbers per class."""
         order = np.lexsort((owners, labels))
         self.owners, self.labels, self.vectors = owners[order], labels[order], vectors[order]
         found = class_sums(self.labels, [self.vectors], None, self.classes)

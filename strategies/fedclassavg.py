@@ -57,5 +57,5 @@ class FedClassAvgStrategy(AveragingStrategy[FedClassAvgParams]):
         if params.legacy and config.optimizer != "adam":
             raise UserError(
                 "legacy: true is not allowed with optimizer=sgd: the authors' loss is 1,429 times "
-                "the usual one and diverges; take optimizer=adam lr=0.0001, as they do"
+                "the usual one and diverges; use optimizer=adam lr=0.0001, as they do"
             )

@@ -106,16 +106,16 @@ class Generator(nn.Module):
         return self(noise, labels), labels
 
     def floating(self) -> list[Tensor]:
-        """Return parameters and running statistics, in a fixed order: what crosses the wire."""
+        """Return parameters and running statistics, which are sent, in a fixed order."""
         return [tensor for tensor in self.state_dict().values() if tensor.is_floating_point()]
 
 
 class FedGenStrategy(AveragingStrategy[FedGenParams]):
-    """Averages headers and trains a generator that their mean recognises."""
+    """Averages headers and trains a generator whose representations their mean classifies."""
 
     not_summed = (
-        "the server draws the generator's labels by the images per class that clients declare, and "
-        "sends those numbers down; a sum of headers says nothing of them: take lg_fedavg"
+        "its server needs each client's images per class to train the generator; use "
+        "method=lg_fedavg, which shares the same header"
     )
 
     def initialise(self) -> None:
@@ -129,7 +129,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         return HeaderAndGenerator(self._images(), (*self.tensors, *made))
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Take the mean header; then train G on what that header makes of it."""
+        """Set the mean header; then train G by that header's answers."""
         super().aggregate(uploads, round_)
         weight, bias = (torch.from_numpy(tensor) for tensor in self.tensors)
         shares = torch.from_numpy(self._images()).float()
@@ -167,7 +167,7 @@ class FedGenStrategy(AveragingStrategy[FedGenParams]):
         self.optimiser = Adam([(list(self.generator.parameters()), self.params.server_lr)])
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield Adam's moments by name, as it goes on from them."""
+        """Yield Adam's moments by name."""
         for name, parameter in self.generator.named_parameters():
             kinds = ("first", "second", "steps")
             for kind, tensor in zip(kinds, self.optimiser.of(parameter), strict=True):

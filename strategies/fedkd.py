@@ -69,7 +69,7 @@ def whole(tensors: Sequence[Array]) -> LowRank:
 
 
 def compress(updates: Sequence[Array], share: float | None) -> LowRank:
-    """Pack updates, keeping this share of every matrix's energy; None: all of them dense.
+    """Pack updates, keeping this share of every matrix's energy; None: send them whole.
 
     Raises RunFailed if one is not finite or cannot be decomposed.
     """
@@ -97,7 +97,7 @@ def apply(payload: LowRank, before: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def blanks(ranks: Array, shapes: Sequence[Shape]) -> list[Array]:
-    """Return stand-ins for the tensors of an update with these ranks, as of :func:`compress`.
+    """Return blank tensors of an update with these ranks, as :func:`compress` makes them.
 
     Raises ValueError for ranks that it would not give to parameters of these shapes.
     """
@@ -214,8 +214,8 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
     """Adds the mean of compressed updates to the student."""
 
     not_summed = (
-        "it uploads compressed updates, as factors of low rank, and the sum of factors is not the "
-        "sum of the updates; take method=fml, which shares the same model uncompressed"
+        "it uploads low-rank factors, whose sum is not the sum of the updates; use method=fml, "
+        "which shares the same model uncompressed"
     )
 
     upload_type = LowRank
@@ -232,14 +232,14 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         """Check that energies grow, and that a compressed downlink has C = 100 %."""
         if params.t_end < params.t_start:
             raise UserError(
-                f"t-end: {params.t_end:g} is not allowed: t-start is {params.t_start:g}"
+                f"t-end: {params.t_end:g} is not allowed: at least t-start={params.t_start:g}"
             )
         if params.compress_down and params.compress == "off":
             raise UserError("compress-down: true is not allowed with compress=off")
         if params.compress_down and config.fraction < 1:
             raise UserError(
-                f"compress-down: true is not allowed with fraction={config.fraction:g}: a client "
-                "that skips a round holds another student; it needs fraction=1"
+                f"compress-down: true is not allowed with fraction={config.fraction:g}: it needs "
+                "fraction=1, since a client that skips a round has an older student"
             )
 
     def __init__(self, config: RunConfig, roster: "Roster") -> None:
@@ -289,7 +289,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         return {} if share is None else {"energy": share}
 
     def _mean(self, uploads: Sequence[Upload]) -> list[Array]:
-        """Return the updates' mean, float32, or what the run's rule takes of their coordinates."""
+        """Return the updates' mean, trimmed mean or median, float32."""
         payloads = [u.payload for u in uploads if isinstance(u.payload, LowRank)]
         if self.rule.name != "mean":
             single = [[a.astype(np.float32) for a in dense(p, self._shapes())] for p in payloads]
@@ -310,7 +310,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
     @property
     def growing(self) -> Collection[str]:
-        """There are no ranks before the first update."""
+        """Names of arrays with varying length: there are no ranks before the first update."""
         return ("update-ranks",)
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -333,7 +333,7 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
         super().load(student)
 
     def _is_current(self, info: ClientInfo) -> bool:
-        """Return whether the last update, sent compressed, is all that a client lacks."""
+        """Return whether a client needs only the last update, which is sent compressed."""
         held = self.roster.generations[info.client]
         return self.params.compress_down and held == self.updated > 0
 
@@ -342,14 +342,14 @@ class FedKDStrategy(AveragingStrategy[FedKDParams]):
 
 
 def _parted(arrays: Mapping[str, Array]) -> tuple[tuple[Array, ...], dict[str, Array]]:
-    """Return the factors of an update in their order, and everything else."""
+    """Return the factors of an update in their order, and all other arrays."""
     others = dict(arrays)
     names = sorted(name for name in arrays if name.startswith("update/"))
     return tuple(others.pop(name) for name in names), others
 
 
 def check_updates(payload: LowRank, shapes: Sequence[Shape]) -> None:
-    """Reject what ``compress`` would not have sent for these shapes."""
+    """Raise Rejected for factors that ``compress`` would not send for these shapes."""
     try:
         expected = blanks(payload.ranks, shapes)
     except ValueError as error:

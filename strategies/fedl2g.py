@@ -110,7 +110,7 @@ def misguided(logits: Array) -> list[int]:
 
 
 class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
-    """Moves the guiding vectors by what the clients found."""
+    """Moves the guiding vectors by the clients' gradients."""
 
     broadcasts = True
 
@@ -151,7 +151,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
             raise Rejected(f"gradients of classes {payload.classes.tolist()}, but it declared "
                            f"{own.tolist()}")  # fmt: skip
         if not np.isin(payload.counts, (0, 1)).all():
-            raise Rejected("a gradient is marked by something else than 0 or 1")
+            raise Rejected("the mark of a gradient must be 0 or 1")
         longest = float(np.linalg.norm(payload.vectors.astype(np.float64), axis=1).max(initial=0.0))
         if longest > LARGEST * ROUNDING and not self.config.dp_clip:  # noise has no such bound
             raise Rejected(f"a gradient of norm {longest:.4g} is above {LARGEST:g}")
@@ -161,7 +161,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
         return None
 
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
-        """Make one SGD step by the mean per class of those who had it."""
+        """Make one SGD step by the mean gradient per class over its owners."""
         payloads = [_marked(p) for p in payloads_of(uploads)]
         if self.rule.name == "mean":
             sums = sums_of(payloads, None, self.classes)

@@ -135,7 +135,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
 
     @classmethod
     def sends_class_rows(cls, config: RunConfig, params: FedSSAParams) -> bool:
-        """Return whether rows are of seen classes; a whole header has all of everybody."""
+        """Return whether clients send rows of seen classes, and not whole headers."""
         return params.upload_rows == "seen"
 
     @classmethod

@@ -88,8 +88,7 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
     """Averages extractors."""
 
     refuses: ClassVar[Mapping[str, str]] = {
-        TOKENS: "its extractor maps an input to an enhanced input, and there is nothing between "
-        "one word and another"
+        TOKENS: "its extractor changes the values of an input, and word ids cannot be changed so"
     }
 
     @classmethod
@@ -107,7 +106,8 @@ class PFedESStrategy(AveragingStrategy[PFedESParams]):
             enhanced = self.shared_module()(blank)
         if enhanced.shape != blank.shape:
             raise UserError(
-                f"extractor: inputs of shape {tuple(blank.shape)} become {tuple(enhanced.shape)}"
+                f"extractor: must keep the shape of inputs, {tuple(blank.shape)}, but returns "
+                f"{tuple(enhanced.shape)}"
             )
 
     def shared_module(self) -> nn.Module:

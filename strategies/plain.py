@@ -1,4 +1,4 @@
-"""How a round is aggregated from single uploads: which replies count, and what they weigh.
+"""Aggregate a round from single uploads: which replies count, with which weight.
 
 Each reply is looked at alone, then all of a round are held against each other.
 """
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedhet")
 
 MOST_FLOPS = 1000.0  # times the median of a round, per image: models differ in size
-SWOLLEN = 10.0  # times the usual size: what went down came of no honest round
+SWOLLEN = 10.0  # times the usual size: such a download is not from an honest round
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An accepted reply: whose it is, its payload, and its weight n_k / sum n_j in the round."""
+    """An accepted reply: its client, its payload, and its weight n_k / sum n_j in the round."""
 
     info: ClientInfo
     payload: Payload
@@ -51,7 +51,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Valid:
-    """A reply that is as it should be, looked at alone; ``step`` is the length of its step."""
+    """A reply that is valid by itself; ``step`` is the length of its step."""
 
     info: ClientInfo
     payload: Payload
@@ -68,7 +68,7 @@ class PlainAggregator:
     records: Mapping[str, ConfigRecord] = {}  # what goes along with a train message
 
     def __init__(self, strategy: "MethodStrategy[Any]", marks: Mapping[str, Any]) -> None:
-        """Take up what :meth:`marks` gave, out of a checkpoint's ``marks``."""
+        """Load :meth:`marks` from a checkpoint's ``marks``."""
         self.strategy = strategy
         self.config, self.roster, self.ledger = strategy.config, strategy.roster, strategy.ledger
         self.steps = StepLimits(self.config.max_update_ratio, sigma(self.config))
@@ -76,16 +76,16 @@ class PlainAggregator:
         self._pace: dict[str, float] = {}  # seconds per training image, by model
 
     def marks(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the values for a checkpoint."""
         return {"steps": self.steps.dump()}
 
     def members(self, round_: int, clients: list[str]) -> list[str]:
-        """Return who is asked to train."""
+        """Return the clients that are asked to train."""
         del round_
         return clients
 
     def seconds(self, client: str) -> float:
-        """Return what a client's training may take, by the last reply of its model; 0: unknown."""
+        """Return a client's expected training time, by the last reply of its model; 0: unknown."""
         info = self.roster.infos[client]
         return self._pace.get(info.model, 0.0) * info.train_images
 
@@ -174,7 +174,7 @@ class PlainAggregator:
         ]
 
     def _accept(self, accepted: Sequence[Valid], round_: int) -> None:
-        """Record the replies that were aggregated; their clients go on from this round."""
+        """Record the aggregated replies; their clients continue from this round."""
         self.steps.accept([one.step for one in accepted if one.step is not None])
         for info, payload, reply in ((one.info, one.payload, one.reply) for one in accepted):
             self.roster.accept(info.client, round_, reply.digest)
@@ -184,7 +184,7 @@ class PlainAggregator:
                 self.ledger.score(info.client, reply.metrics)
 
     def _refuse(self, one: Valid, reason: str) -> None:
-        """Leave out a reply that, looked at alone, was as it should be."""
+        """Leave out a reply that is valid by itself."""
         reply = one.reply
         self.ledger.reject(one.info.client, reason, reply.arrays, reply.message_bytes)
 
@@ -193,7 +193,7 @@ class PlainAggregator:
         check_trained(info, reply, round_, self.config, strategy.metric_ranges)
         images = reply.metrics.get("num-examples")
         if images != info.train_images:
-            raise Rejected(f"num-examples {images}, but it declared {info.train_images}")
+            raise Rejected(f"num-examples is {images}, but it declared {info.train_images}")
         try:
             payload = strategy.upload_type.from_ndarrays(reply.arrays)
         except ValueError as error:
@@ -206,7 +206,7 @@ class PlainAggregator:
         return Valid(info, payload, reply, strategy.step_length(payload, length))
 
     def _sent_too_much(self, info: ClientInfo, round_: int) -> str:
-        """Say if a client was sent arrays far larger than usual, which it cannot help."""
+        """Return a hint if the client had received arrays far larger than usual."""
         sent = size(self.strategy.download(info, round_).flat)
         usual = self.steps.start or self.steps.usual()
         if not usual or sent <= SWOLLEN * usual:

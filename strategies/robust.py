@@ -1,4 +1,4 @@
-"""How many values become one: shares with a ceiling, and means that some liars cannot move.
+"""Combine values: capped shares, and means that a few false uploads cannot move.
 
 ``trimmed-mean`` and ``median`` are those of Yin, Chen, Ramchandran and Bartlett 2018,
 "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498),
@@ -21,7 +21,7 @@ ROBUST = ("mean", "trimmed-mean", "median")
 
 @dataclass(frozen=True)
 class Rule:
-    """What a run combines its uploads by."""
+    """The rule by which a run combines its uploads."""
 
     name: str = "mean"
     trim: float = 0.0

@@ -1,4 +1,4 @@
-"""Training on the server: what FedGH, FedTGP and FedGen do with the uploads between two rounds.
+"""Train on the server, as FedGH, FedTGP and FedGen do with the uploads between two rounds.
 
 It is deterministic: draws come from the run's generator of purpose "server" and this round, numbers
 are float32, on one thread of the CPU. It is bounded: a fixed number of steps, and what is no longer
@@ -24,12 +24,12 @@ MOST_EPOCHS = 10_000  # of the keys `server-epochs`
 
 
 def server_generator(config: RunConfig, round_: int) -> torch.Generator:
-    """Return the generator of all that the server draws in a round."""
+    """Return the generator of the server's random numbers in a round."""
     return torch.Generator().manual_seed(torch_seed(config.seed, "server", round_=round_))
 
 
 def shuffled(count: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield positions of ``count`` examples in batches of ``size``, anew every epoch."""
+    """Yield positions of ``count`` examples in batches of ``size``, reshuffled every epoch."""
     for _ in range(epochs):
         yield from batches(torch.randperm(count, generator=generator), size)
 
@@ -91,7 +91,7 @@ def state_arrays(module: nn.Module, prefix: str = "") -> dict[str, Array]:
 
 
 def load_state(module: nn.Module, arrays: Mapping[str, Array], prefix: str = "") -> None:
-    """Inverse of :func:`state_arrays`; ``arrays`` may hold others beside."""
+    """Inverse of :func:`state_arrays`; ``arrays`` may hold others as well."""
     module.load_state_dict(
         {name: torch.tensor(arrays[prefix + name]) for name in module.state_dict()}
     )

@@ -18,7 +18,7 @@ class StandaloneStrategy(MethodStrategy):
 
     @classmethod
     def ignores(cls, config: RunConfig, params: Params) -> Mapping[str, str]:
-        """Return the keys of weights: there is no mean."""
+        """Return the keys of weights, which have no effect without a mean."""
         return {"weighting": "nothing is sent", "max-weight": "nothing is sent"}
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Pages that are made from the sources when the site is built: nothing in them is written twice.
+"""Make pages from the sources when the site is built.
 
-The front page and the project's own are the files of the checkout's top; the reference is made from
-the registry, the schema and the packages' public names.
+The overview and the project's pages are files of the checkout's top; the reference is made from the
+registry, the schema and the packages' public names.
 """
 
 import html
@@ -19,8 +19,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = {
-    "README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
+    "README.md": "overview.md", "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md",
 }  # fmt: skip
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 # What Markdown would take for markup in a cell of a table.
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to files of the checkout that are pages here, and words for those that are not."""
+    """Make links to files of the checkout that are pages here; keep the words of other links."""
     top = page.file.src_uri in TOP.values()
     folder = ROOT if top else Path(config.docs_dir) / Path(page.file.src_uri).parent
 
@@ -98,7 +98,7 @@ def quoted(thing: object) -> str:
 
 
 def keys_page() -> str:
-    """Every key of every run."""
+    """Return the page of every key of every run."""
     from fedhet.cli.lists import schema_keys  # noqa: PLC0415  (torch)
     from fedhet.config.schema import RunConfig  # noqa: PLC0415
 
@@ -107,7 +107,7 @@ def keys_page() -> str:
 
 
 def command_line_page() -> str:
-    """Every command with its arguments and options."""
+    """Return the page of every command with its arguments and options."""
     import typer  # noqa: PLC0415
 
     from fedhet.cli.app import app  # noqa: PLC0415
@@ -138,7 +138,7 @@ def option(one: click.Parameter) -> str:
 
 
 def table(keys: dict[str, dict[str, Any]]) -> str:
-    """Keys with default, range and meaning."""
+    """Return a table of keys with default, range and meaning."""
     lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
     for key, what in keys.items():
         default = what["default"]
@@ -154,7 +154,7 @@ def cell(text: str) -> str:
 
 
 def python_page() -> str:
-    """All that ``import fedhet`` gives."""
+    """Return the page of all that ``import fedhet`` gives."""
     import fedhet  # noqa: PLC0415
 
     names = [getattr(fedhet, name) for name in sorted(fedhet.__all__, key=str.lower)]

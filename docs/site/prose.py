@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SENTENCE, CELL, PAGE = 32, 25, 150  # words, words, lines
+SENTENCE, CELL, PAGE = 25, 25, 150  # words, words, lines
 LINES = {"README.md": 120, "SECURITY.md": 80, "docs/how-to/deploy.md": 120}
 
 
@@ -28,13 +28,14 @@ def faults(path: Path) -> list[str]:
     if (count := text.count("\n")) > (most := LINES.get(name, PAGE)):
         found.append(f"{name}: {count} lines, at most {most}")
     text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)  # code, too
     text = re.sub(r"\]\([^)]*\)|`[^`]*`", " x", text)  # a target or a piece of code is one word
     for row in re.findall(r"^\|.*\|$", text, flags=re.MULTILINE):
         for cell in row.strip("|").split("|"):
             if (words := len(cell.split())) > CELL:
                 found.append(f"{name}: a cell of {words} words: {cell.strip()[:60]}")
     prose = re.sub(r"^\|.*$|^#.*$", ".", text, flags=re.MULTILINE)
-    for sentence in re.split(r"[.:;?!](?:\s|$)|\n\s*(?:[-*]|\d+\.)\s|\n\s*\n", prose):
+    for sentence in re.split(r"[.:;?!](?:\*\*)?(?:\s|$)|\n\s*(?:[-*]|\d+\.)\s|\n\s*\n", prose):
         if (words := len(sentence.split())) > SENTENCE:
             found.append(f"{name}: a sentence of {words} words: {' '.join(sentence.split())[:60]}")
     return found

@@ -1,4 +1,4 @@
-"""Docstrings as the site shows them: names in Sphinx's roles become code."""
+"""Show names in Sphinx's roles as code in the docstrings of the site."""
 
 import re
 

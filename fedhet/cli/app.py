@@ -100,7 +100,7 @@ def _call(arguments: list[str]) -> int:
     try:
         look_here()
     except OSError as error:
-        raise UserError("the working folder is gone: change to one that is there") from error
+        raise UserError("the working folder no longer exists: change to another") from error
     try:
         code = app(arguments, prog_name="fedhet", standalone_mode=False)
     except OSError as error:
@@ -109,7 +109,8 @@ def _call(arguments: list[str]) -> int:
         if "home directory" not in str(error):
             raise
         if os.path.expanduser("~") != "~":
-            raise UserError("a path begins with the ~USER of no user here: write it out") from error
+            text = "a path begins with ~USER, and this machine has no such user: write it in full"
+            raise UserError(text) from error
         raise UserError("this user has no home directory: set HOME") from error
     return code if isinstance(code, int) else 0
 

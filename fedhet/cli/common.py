@@ -25,11 +25,14 @@ Overrides = Annotated[
 ]
 Connection = Annotated[
     str | None,
-    typer.Option(help="run there: a connection in Flower's config.toml", metavar="CONNECTION"),
+    typer.Option(
+        help="run on nodes: the TLS folder of `fedhet server`, or a connection of Flower's",
+        metavar="CONNECTION",
+    ),
 ]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="import the code that it names, whoever made it: it runs as you"),
+    typer.Option("--trust", help="import the code that it names, which then runs as you"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn

@@ -27,13 +27,13 @@ def _say(text: str) -> None:
 
 
 def certs(
-    out: Annotated[Path, typer.Option(help="folder to make them in")],
+    out: Annotated[Path, typer.Option(help="folder for certificates and keys")],
     server: Annotated[
         list[str] | None, typer.Option(help="name or address of the server; repeat for more")
     ] = None,
     client: Annotated[list[str] | None, typer.Option(help="client id; repeat for more")] = None,
 ) -> None:
-    """Make a CA, a server certificate and a key pair per client; only keys without --server."""
+    """Make a CA, a server certificate and a key per client; without --server only keys."""
     from fedhet.deploy.certs import advice, make
 
     servers, clients = server or [], client or []
@@ -47,10 +47,10 @@ def server(
     host: Annotated[str, typer.Option(help="address to listen at")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="port for the clients", min=1, max=65535)] = PORT,
     database: Annotated[
-        Path | None, typer.Option(help="file with keys, nodes and runs; TLS/server/superlink.db")
+        Path | None, typer.Option(help="file for keys, nodes and runs; default: in TLS/server")
     ] = None,
 ) -> None:
-    """Serve a federation: TLS, keys of TLS/clients, and nothing but the clients' API outside."""
+    """Run the server of a federation; only clients with a key in TLS/clients are admitted."""
     from fedhet.deploy.control import ServerFolder
     from fedhet.deploy.server import FederationServer
 
@@ -67,13 +67,14 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     key: Annotated[Path, typer.Argument(metavar="KEY", help="this client's private key")],
     server: Annotated[str, typer.Option(help="HOST:PORT of `fedhet server`")],
     data: Annotated[
-        Path | None, typer.Option(help="images: DATA/<class>/<image> or a zip of it; a CSV, an NPZ")
+        Path | None,
+        typer.Option(help="this site's examples: a table, an NPZ, or images <class>/<image>"),
     ] = None,
     split: Annotated[
-        Path | None, typer.Option(help="CSV path,client,split: which image is for what")
+        Path | None, typer.Option(help="CSV path,client,split: train, val or test of each image")
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(help="K/N: instead of own images, a share of a public data set")
+        str | None, typer.Option(help="K/N: instead of --data, share K of a public data set")
     ] = None,
     name: Annotated[str | None, typer.Option(help="client id; default: the key's name")] = None,
     model: Annotated[
@@ -81,19 +82,19 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="folder of the private model; ~/.fedhet/NAME")
+        Path | None, typer.Option(help="folder of the private model; default: ~/.fedhet/NAME")
     ] = None,
     public: Annotated[
         Path | None, typer.Option(help="own copy of the run's public data set, a folder or zip")
     ] = None,
-    limits: Annotated[Path | None, typer.Option(help="what this site allows, a YAML file")] = None,
+    limits: Annotated[Path | None, typer.Option(help="YAML file: what a run may do here")] = None,
     ca: Annotated[
         Path | None, typer.Option(help="the CA's certificate; default: ca.crt near the key")
     ] = None,
     code: Annotated[
         str,
         typer.Option(
-            help="installed: only what is installed here runs; sent: what the server sends"
+            help="installed: run the fedhet installed here; sent: run what the server sends"
         ),
     ] = "installed",
     trusted: Annotated[
@@ -104,7 +105,7 @@ def node(  # noqa: PLR0913, PLR0917  (a command's options)
         bool, typer.Option("--check", help="test everything, without joining")
     ] = False,
 ) -> None:
-    """Take part in a federation, and stay: a line for every round."""
+    """Take part in a federation until stopped; print a line for every round."""
     from fedhet.deploy.network import read_ca, read_key
     from fedhet.deploy.node import Node, NodePlan
 
@@ -158,7 +159,7 @@ def _images(data: Path | None, partition: str | None, name: str) -> dict[str, st
     """Flower's node configuration for own images, or for a share of a public data set."""
     if (data is None) == (partition is None):
         raise UserError(
-            "give one of --data FOLDER_OR_FILE (this site's own examples) and --partition K/N "
+            "give either --data FOLDER_OR_FILE (this site's own examples) or --partition K/N "
             "(share K of N of a public data set)"
         )
     if data is not None:
@@ -178,14 +179,14 @@ def _model(name: str | None) -> str | None:
 def _there(path: Path, what: str) -> Path:
     found = plain_path(path)
     if not found.exists():
-        raise UserError(f"{what}: '{found}' is not there")
+        raise UserError(f"{what}: '{found}' does not exist")
     return found
 
 
 def _file(path: Path, what: str) -> Path:
     found = plain_path(path)
     if not found.is_file():
-        raise UserError(f"{what}: '{found}' is not there")
+        raise UserError(f"{what}: '{found}' does not exist")
     return found
 
 
@@ -197,7 +198,7 @@ def _ca(key: Path, ca: Path | None) -> Path:
     for place in (folder / "ca.crt", folder.parent / "ca.crt"):
         if place.is_file():
             return place
-    raise UserError(f"--ca: no ca.crt in '{folder}' or '{folder.parent}': give its path")
+    raise UserError(f"--ca: ca.crt is not in '{folder}' or '{folder.parent}': give its path")
 
 
 def _proof(key: Path, ca: Path) -> dict[str, str]:
@@ -255,7 +256,7 @@ def status(
     if not folder.credentials.ca.is_file():
         raise UserError(
             f"--superlink: '{superlink}' is not a folder of `fedhet certs` (it has no ca.crt); "
-            "status asks the server that was started from one"
+            "give the folder that `fedhet server` was started with"
         )
     folder.check_running()
     control = Control(folder.control(), folder.credentials.ca)

@@ -248,12 +248,12 @@ def models(
         list[str] | None,
         typer.Argument(
             metavar="NAME|KEY=VALUE...",
-            help="models and groups, those alone; module:factory; keys of a run (dataset, "
-            "data-path, representation, ...) that say what they are built for",
+            help="models, groups, module:factory; and keys of a run (dataset, data-path, ...) "
+            "for which they are built",
         ),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(help="image, signal, table or tokens: those for such examples")
+        str | None, typer.Option(help="image, signal, table or tokens: models for these examples")
     ] = None,
     classes: Annotated[
         int | None, typer.Option(min=1, help="number of classes; default: of the data, or 10")
@@ -280,7 +280,7 @@ def models(
         dataset = load_dataset(config)
         if kind not in (None, dataset.inputs.kind):
             raise UserError(
-                f"--kind: '{kind}' is not allowed with dataset={config.dataset}, which is of "
+                f"--kind: '{kind}' is not allowed with dataset={config.dataset}: its kind is "
                 f"{dataset.inputs.kind}"
             )
         asked, count = {dataset.inputs.kind: dataset.inputs}, classes or len(dataset.classes)
@@ -371,7 +371,7 @@ def template(name: str) -> str:
 
 def new(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="method")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="of its module, such as my_method")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the module, as my_method")],
 ) -> None:
     """Write a method of your own and its test into this folder (docs/how-to/own-method.md)."""
     if what != "method":
@@ -391,7 +391,7 @@ def new(
     }
     for path in made:
         if path.exists():
-            raise UserError(f"'{path}' exists already")
+            raise UserError(f"'{path}' already exists: choose another name, or move it away")
     for path, text in made.items():
         path.write_text(text.format(name=name, spelling=spelling), encoding="utf-8")
         print(path)
@@ -406,14 +406,14 @@ def report(  # noqa: PLR0913, PLR0917  (one parameter per option)
     out: Annotated[Path, typer.Option(help="folder of the report; files in it are replaced")],
     formats: Annotated[
         str,
-        typer.Option("--format", help="beside the page, of md, csv, latex, svg"),
+        typer.Option("--format", help="written beside the page: any of md, csv, latex, svg"),
     ] = "md,csv,latex,svg",
     baseline: Annotated[
         str, typer.Option(help="method that others are compared with; standalone if it was run")
     ] = "",
     title: Annotated[str, typer.Option(help="heading of the page")] = "fedhet report",
     records: Annotated[
-        Path | None, typer.Option(help="write the runs there as packed records, to be committed")
+        Path | None, typer.Option(help="folder to write the runs to as packed records")
     ] = None,
     models: Annotated[
         bool, typer.Option("--models/--no-models", help="draw what needs the clients' models")

@@ -104,8 +104,8 @@ def _print_result(folder: "RunFolder", *, as_json: bool) -> None:
         summed = summary.get("secure_sum", {})
         if few := summed.get(UNSUMMED):
             print(
-                f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners: their "
-                "rows are in no sum (docs/how-to/private-sums.md)"
+                f"{few} classes had fewer than sum-owners={summed['sum_owners']} owners, so their "
+                "rows were not shared (docs/how-to/private-sums.md)"
             )
         for lost in summary["clients_lost"]:
             about = f"is lost since round {lost['round']}: {lost['reason']}"
@@ -170,7 +170,7 @@ def demo(
     out: Annotated[str, typer.Option(help="folder of run folders")] = "runs",
     as_json: Json = False,
 ) -> None:
-    """FedSSA, LG-FedAvg and Standalone on the embedded digits, in about a minute."""
+    """Compare FedSSA, LG-FedAvg and Standalone on the embedded digits, in a minute or two."""
     loading(as_json=as_json)
     from fedhet.cli import execute
     from fedhet.cli.sweeps import SweepProgress
@@ -228,11 +228,11 @@ def partition(
     config: ConfigName,
     overrides: Overrides = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="draw it there: .png, .svg or .pdf")
+        Path | None, typer.Option(metavar="FILE", help="draw it into FILE: .png, .svg or .pdf")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how a configuration deals the images to clients."""
+    """Show how many examples of each class each client gets."""
     loading(as_json=as_json)
     from fedhet.config.load import load_config
     from fedhet.data.inputs import noun
@@ -291,14 +291,14 @@ def watch(
         Path | None, typer.Argument(metavar="RUN_OR_SWEEP", help="run folder, or a folder of them")
     ] = None,
     superlink: Annotated[
-        str, typer.Option(metavar="TLS", help="its server's folder: its sites, and its last run")
+        str, typer.Option(metavar="TLS", help="folder of `fedhet server`: its sites and last run")
     ] = "",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 0,
     plain: Annotated[bool, typer.Option("--plain", help="lines of text instead of a page")] = False,
 ) -> None:
-    """Show a run or a sweep while it goes on: a page on 127.0.0.1, or text; ended ones too."""
+    """Show a run or sweep, running or finished, as a page on 127.0.0.1 or as text."""
     if plain and port:
-        raise UserError("--port does not go with --plain: say one")
+        raise UserError("--port cannot be used with --plain: give one of them")
     from fedhet.watch.plain import follow
     from fedhet.watch.server import listen, page_server
     from fedhet.watch.view import open_view
@@ -344,20 +344,20 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     ],
     out: Annotated[Path, typer.Option(help="new folder for the model")],
     generation: Annotated[
-        int | None, typer.Option(help="round whose state is taken; the newest if left out")
+        int | None, typer.Option(help="round whose state is exported; default: the newest")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="STATE is a run folder: every client's, in OUT/<client>")
+        bool, typer.Option("--all", help="every client of the run folder STATE, to OUT/<client>")
     ] = False,
     best: Annotated[
-        bool, typer.Option("--best", help="the state of the best validation round (keep-best)")
+        bool, typer.Option("--best", help="export the best validation round (keep-best)")
     ] = False,
     predictions: Annotated[
         bool,
         typer.Option(
             "--predictions",
-            help="STATE is a run folder: its clients' answers (keep-predictions) "
-            "as the CSV file OUT",
+            help="write the predictions of the run folder STATE (keep-predictions) "
+            "to the CSV file OUT",
         ),
     ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="write model.onnx as well")] = False,
@@ -367,19 +367,19 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a client's personalised model, or all of a run's; the last line is the folder."""
+    """Export a client's personalised model, or all of a run; the last line is the folder."""
     loading()
     from fedhet.export import model
 
     if images and not onnx:
         raise UserError("--images: only used with --onnx")
     if best and generation is not None:
-        raise UserError("--generation does not go with --best")
+        raise UserError("--generation cannot be used with --best: give one of them")
     if predictions:
         print(f"{model.export_predictions(state, out, trust=trust)} examples: {plain_path(out)}")
         return
     if every and generation is not None:
-        raise UserError("--generation does not go with --all, which takes each client's newest")
+        raise UserError("--generation cannot be used with --all: it exports the newest states")
     wanted = (images or []) if onnx else None
     if every:
         made, left_out = model.export_all(state, out, best=best, images=wanted, trust=trust)
@@ -408,7 +408,7 @@ def predict(
     ),
     best: Annotated[
         bool,
-        typer.Option("--best", help="of states: that of the best validation round (keep-best)"),
+        typer.Option("--best", help="use the best validation round of a folder of states"),
     ] = False,
     trust: Trust = False,
 ) -> None:

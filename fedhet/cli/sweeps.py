@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 Ray = Annotated[
     str,
     typer.Option(
-        help="run the cells on this Ray cluster, HOST:PORT; else RAY_ADDRESS is asked",
+        help="run the cells on this Ray cluster, HOST:PORT; default: RAY_ADDRESS",
         metavar="ADDRESS",
     ),
 ]
-QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; no figure of the papers"
+QUICK = "profile quick: a tenth of the rounds, a fifth of the epochs; only for trying"
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     cell: Annotated[str, typer.Option(help="only the cell of this name")] = "",
     workers: Annotated[int, typer.Option(min=0, help="cells at a time; 0: one per core")] = 0,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="list the cells, and the FLOPs left")
+        bool, typer.Option("--dry-run", help="list the cells and the FLOPs left; run nothing")
     ] = False,
     lines: Annotated[bool, typer.Option("--print", help="print one command per cell")] = False,
     accept_mixed: Annotated[
-        bool, typer.Option("--accept-mixed", help="go on although code or torch has changed")
+        bool, typer.Option("--accept-mixed", help="continue although fedhet or torch has changed")
     ] = False,
     ray: Ray = "",
     as_json: Json = False,
 ) -> None:
-    """Run every combination of a preset's grid; finished cells are skipped, broken ones go on."""
+    """Run every combination of a preset's grid; skip finished cells, continue interrupted ones."""
     if ray and (dry or lines):
-        raise UserError(f"--ray does not go with {'--dry-run' if dry else '--print'}: say one")
+        raise UserError(f"--ray cannot be used with {'--dry-run' if dry else '--print'}: give one")
     if lines and (dry or as_json):
-        raise UserError(f"--print does not go with {'--dry-run' if dry else '--json'}: say one")
+        raise UserError(f"--print cannot be used with {'--dry-run' if dry else '--json'}: give one")
     loading(as_json=as_json or lines)
     selection = Selection(preset, overrides or [], out, profile, part, cell)
     path, found = open_sweep(selection)
@@ -84,7 +84,7 @@ def sweep(  # noqa: PLR0913, PLR0917  (one argument per option)
     elif dry:
         _dry_run(index_name(preset, path), found, as_json=as_json)
     else:
-        _check_mixed(found, "results", "--out, or say --accept-mixed", accept=accept_mixed)
+        _check_mixed(found, "results", "--out, or --accept-mixed", accept=accept_mixed)
         run_all(found, workers, ray, quiet=as_json)
         _print_result(found, as_json=as_json)
         _raise_failed(found, f"cells of '{path.stem}' failed")
@@ -94,7 +94,7 @@ def _check_mixed(found: "Sweep", what: str, other: str, *, accept: bool = False)
     """Raise UserError if finished cells are of other code."""
     mixed = found.mixed()
     if mixed and not accept:
-        raise UserError(f"{mixed}: {what} of different code are not compared; take another {other}")
+        raise UserError(f"{mixed}: {what} of different code are not compared; use another {other}")
 
 
 def _raise_failed(found: "Sweep", what: str) -> None:
@@ -117,7 +117,7 @@ def _print_result(found: "Sweep", *, as_json: bool) -> None:
     for job in found.jobs:
         if job.state in ENDED and job.reason:
             print(f"{job.cell.name} {job.state}: {job.reason}", file=sys.stderr)
-    print(_counted(found.counts()) or "no cell")
+    print(_counted(found.counts()) or "no cells")
     if found.note:
         print(found.note)
     print(found.out)
@@ -222,7 +222,7 @@ def open_sweep(chosen: Selection) -> tuple[Path, "Sweep"]:
         wanted = [cell for cell in cells if cell.name == chosen.cell]
         if not wanted:
             raise UserError(
-                f"--cell: '{chosen.cell}' is none of the {len(cells)} of '{path.stem}'; "
+                f"--cell: '{chosen.cell}' is not one of the {len(cells)} cells of '{path.stem}'; "
                 "--dry-run lists them"
             )
     name = index_name(chosen.preset, path)
@@ -281,7 +281,7 @@ class SweepProgress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.__exit__()
         if kind is Interrupted:
-            tell("interrupted; the same command goes on")
+            tell("interrupted; the same command continues")
 
     def update(self, found: "Sweep") -> None:
         """Show how it stands."""
@@ -296,7 +296,7 @@ class SweepProgress:
             if job.waits and name not in self.waiting:
                 self.waiting.add(name)
                 now = f"{datetime.now():%H:%M:%S}"
-                tell(f"{name} is being run by another process, which is waited for since {now}")
+                tell(f"waiting since {now} for {name}, which another process is running")
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
             if ended and name not in self.told:
                 self.told.add(name)
@@ -318,14 +318,14 @@ def tune(  # noqa: PLR0913, PLR0917  (one argument per option)
     runs: Annotated[Path, typer.Option(help="folder of the run folders")] = Path("runs"),
     trials: Annotated[
         int,
-        typer.Option(min=0, help="trials for each method; 0: the smallest grid, 10 of ranges"),
+        typer.Option(min=0, help="trials per method; 0: the smallest grid, or 10 of ranges"),
     ] = 0,
-    search_seed: Annotated[int, typer.Option(min=0, help="seed of what is drawn")] = 0,
+    search_seed: Annotated[int, typer.Option(min=0, help="seed of drawn trials")] = 0,
     workers: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one per core")] = 0,
     ray: Ray = "",
     as_json: Json = False,
 ) -> None:
-    """Search keys by the validation metric, as often for each method; write the best preset."""
+    """Search keys by validation metric, with equal trials per method; write the best preset."""
     loading(as_json=as_json)
     from fedhet.cli import execute
     from fedhet.engines.session import find_preset
@@ -415,7 +415,7 @@ def _write(
         written.append(out.with_name(name))
     if len(chosen) > 1:
         keys = search.sweep([trials[position][0] for position in chosen.values()])
-        lines = ["every method with what was chosen for it, in blocks that no trial had"]
+        lines = ["every method with its chosen values, on seeds that no trial used"]
         write_text(out, preset_text(keys, f"sweep {out.name} --out DIR", command, lines))
         written.append(out)
     return written

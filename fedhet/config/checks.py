@@ -26,34 +26,34 @@ def idle(config: RunConfig, *, deployed: bool = False) -> dict[str, str]:
     """
     inline, kind = config.engine == "inline", config.partition
     given = config.dataset == "digits" or config.dataset.startswith("synthetic")
-    here = f"dataset={config.dataset} is read from no files"
-    one_process = "engine=inline is one process, which waits for nobody"
+    here = f"dataset={config.dataset} reads no file"
+    one_process = "engine=inline runs all clients one by one in one process"
     reasons: dict[str, tuple[bool, str]] = {
         "alpha": (kind not in SKEWED, _belongs(kind, *SKEWED)),
         "classes-per-client": (kind != "classes-per-client", _belongs(kind, "classes-per-client")),
         "legacy-pfedhn": (kind != "classes-per-client", _belongs(kind, "classes-per-client")),
-        "split": (kind == "file", "the partition-file says what each image is for"),
-        "partition-seed": (kind == "file" and not given, "the partition-file says who owns what"),
-        "model-assignment": (len(config.models) == 1, "there is one model for all"),
+        "split": (kind == "file", "the partition-file has the split of each image"),
+        "partition-seed": (kind == "file" and not given, "the partition-file names the clients"),
+        "model-assignment": (len(config.models) == 1, "all clients have the same model"),
         "evaluate-all": (config.fraction == 1, "fraction=1 samples every client in every round"),
         "data-path": (given, here),
         **dict.fromkeys(
             ("image-size", "grey"),
-            (kind_of(config.dataset) not in {"", IMAGE}, f"dataset={config.dataset} has no images"),
+            (kind_of(config.dataset) not in {"", IMAGE}, f"dataset={config.dataset} is not images"),
         ),
         "weighting": (
             config.aggregation != "mean",
-            f"aggregation={config.aggregation} has no weights",
+            f"aggregation={config.aggregation} does not use weights",
         ),
         "actors": (inline, one_process),
-        "local-epochs": (config.local_steps > 0, f"local-steps={config.local_steps} says it"),
+        "local-epochs": (config.local_steps > 0, f"local-steps={config.local_steps} is set"),
         "round-timeout": (inline, one_process),
         "start-timeout": (inline, one_process),
         **_of_sums(config),
-        "client-keys": (True, "a simulation's clients have no keys; it is for --superlink"),
+        "client-keys": (True, "it is for runs with --superlink"),
     }
     if deployed:
-        own = "with --superlink every node has its own"
+        own = "with --superlink every node sets its own"
         del reasons["client-keys"]
         if not config.summed:
             del reasons["evaluate-all"]  # a node may be away
@@ -65,12 +65,12 @@ def _of_sums(config: RunConfig) -> dict[str, tuple[bool, str]]:
     keys = ("sum-range", "sum-min", "sum-threshold", "sum-owners", "sum-metrics")
     found = {key: (not config.summed, "secure-sum=off") for key in keys}
     if config.summed and config.sum_metrics:
-        found["evaluate-all"] = (True, "sum-metrics: nobody outside a round's sum is evaluated")
+        found["evaluate-all"] = (True, "with sum-metrics only the clients of a round are evaluated")
     return found
 
 
 def _belongs(partition: str, *to: str) -> str:
-    return f"partition={partition}; it belongs to partition={' or '.join(to)}"
+    return f"it is for partition={' or '.join(to)}, and partition is {partition}"
 
 
 def check_idle(config: RunConfig, given: Mapping[str, Any], *, deployed: bool = False) -> list[str]:
@@ -78,8 +78,8 @@ def check_idle(config: RunConfig, given: Mapping[str, Any], *, deployed: bool = 
     found = idle(config, deployed=deployed)
     for key in REFUSED:
         if key in given and key in found:
-            raise UserError(f"{key}: '{given[key]}' changes nothing with {found[key]}")
-    return [f"{key}={given[key]} changes nothing: {found[key]}" for key in given if key in found]
+            raise UserError(f"{key}: '{given[key]}' has no effect: {found[key]}")
+    return [f"{key}={given[key]} has no effect: {found[key]}" for key in given if key in found]
 
 
 def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[str]:
@@ -91,7 +91,7 @@ def check_cells(configs: Iterable[RunConfig], given: Mapping[str, Any]) -> list[
             key: reason for key, reason in everywhere.items() if key in found
         }  # fmt: skip
     reasons = everywhere or {}
-    return [f"{k}={v} changes nothing: {reasons[k]}" for k, v in given.items() if k in reasons]
+    return [f"{k}={v} has no effect: {reasons[k]}" for k, v in given.items() if k in reasons]
 
 
 def small_cohort(config: RunConfig) -> list[str]:
@@ -111,10 +111,10 @@ GONE: Mapping[str, Mapping[str, Any]] = {"fedssa": {HIDE_CLASSES: False}}
 GONE_EVERYWHERE: dict[str, Any] = {"state-backend": "file"}  # the same of common keys
 # Keys by which a server looks at single uploads, and none reaches it.
 _OF_SINGLE = {
-    "aggregation": "it needs every upload by itself",
-    "max_weight": "no share of a mean is known",
-    "max_update_norm": "no single update is seen; sum-range bounds the entries",
-    "max_update_ratio": "no single update is seen; sum-range bounds the entries",
+    "aggregation": "it needs single uploads",
+    "max_weight": "the server does not learn single weights",
+    "max_update_norm": "the server does not see single updates; use sum-range",
+    "max_update_ratio": "the server does not see single updates; use sum-range",
 }
 
 
@@ -210,7 +210,7 @@ def method_keys(name: str) -> Mapping[str, str]:
 def unknown_key(key: str, method: str, own: set[str]) -> str:
     """One line on a key that neither every run nor ``method``, with its ``own`` keys, has."""
     if key == "params":
-        return f"params: a method's own keys stand beside the others, not below it: {sorted(own)}"
+        return f"params: unknown key; write the method's keys beside the others: {sorted(own)}"
     if key in {"grid", "paired"}:
         return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
     plain, known = re.sub("[-_]+", "-", key.lower()).strip("-"), COMMON | own

@@ -125,8 +125,8 @@ def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunC
             raise UserError(unknown_key(key, method, own))
         if key not in RESUMABLE:
             raise UserError(
-                f"{key}: a resumed run keeps its own, or its rounds would not be comparable; "
-                f"allowed here: {', '.join(RESUMABLE)}"
+                f"{key}: cannot be changed in a resumed run, whose rounds must stay comparable; "
+                f"allowed: {', '.join(RESUMABLE)}"
             )
     config = build_config({**started, **changes})
     if config.dp_clip and config.rounds != started["rounds"]:
@@ -139,8 +139,8 @@ def resumed_config(started: Mapping[str, Any], overrides: Sequence[str]) -> RunC
         planned = f"method={config.method}"
     if planned and config.rounds != started["rounds"]:
         raise UserError(
-            f"rounds: {config.rounds} is not allowed: {planned} spreads its course over all "
-            f"rounds, and this run began with rounds={started['rounds']}; start a new run"
+            f"rounds: {config.rounds} is not allowed: {planned} depends on the number of "
+            f"rounds, and this run began with {started['rounds']}; start a new run"
         )
     return config
 
@@ -174,8 +174,8 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
         small_name(config, kind or IMAGE, method.strategy.own_small(params))
     elif config.small_model:
         raise UserError(
-            f"small-model: '{config.small_model}' changes nothing with method={config.method}, "
-            "which shares no model"
+            f"small-model: '{config.small_model}' has no effect with method={config.method}, "
+            "which does not share a model"
         )
     if kind in method.strategy.refuses:
         raise UserError(
@@ -191,13 +191,11 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     method.strategy.check_config(config, params)
     ignored = dict(method.strategy.ignores(config, params))
     if method.strategy.public_set == "nobody":
-        ignored |= dict.fromkeys(("public-dataset", "public-path"), "it uses no public data set")
+        ignored |= dict.fromkeys(("public-dataset", "public-path"), "it needs no public data set")
     for key, reason in ignored.items():
         value = getattr(config, key.replace("-", "_"))
         if value != RunConfig.model_fields[key.replace("-", "_")].default:
-            raise UserError(
-                f"{key}: '{value}' changes nothing with method={config.method}: {reason}"
-            )
+            raise UserError(f"{key}: '{value}' has no effect with method={config.method}: {reason}")
     if method.strategy.public_set != "nobody":
         _check_public(config)
     return config
@@ -249,9 +247,9 @@ def _check_combinations(config: RunConfig) -> None:
             f"and partition is '{config.partition}'"
         )
     if config.split[2] == 0:
-        raise UserError("split: the test share is 0; without test images nothing can be reported")
+        raise UserError("split: its test share is 0, must be at least 1 to measure accuracy")
     if config.optimizer == "adam" and config.momentum != RunConfig.model_fields["momentum"].default:
-        raise UserError(f"momentum: '{config.momentum:g}' changes nothing with optimizer=adam")
+        raise UserError(f"momentum: '{config.momentum:g}' has no effect with optimizer=adam")
     if config.name in {".", ".."}:
         raise UserError(f"name: '{config.name}' is not allowed: it must name a folder below out")
     if config.trim != RunConfig.model_fields["trim"].default and (
@@ -264,7 +262,7 @@ def _check_combinations(config: RunConfig) -> None:
     if config.max_weight < 1 and config.aggregation != "mean":
         raise UserError(
             f"max-weight: {config.max_weight:g} is not allowed with aggregation="
-            f"{config.aggregation}, which knows no weights"
+            f"{config.aggregation}, which does not use weights"
         )
     if config.client_keys not in KEY_POLICIES and not Path(config.client_keys).is_absolute():
         raise UserError(
@@ -287,7 +285,7 @@ def _check_data_path(config: RunConfig) -> None:
     if config.dataset in DATASETS and not config.data_path:
         raise UserError(f"data-path is empty: dataset {config.dataset} needs its file")
     if config.data_path and not Path(config.data_path).expanduser().exists():
-        raise UserError(f"data-path {config.data_path}: no such file")
+        raise UserError(f"data-path {config.data_path}: this file does not exist")
 
 
 def _check_tuned(config: RunConfig) -> None:
@@ -296,7 +294,7 @@ def _check_tuned(config: RunConfig) -> None:
         if key not in TUNABLE | method_keys(find_method(config.method)):
             raise UserError(
                 f"tuned: '{key}' is not allowed: {', '.join(sorted(TUNABLE))}, or a key of the "
-                "method; whatever else differs makes another setting"
+                "method; runs that differ in other keys are not compared"
             )
 
 
@@ -316,7 +314,7 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
         hub = is_hub(config.dataset) and set(rows) & set(datasets)
         if given and config.dataset not in datasets and not hub:
             raise UserError(
-                f"{key}: '{values[key]}' changes nothing with dataset={config.dataset}; it belongs "
+                f"{key}: '{values[key]}' has no effect with dataset={config.dataset}; it belongs "
                 f"to dataset={' or '.join(datasets)}"
             )
     kind = kind_of(config.dataset)
@@ -330,8 +328,8 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
     named = (*DATASETS, "image-folder")
     if config.partition == "natural" and kind and config.dataset not in named:
         raise UserError(
-            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples do "
-            "not say whose they are; partition=file names them"
+            f"partition: 'natural' is not allowed with dataset={config.dataset}: its examples name "
+            "no client; use partition=file with a partition-file"
         )
 
 

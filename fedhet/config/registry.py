@@ -68,7 +68,7 @@ def _spelt(kind: type[T]) -> type[T]:
             continue
         if close := difflib.get_close_matches(name, hooks, n=1, cutoff=0.85):
             raise UserError(
-                f"{kind.__name__}: nothing calls '{name}': did you mean '{close[0]}'? If it is "
+                f"{kind.__name__}: '{name}' is not a hook: did you mean '{close[0]}'? If it is "
                 f"your own, call it '_{name}'",
                 "method",
             )

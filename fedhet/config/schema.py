@@ -184,76 +184,76 @@ class RunConfig(Schema):
     data_path: str = Field(
         "",
         description="folder or zip of `image-folder`; file of `table`, `signals` or `texts`, or a "
-        "folder of one for each site; local copy of `hf:NAME`; download folder of the torchvision "
-        "sets",
+        "folder with one file for each site; local copy of `hf:NAME`; download folder of "
+        "torchvision's data sets",
     )
     target: str = Field(
-        "", description="column of the class; empty: guessed by name and values, and said"
+        "", description="column of the class; empty: guessed by name and values, and printed"
     )
     labels: Lists = Field(
         (),
         description="classes by values of the target, such as {ill: [1, 2], healthy: [0]}, or by "
-        "ranges of a measurement: {low: ..140, high: 140..} (from, up to below)",
+        "ranges of a measurement: {low: ..140, high: 140..} (140 is high)",
     )
     site: Words = Field(
         (), description="columns that together name the client, for partition=natural"
     )
     categories: Lists = Field(
         (),
-        description="columns of `table` that are not numbers, with their values {sex: [f, m]}; a "
-        "node needs the values, a simulation takes those of its file",
+        description="columns of `table` that are not numbers, with their values {sex: [f, m]}; on "
+        "a network the values are required, in a simulation those of the file are used",
     )
     ignore: Words = Field((), description="columns that no model sees")
     text: str = Field("", description="column of the text, of `texts`")
     length: int = Field(
-        64, ge=1, le=4096, description="words of a text that are kept; steps of a window by `time`"
+        64, ge=1, le=4096, description="words kept of a text; time steps of a window with `time`"
     )
     vocabulary: int = Field(
-        5000, ge=2, le=1 << 20, description="numbers that words are hashed to; 0 is for padding"
+        5000, ge=2, le=1 << 20, description="number of token ids to hash words to; 0 is padding"
     )
-    scale: float = Field(1.0, gt=0, description="what the numbers of `signals` are divided by")
+    scale: float = Field(1.0, gt=0, description="divisor of the numbers of `signals`")
     axes: Literal["", "channels-time", "time-channels"] = Field(
-        "", description="order of a window's axes in an NPZ; empty: by their lengths"
+        "", description="order of a window's axes in an NPZ; empty: guessed by their lengths"
     )
     channels: Words = Field(
         (),
-        description="columns of the channels of a CSV of `signals`; with one row a window, how the "
-        "names of their columns begin",
+        description="columns of the channels in a CSV of `signals`; with one row per window, the "
+        "beginnings of their columns' names",
     )
-    time: str = Field("", description="column of the time, of a CSV with one row a time step")
+    time: str = Field("", description="column of the time, in a CSV with one row per time step")
     columns: Words = Field((), description="names of the columns of a CSV without header")
     separator: str = Field(
-        "", description="of a CSV: comma, semicolon, tab, pipe, space or a sign; empty: found out"
+        "", description="comma, semicolon, tab, pipe, space or a character; empty: guessed"
     )
-    decimal: Literal["", ".", ","] = Field("", description="decimal sign; empty: found out")
-    thousands: str = Field("", max_length=1, description="sign between thousands, of numbers")
+    decimal: Literal["", ".", ","] = Field("", description="decimal sign; empty: guessed")
+    thousands: str = Field("", max_length=1, description="sign between thousands in numbers")
     quote: Literal["", '"', "'", "none"] = Field(
-        "", description="sign around texts of a CSV, or none; empty: found out"
+        "", description="quote around texts of a CSV, or none; empty: guessed"
     )
-    encoding: str = Field("", description="of a CSV, such as latin-1; empty: its mark, or UTF-8")
+    encoding: str = Field("", description="such as latin-1; empty: by byte order mark, or UTF-8")
     gaps: Words = Field(
-        (), description="spellings of a gap; empty: ?, NA, null, none, -, ... and nothing at all"
+        (), description="spellings of a missing value; empty: ?, NA, null, none, -, ... and no text"
     )
     window: Window = Field(
-        (), description="LOW,HIGH of scans of more than 8 bits; empty: each client's own range"
+        (), description="LOW,HIGH of images of more than 8 bits; empty: each client's own range"
     )
     public_dataset: str = Field(
-        "", description="public examples of no client, for methods that use some: as dataset"
+        "", description="public data set, for methods that use one; values as of dataset"
     )
     public_path: str = Field(
-        "", description="their folder or zip, on the server; each deployed node names its own copy"
+        "", description="its folder or zip on the server; each node names its own copy"
     )
     image_size: Annotated[Side | tuple[Side, Side], BeforeValidator(_size)] = Field(
         32, description="side of the square input, pixels, or HEIGHTxWIDTH such as 48x64"
     )
     grey: bool = Field(False, description="images in one channel instead of three")
-    classes: Words = Field((), description="class names in label order; empty: all of the data")
+    classes: Words = Field((), description="class names in label order; empty: all of the data's")
 
     clients: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="N; 0: as many as the federation, the file or the data has",
+        description="N, number of clients; 0: as many as the network, the file or the data has",
     )
     fraction: float = Field(1.0, gt=0, le=1, description="C, share of clients per round")
     partition: Literal[
@@ -269,14 +269,14 @@ class RunConfig(Schema):
     alpha: float = Field(
         0.3, gt=0, description="concentration of the Dirichlet partitions, and of quantity"
     )
-    legacy_pfedhn: bool = Field(False, description="slots and draws as in pFedHN's released code")
+    legacy_pfedhn: bool = Field(False, description="deal classes as pFedHN's released code does")
     split: Ratio = Field((8, 1, 1), description="train:val:test, integers, per client and class")
 
     models: Words = Field(
         ("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
         min_length=1,
-        description="architectures of `fedhet models`, a group of them (@signal-5), or "
-        "module:factory; each may go on ` [frozen] weights=FILE`; by default the kind's group",
+        description="architectures of `fedhet models`, a group such as @signal-5, or "
+        "module:factory; ` [frozen] weights=FILE` may follow; default: the kind's group",
     )
     model_assignment: Literal["modulo", "random"] = Field(
         "modulo", description="client k gets model k mod len(models), or a seeded draw"
@@ -284,9 +284,9 @@ class RunConfig(Schema):
 
     small_model: str = Field(
         "",
-        description="what all clients share, in methods that share a model; empty: the smallest "
-        "of the kind's group; of images the one CNN that all clients have, or CNN-1 beside the one "
-        "other model that all have",
+        description="model that all clients share, in methods that share one; empty: the smallest "
+        "of the kind's group; if all clients have the same model: that CNN, or CNN-1 for "
+        "torchvision's",
     )
     representation: int = Field(
         REPRESENTATION, ge=1, le=8192, description="d, width of the representation of all models"
@@ -294,8 +294,8 @@ class RunConfig(Schema):
 
     rounds: int = Field(100, ge=1, le=1_000_000, description="T, communication rounds")
     patience: int = Field(
-        0, ge=0, description="evaluated rounds without a better validation metric that end the run"
-        "; 0: it takes all rounds",
+        0, ge=0, description="end the run after so many evaluated rounds without a better "
+        "validation metric; 0: run all rounds",
     )  # fmt: skip
     local_epochs: int = Field(10, ge=1, description="E, epochs of local training per round")
     local_steps: int = Field(
@@ -347,17 +347,17 @@ class RunConfig(Schema):
     )
 
     metric: MetricName = Field(
-        "accuracy", description="main metric of a run, which also decides its best round"
+        "accuracy", description="main metric of a run; it decides the best round"
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between evaluations")
     evaluate_before: bool = Field(
         False, description="record accuracies after receiving and before training as well"
     )
     evaluate_all: bool = Field(
-        True, description="evaluate clients never sampled, as initialised; false: leave them out"
+        True, description="evaluate also clients that were never sampled, as initialised"
     )
     weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="weights of averaged models: training images, or equal"
+        "samples", description="weights in means over clients: training examples, or equal"
     )
 
     min_replies: int = Field(1, ge=1, description="accepted replies that a round needs")
@@ -370,27 +370,27 @@ class RunConfig(Schema):
         1e4, gt=0, description="largest L2 norm of one upload; above it the reply is refused"
     )
     max_update_ratio: float = Field(
-        10.0, ge=0, description="longest step of an upload, times the median one; 0: no such limit"
+        10.0, ge=0, description="largest step of an upload, in multiples of the median; 0: no limit"
     )
     max_images: int = Field(
-        1_000_000, ge=1, lt=2**53, description="most training images that a client may declare"
+        1_000_000, ge=1, lt=2**53, description="most training examples that a client may declare"
     )
     max_classes: int = Field(
-        1_000, ge=1, description="most classes of a client, and of a run that does not list them"
+        1_000, ge=1, description="most classes of a client, and of a run that does not name them"
     )
     max_weight: float = Field(
         1.0, gt=0, le=1, description="largest share of one client in a weighted mean; 1: no limit"
     )
     aggregation: Literal["mean", "trimmed-mean", "median"] = Field(
-        "mean", description="the weighted mean, or unweighted ones that some liars cannot move"
+        "mean", description="weighted mean, or unweighted ones that a few false uploads cannot move"
     )
     trim: float = Field(
         0.2, ge=0, lt=0.5, description="share of the values left out at each end by trimmed-mean"
     )
     client_keys: str = Field(
         "auto",
-        description="which keys may be which clients on a network: auto (a registered name is its "
-        "key's alone), registered (nobody without one), a folder of <client>.pub, or off",
+        description="which node keys may use which client ids: auto (a registered name belongs to "
+        "its key), registered (only registered names), a folder of <client>.pub, or off",
     )
 
     dp_clip: float = Field(
@@ -399,53 +399,53 @@ class RunConfig(Schema):
     dp_epsilon: float = Field(
         0.0,
         ge=0,
-        description="epsilon of all that one client uploads in the run, after noise: its budget",
+        description="privacy budget: epsilon of one client's uploads in the run, with noise",
     )
     dp_delta: float = Field(
-        0.0, ge=0, lt=1, description="delta of all that one client uploads in the run, after noise"
+        0.0, ge=0, lt=1, description="delta of one client's uploads in the run, with noise"
     )
 
     secure_sum: Literal["off", "masked", "unmasked"] = Field(
         "off",
-        description="masked: the server learns uploads only as sums; unmasked: the same numbers "
-        "without masks, to measure what masks cost",
+        description="masked: the server learns uploads only as sums; unmasked: the same result "
+        "without masks, for measuring their cost",
     )
     sum_range: float = Field(
         64.0, gt=0, description="largest absolute value of an entry of a summed vector"
     )
-    sum_min: int = Field(3, ge=2, description="least clients of a sum")
+    sum_min: int = Field(3, ge=2, description="fewest clients of a sum")
     sum_threshold: int = Field(
         0, ge=0, description="members that must help to unmask a sum; 0: more than half of them"
     )
     sum_owners: int = Field(
-        3, ge=1, description="least clients that must have a class for its rows to be summed"
+        3, ge=1, description="fewest clients with a class for which its rows are summed"
     )
     sum_metrics: bool = Field(
-        True, description="accuracies and losses are summed, too; false: each client tells them"
+        True, description="also sum accuracies and losses; false: each client sends its own"
     )
 
     state_dir: str = Field(
-        "", description="private states of simulated clients; empty: inside the run folder"
+        "", description="folder of simulated clients' states; empty: in the run folder"
     )
     keep_state: bool = Field(True, description="keep the clients' last states after the run")
     keep_best: bool = Field(
-        False, description="keep each client's state of its best validation round as well"
+        False, description="also keep each client's state of its best validation round"
     )
     keep_predictions: bool = Field(
         False,
-        description="each client keeps its answers on its validation and test examples at the end",
+        description="keep each client's predictions on its validation and test examples",
     )
     tuned: Words = Field(
-        (), description="keys whose values were searched for each method; of one setting in reports"
+        (), description="keys that were tuned for each method; reports compare them as one setting"
     )
     tracker: Literal["none", "tensorboard", "wandb", "trackio", "mlflow"] = Field(
-        "none", description="where every round's numbers go beside the run folder"
+        "none", description="service that also gets the numbers of every round"
     )
-    out: str = Field("runs", description="folder of run folders")
+    out: str = Field("runs", description="folder for run folders")
     name: str = Field(
         "",
         pattern=rf"^({CLIENT_ID})?$",
-        description="run folder below out; empty: made from the preset and the time",
+        description="name of the run folder; empty: made from the preset and the time",
     )
 
     params: Params = Field(Params(), exclude=True)

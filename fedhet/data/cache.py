@@ -184,9 +184,7 @@ def _write_examples(folder: Path, chunks: Iterator[npt.NDArray[Any]]) -> dict[st
             file.write(np.ascontiguousarray(chunk).tobytes())
             count += len(chunk)
         if not count:
-            raise UserError(
-                "the data set has no example that has a class (of those that are named)"
-            )
+            raise UserError("the data set has no example of the named classes")
         file.seek(0)
         # NumPy pads the header so that the first axis may change in place.
         assert _header(file, count, shape, dtype) == start

@@ -34,13 +34,13 @@ _TRAINING = {  # group of models, epochs, batch size, learning rate
 _ABOUT = {
     "dataset": "kind of data", "data-path": "the file", "target": "column of the class",
     "site": "column that names the client; no model sees it", "text": "column of the text",
-    "categories": "columns that are not numbers, with their values; a network needs the values",
+    "categories": "columns that are not numbers, with their values, which a network needs",
     "ignore": "columns that no model sees", "classes": "class names in label order",
     "columns": "names of the columns: the file has no header",
     "gaps": "what counts as a gap", "partition": "how examples are assigned to clients",
     "clients": "number of clients; 0: as many as the data names",
-    "metric": "mean recall of the classes: accuracy hardly sees a rare class",
-    "models": "one model after another",
+    "metric": "mean recall of the classes; accuracy says little of a rare class",
+    "models": "dealt to the clients in turn",
     "method": "`fedhet methods` lists all", "rounds": "communication rounds",
     "local-epochs": "epochs of local training per round", "batch-size": "examples per step",
     "lr": "learning rate of SGD", "image-size": "side of the images, pixels",
@@ -61,7 +61,7 @@ def initialise(
     """
     target = out or Path(f"{Path(path).name.split('.')[0] or 'data'}.yaml")
     if target.exists():
-        raise UserError(f"'{target}' is already there: --out NAME.yaml writes another")
+        raise UserError(f"'{target}' already exists: give another name with --out NAME.yaml")
     keys: dict[str, Any] = {"dataset": given.get("dataset") or _dataset(Path(path).expanduser())}
     keys["data-path"] = path
     keys |= {key: value for key, value in given.items() if key not in keys}
@@ -76,7 +76,7 @@ def initialise(
     keys = _training(keys, given, dataset)
     preset = [
         f"# fedhet run {target}",
-        "# Written by `fedhet init`; `fedhet keys` says what more there is.",
+        "# Written by `fedhet init`; `fedhet keys` lists all keys.",
     ]
     for key, value in keys.items():
         text = value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
@@ -96,11 +96,11 @@ def _is_npz(path: str) -> bool:
 
 def _dataset(path: Path) -> str:
     if not path.exists():
-        raise UserError(f"'{path}': no such file or folder")
+        raise UserError(f"'{path}' does not exist")
     if holds(path, (*NPZ_SUFFIXES, ".npy")):
         return "signals"
     if path.name.lower().endswith(tuple(f"{one}.zip" for one in ROW_SUFFIXES)):
-        raise UserError(f"'{path}': a file of rows inside a zip: unpack it, give what was in it")
+        raise UserError(f"'{path}': a table inside a zip: unpack it and give the file")
     if path.suffix.lower() == ".zip" or path.is_dir() and not holds(path, ROW_SUFFIXES):
         return "image-folder"
     return "table"

@@ -180,13 +180,13 @@ def flower_owner(labels: Indices, spec: PartitionSpec, sites: Owners | None) -> 
     except Exception as error:  # whatever another's code raises for such values
         raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
     if clients not in (0, found):
-        raise UserError(f"clients {clients} is not allowed: '{kind}' makes {found} (or say 0)")
+        raise UserError(f"clients {clients} is not allowed: '{kind}' makes {found} (0 takes all)")
     owner = np.full(len(labels), -1, dtype=np.int64)
     for k, mine in enumerate(held):
         owner[mine] = k
         if not len(mine):
             raise UserError(
-                f"partition: '{kind}' gives client {k} no {spec.singular}; take fewer clients"
+                f"partition: '{kind}' leaves client {k} without {spec.noun}: use fewer clients"
             )
     if sum(map(len, held)) != (owner >= 0).sum():
         raise UserError(f"partition: '{kind}' gives some examples to several clients")
@@ -247,7 +247,7 @@ def _arguments(
         except Damaged as error:
             raise UserError(f"partition: {key}={text}: {error.what}") from error
         if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
-            raise UserError(f"partition: {key}={text}: true or false is needed")
+            raise UserError(f"partition: {key}={text} is not allowed: true or false")
     needed = [
         key for key, one in parameters.items() if one.default is one.empty and key not in given
     ]

@@ -126,7 +126,7 @@ class Listing:
                 yield image[None]
         if not self._kept:
             count, names = len(self._bad), listed(self._bad, 5)
-            raise UserError(f"data-path: no readable image among {count} files ({names})")
+            raise UserError(f"data-path: none of {count} files is a readable image ({names})")
 
     def _content(self, examples: npt.NDArray[Any]) -> Content:
         kept, lost = self._kept, self.losses
@@ -367,9 +367,9 @@ def image_folder(data_path: str) -> Source:
     try:
         path = Path(data_path).expanduser().resolve()
     except RuntimeError as error:
-        raise UserError(f"data-path {data_path}: links that lead to each other") from error
+        raise UserError(f"data-path {data_path}: its links form a circle") from error
     if not path.exists():
-        raise UserError(f"data-path {data_path}: no such file or directory")
+        raise UserError(f"data-path {data_path}: this file or folder does not exist")
     tree, files = _scan(path), [path]
     if path.is_dir():
         files = [path / name for name in tree.images]

@@ -130,16 +130,16 @@ class Inputs:
     def differs(self, other: "Inputs") -> str:
         """Return in what ``other`` differs from these, in words; empty if in nothing."""
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
-            return f"examples are {other}, and this run's are {self}"
+            return f"examples are {other}, but this run's are {self}"
         for ours, theirs in zip(self.columns, other.columns, strict=False):
             if ours != theirs:
-                return f"column '{theirs}' stands where this run has '{ours}'"
+                return f"column '{theirs}' is where this run has '{ours}'"
         if self.columns != other.columns:
-            return f"there are {len(other.columns)} columns, and in this run {len(self.columns)}"
+            return f"columns are {len(other.columns)}, but this run's are {len(self.columns)}"
         if self.categories != other.categories:
-            return "categories have other values than this run's"
+            return "categories differ from this run's"
         if self.scale != other.scale:
-            return f"scale is {other.scale:g}, and this run's is {self.scale:g}"
+            return f"scale is {other.scale:g}, but this run's is {self.scale:g}"
         return ""
 
     def dump(self) -> dict[str, Any]:
@@ -194,17 +194,17 @@ def load_inputs(value: Any) -> Inputs:
         ) from None
     except (TypeError, ValueError):
         raise ValueError(
-            "inputs: no description of examples (an older fedhet sends none)"
+            "inputs: the description of examples is missing (is its fedhet older?)"
         ) from None
     kind, names = inputs.kind, [name for name, _ in inputs.categories]
     if len(inputs.shape) != {IMAGE: 3, SIGNAL: 2, TABLE: 1, TOKENS: 1}[kind]:
-        raise ValueError("inputs: kind and shape describe no example")
+        raise ValueError("inputs: kind and shape do not fit")
     if math.prod(inputs.shape) > MAX_SIZE:
         raise ValueError("inputs: shape: an example has too many numbers")
     if (kind == TOKENS) != (inputs.vocabulary > 1):
-        raise ValueError(f"inputs: {inputs.vocabulary} token ids do not go with {kind}")
+        raise ValueError(f"inputs: {inputs.vocabulary} token ids do not fit {kind}")
     if (inputs.scan and kind != IMAGE) or (inputs.window and not inputs.scan):
-        raise ValueError("inputs: scan and window describe no images")
+        raise ValueError("inputs: scan and window are for images only")
     for some in (inputs.columns, names, *(values for _, values in inputs.categories)):
         if len(set(some)) < len(some):
             raise ValueError("inputs: a column or a category is named twice")

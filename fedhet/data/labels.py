@@ -193,8 +193,7 @@ class Classes:
         declared = tuple(name for name, _ in reading.labels)
         if wanted and declared and set(wanted) != set(declared):
             raise UserError(
-                f"classes: {', '.join(wanted)} are not the names that labels has: "
-                f"{', '.join(declared)}"
+                f"classes: {', '.join(wanted)} must be the names in labels: {', '.join(declared)}"
             )
         self._wanted = wanted or declared
         self._code: dict[str, int] = {}
@@ -224,7 +223,7 @@ class Classes:
         def code(value: str, place: Callable[[], int]) -> int:
             label = self._one(value)
             if label is None:
-                raise UserError(f"{where(place())}: {shown(value)} is in none of the {self._all}")
+                raise UserError(f"{where(place())}: {shown(value)} has no class in {self._all}")
             return label
 
         made = each_value(values, code)
@@ -247,8 +246,8 @@ class Classes:
             return None
         if len(self._code) >= MAX_CLASSES:
             raise UserError(
-                f"target '{self._target}': more than {MAX_CLASSES:,} different values are no "
-                "classes; labels can put them together"
+                f"target '{self._target}': more than {MAX_CLASSES:,} different values cannot be "
+                "classes; group them with labels"
             )
         self._code[plain] = len(self._code)
         self._counts.append(0)
@@ -272,14 +271,14 @@ class Classes:
         values = sorted(map(float, self._code))
         middle = f"{values[len(values) // 2]:g}"
         text = (
-            f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}, {{}}; labels can "
-            f"cut it: labels={{{{low: ..{middle}, high: {middle}..}}}}"
+            f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}{{}}; divide it by "
+            f"labels={{{{low: ..{middle}, high: {middle}..}}}}"
         )
         few = sum(self._counts) < 5 * len(values)
         if few or not all(one.is_integer() for one in values):
-            what = text.format("and no class")
+            what = text.format("")
             raise UserError(f"target: '{self._target}' is a measurement with {what}")
-        what = text.format("each taken for a class")
+        what = text.format(", each taken as a class")
         self.warnings = [f"target: '{self._target}' may be a measurement: {what}"]
 
 

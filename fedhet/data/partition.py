@@ -120,7 +120,7 @@ def read_partition_file(
         what = ""
         if path not in index_of:
             like = next(iter(index_of), "")
-            what = f"path {path!r} is no image of the data set (they look like {like!r})"
+            what = f"path {path!r} is not an image of the data set (its paths look like {like!r})"
         elif seen_in.setdefault(path, line) != line:
             what = f"path {path!r} is already in line {seen_in[path]}"
         elif not is_id(client):
@@ -131,10 +131,10 @@ def read_partition_file(
     numbers = all(client.isdigit() for client in held)
     ids = sorted(held, key=lambda client: (int(client) if numbers else 0, client))
     if not ids:
-        raise UserError(f"partition-file {file}: no image in it")
+        raise UserError(f"partition-file {file}: the file has no line")
     if clients not in (0, len(ids)):
         raise UserError(
-            f"clients {clients} is not allowed: partition-file {file} has {len(ids)} (or say 0)"
+            f"clients {clients} is not allowed: partition-file {file} has {len(ids)} (0 takes all)"
         )
     for client in ids:
         if not held[client]["train"]:
@@ -330,7 +330,7 @@ def iid(rng: np.random.Generator, pool: Pool, clients: int) -> Indices:
     if counts.min() < MIN_CLIENT_IMAGES:
         raise UserError(
             f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
-            "take fewer clients"
+            "use fewer clients"
         )
     return _by_chance(rng, counts)
 
@@ -350,7 +350,7 @@ def _enough_each(
                     return counts
         reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} examples"
     raise UserError(
-        f"alpha {alpha:g} with clients {clients}: {reason}; take a larger alpha, {advice}"
+        f"alpha {alpha:g} with clients {clients}: {reason}; use a larger alpha, {advice}"
     )
 
 
@@ -520,8 +520,8 @@ def _natural(
     """Return clients as the data names them, without those that cannot be trained and tested."""
     if sites is None or not sites.names:
         raise UserError(
-            "partition natural needs data that says whose its examples are: `site` names the "
-            "columns of a file, `clients` does in a fedhet.Data"
+            "partition natural needs the client of each example: name its column with `site`, or "
+            "return `clients` in a fedhet.Data"
         )
     found: dict[str, ClientSplit] = {}
     small: list[str] = []
@@ -539,7 +539,7 @@ def _natural(
     if spec.clients not in (0, len(found)):
         raise UserError(
             f"clients {spec.clients} is not allowed: the data names {len(found)} clients that can "
-            "be trained and tested (or say 0)"
+            "be trained and tested (0 takes all)"
         )
     left = f"{len(small)} clients are left out, with too few {spec.noun} to train and to test: "
     return tuple(found), tuple(found.values()), [left + listed(small, _NAMED)] if small else []
@@ -559,8 +559,8 @@ def refuse_one_class(labels: Indices, names: Sequence[str], noun: str) -> None:
     there = np.unique(labels)
     if len(there) == 1:
         raise UserError(
-            f"all {len(labels):,} {noun} have one class, '{names[there[0]]}': there is nothing to "
-            "learn; is the target another column, the file cut off, or the folder a level too low?"
+            f"all {len(labels):,} {noun} have the same class, '{names[there[0]]}': check target, "
+            "whether the file is complete, and the level of the folder"
         )
 
 
@@ -576,8 +576,8 @@ def _about_classes(
     for same in lower.values():
         if len(same) > 1:
             lines.append(
-                f"classes {', '.join(map(repr, same))} differ in case or spaces alone: "
-                f"labels={{{same[0]}: [{', '.join(same)}], ...}} makes them one"
+                f"classes {', '.join(map(repr, same))} differ only in case or spaces: "
+                f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
             )
     alone = [name for name, count in zip(names, counts, strict=True) if count == 1]
     if alone:
@@ -602,8 +602,8 @@ def _coded_by_site(labels: Indices, names: Sequence[str], sites: Owners | None) 
     a, b = apart[0]
     return [
         f"sites do not have the same classes ({listed(held[a], _NAMED)}: {', '.join(sorted(a))}; "
-        f"{listed(held[b], _NAMED)}: {', '.join(sorted(b))}): if they mean the same, "
-        "labels={NAME: [VALUE, VALUE], ...} says so"
+        f"{listed(held[b], _NAMED)}: {', '.join(sorted(b))}): if these mean the same, join them "
+        "with labels={NAME: [VALUE, VALUE], ...}"
     ]
 
 
@@ -655,7 +655,7 @@ def _warnings(
     single = [name for name, alone in zip(names, owners == 1, strict=True) if alone]
     if single and len(partition.ids) > 1:
         lines.append(
-            f"{len(single)} classes occur at one client only, so the server has nothing to average "
+            f"{len(single)} classes occur at only one client, so nothing is averaged "
             f"for them: {listed(single, _NAMED)}"
         )
     unused = len(labels) - int(held.sum())
@@ -663,7 +663,7 @@ def _warnings(
         lines.append(f"{unused} of {len(labels)} {spec.noun} belong to no client")
     fewer = int(((held > 0).sum(axis=1) < spec.classes_per_client).sum())
     if spec.kind == "classes-per-client" and fewer:
-        lines.append(f"{fewer} clients drew a class twice and hold fewer than classes-per-client")
+        lines.append(f"{fewer} clients drew a class twice and have fewer than classes-per-client")
     untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
     if untested:
         lines.append(

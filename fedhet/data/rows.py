@@ -91,8 +91,8 @@ def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[P
         if path.is_file():
             return (path,)
         if not path.is_dir():
-            what = "no file" if path.exists() else "no such file"
-            raise UserError(f"data-path {data_path}: {what}; give a file, or a folder of them")
+            what = "is not a file" if path.exists() else "does not exist"
+            raise UserError(f"data-path {data_path} {what}: give a file, or a folder of files")
         found = sorted(one for one in path.iterdir() if holds(one, suffixes) and one.is_file())
     except OSError as error:
         raise UserError(f"data-path {data_path}: {error.strerror}") from error
@@ -215,13 +215,13 @@ class CsvFile:
         try:
             codecs.lookup(encoding)
         except LookupError:
-            raise UserError(f"encoding: '{encoding}' is unknown; such as latin-1, cp1252") from None
+            raise UserError(f"encoding: '{encoding}' is unknown; known: latin-1, ...") from None
         if marked not in ("", "utf-8-sig") and not self.form.encoding:
             self._said.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
         wide = encoding.lower().startswith(("utf-16", "utf-32"))
         if b"\0" in data and not wide:
-            raise UserError(f"{self.where}: no text; of UTF-16 without a mark: encoding=utf-16-le")
+            raise UserError(f"{self.where}: not a text file; for UTF-16 give encoding=utf-16-le")
         if not wide and len(data) == SAMPLE and b"\n" in data:
             data = data[: data.rindex(b"\n") + 1]
         try:
@@ -252,7 +252,7 @@ class CsvFile:
                         f"{encoding.removesuffix('-sig')}: set the file's encoding, such as "
                         "encoding=latin-1 or encoding=cp1252"
                     )
-        return UserError(f"{self.where}: no {encoding} text: encoding=latin-1?")
+        return UserError(f"{self.where}: not {encoding}: give the encoding, as encoding=latin-1")
 
     def _without_comments(self, text: str) -> str:
         """Return the text after empty lines, comments and ``sep=``."""
@@ -353,15 +353,15 @@ class CsvFile:
         if given:
             if len(given) not in (width, width - trail):
                 raise UserError(
-                    f"columns: {len(given)} names, and {self.where} has {width - trail} columns"
+                    f"columns: {len(given)} names, but {self.where} has {width - trail} columns"
                 )
             return cells[: len(given)] == given or not data, trail
         if data:
             names = ",".join(f"c{k}" for k in range(1, width - trail + 1))
             shown = ", ".join(cells[:4]) + (", ..." if len(cells) > 4 else "")
             raise NoHeader(
-                f"{self.where}: the first line looks like data ({one_line(shown, 60)}): is there "
-                f"no header? name the columns: columns={one_line(names, 60)}", width - trail
+                f"{self.where}: the first line looks like data ({one_line(shown, 60)}): without a "
+                f"header, name the columns: columns={one_line(names, 60)}", width - trail
             )  # fmt: skip
         return True, trail
 
@@ -470,7 +470,7 @@ class CsvFile:
         except OSError as error:
             raise UserError(f"{self.where}: {error.strerror or error}") from error
         if not first:
-            raise UserError(f"{self.where}: no row below the header")
+            raise UserError(f"{self.where}: there is no row below the header")
 
     def _chunk(
         self, frame: pd.DataFrame, places: Mapping[str, int], texts: Collection[str]
@@ -528,7 +528,7 @@ class CsvFile:
         for line, row in self._records():
             if len(row) < len(self.columns):
                 raise UserError(
-                    f"{self.where} line {line}: {len(row)} fields, and others {len(self._names)}"
+                    f"{self.where} line {line}: {len(row)} fields, but others {len(self._names)}"
                 )
 
     def _damage(self, error: Exception) -> str:
@@ -601,7 +601,7 @@ class ArrowFile:
         except (OSError, ValueError) as error:  # Arrow's own are of these
             raise UserError(f"{self.where}: damaged: {one_line(error)}") from error
         if not first:
-            raise UserError(f"{self.where}: no row in it")
+            raise UserError(f"{self.where}: the file has no row")
 
     def place(self, row: int) -> str:
         """Return the row's number, from 0."""
@@ -619,7 +619,7 @@ def _open_parquet(path: Path, form: Form) -> ArrowFile:
         schema = file.schema_arrow
         index = (schema.pandas_metadata or {}).get("index_columns", [])
     except (OSError, ValueError) as error:
-        raise UserError(f"{where}: no sound Parquet file: {one_line(error)}") from error
+        raise UserError(f"{where}: not a valid Parquet file: {one_line(error)}") from error
     index = [name for name in index if isinstance(name, str)]
     return ArrowFile(
         where, form, schema.names, index,

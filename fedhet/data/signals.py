@@ -35,9 +35,9 @@ class Npz:
         try:
             found = np.load(path, allow_pickle=False, mmap_mode="r")
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError(f"{self.where}: no sound NPZ file: {one_line(error)}") from error
+            raise UserError(f"{self.where}: not a valid NPZ file: {one_line(error)}") from error
         if isinstance(found, np.ndarray):
-            raise UserError(f"{self.where}: one array; signals need an NPZ with x and y")
+            raise UserError(f"{self.where}: one array only; signals need an NPZ with x and y")
         self._file, self.names = found, list(found)
 
     def named(self, known: Sequence[str], what: str) -> str:
@@ -300,7 +300,7 @@ def _numbers(chunk: Chunk, names: Sequence[str]) -> npt.NDArray[np.float32]:
         if column.dtype.kind != "f":
             bad = pd.to_numeric(column, errors="coerce").isna() & column.notna()
             at = chunk.at(int(np.flatnonzero(bad)[0]), name)
-            raise UserError(f"{at}: no number: name the column in ignore")
+            raise UserError(f"{at}: not a number: name the column in ignore")
     return np.asarray(chunk.frame[list(names)], dtype=np.float32)
 
 
@@ -326,7 +326,7 @@ def _cut(new: npt.NDArray[Any], rows: int, length: int) -> tuple[list[int], int,
         for k in range(int(size) // length)
     ]
     if not starts:
-        raise UserError(f"length: no recording has {length} steps; the longest has {sizes.max()}")
+        raise UserError(f"length: {length} is more than the longest recording, {sizes.max()}")
     lost = int(rows - len(starts) * length)
     return starts, length, (
         f"{len(new)} recordings are cut into {len(starts)} windows of {length} steps (length), "

@@ -347,8 +347,8 @@ class UserFunction:
             raise UserError(
                 f"dataset {self.name!r}: kind {kind!r} is unknown (allowed: {', '.join(KINDS)})"
                 if kind
-                else f"dataset {self.name!r}: examples are {_shown(examples)}: which of "
-                f"{', '.join(KINDS)} that is only a fedhet.Data with `kind` can say"
+                else f"dataset {self.name!r}: the kind of {_shown(examples)} examples is unclear: "
+                f"return a fedhet.Data with `kind`, one of {', '.join(KINDS)}"
             )
         _check_labels(self.name, examples, labels, own)
         sites, names = self._sites(data, len(labels))
@@ -471,7 +471,7 @@ def _check_labels(
             f"[{len(examples)}]"
         )
     if not classes or len(set(classes)) < len(classes) or not all(classes):
-        raise UserError(f"dataset {name!r}: class names must be texts, each another")
+        raise UserError(f"dataset {name!r}: class names must be different texts")
     if labels.min() < 0 or labels.max() >= len(classes):
         raise UserError(
             f"dataset {name!r}: labels go from {labels.min()} to {labels.max()}, and there are "

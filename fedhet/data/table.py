@@ -222,7 +222,7 @@ def _few(column: Column) -> Sequence[str]:
 
 def _values(column: Column) -> tuple[str, ...]:
     if column.counts is None:
-        raise UserError(f"{column.at or column.name}: more than {COUNTED:,} categories: ignore it")
+        raise UserError(f"{column.at or column.name}: over {COUNTED:,} categories: set ignore")
     return tuple(column.counts)
 
 
@@ -282,8 +282,8 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
     """
     if len(columns) < 2:
         raise UserError(
-            f"target: the file has one column, {listed(list(columns))}: separator=SIGN names what "
-            "is between columns; one of fixed widths must be saved as CSV"
+            f"target: the file has one column, {listed(list(columns))}: give separator=SIGN; save "
+            "a file with fixed widths as CSV"
         )
     taken = {*reading.site, *reading.ignore, reading.text}
     may = [name for name, one in columns.items() if name not in taken and one.is_class]
@@ -308,8 +308,8 @@ def guess_target(columns: Mapping[str, Column], reading: Reading) -> str:
         raise UserError(f"target: which column is the class? target=COLUMN, such as {listed(each)}")
     middle = next((n for n in reversed(list(columns)) if columns[n].is_number), last)
     raise UserError(
-        f"target: no column has few values, as a class does: target=COLUMN names one of "
-        f"{listed(list(columns))}; a measurement is cut by labels, such as target={middle} "
+        f"target: no column looks like a class: give target=COLUMN, one of "
+        f"{listed(list(columns))}; divide a measurement with labels, such as target={middle} "
         f"labels={{low: ..5, high: 5..}}"
     )
 
@@ -392,7 +392,7 @@ class Columns:
                 place = codes.get(canonical(f"{number:.10g}"))
             if place is None and canonical(value).lower() not in form.missing:
                 at = chunk.at(index(), name)
-                raise UserError(f"{at}: {shown(value)} is none of its categories")
+                raise UserError(f"{at}: {shown(value)} is not one of its categories")
             return -1 if place is None else place
 
         found = each_value(chunk.frame[name], code).astype(np.float32)
@@ -429,7 +429,7 @@ def of_rows(file: RowFile, given: Reading, classes: tuple[str, ...]) -> Stream:
         refuse(made, columns, file.where)
         said += about_columns(made, columns)
     if not made.features:
-        raise UserError(f"{file.where}: no column is left for the models to see")
+        raise UserError(f"{file.where}: no column is left for the models: see site and ignore")
     coded = Columns.of(made.features, made.categories)
     keys = Keys(reading, classes)
     texts = [name for name in made.features if name in coded.codes]
@@ -487,7 +487,7 @@ def check_columns(file: RowFile, reading: Reading) -> None:
         if reading.declared and not values:
             raise UserError(
                 f"categories: '{name}' needs its values on a node, such as "
-                f"categories={{{name}: [a, b]}}: nodes must not learn them from each other"
+                f"categories={{{name}: [a, b]}}, since sites do not learn them from each other"
             )
 
 

@@ -87,7 +87,7 @@ def installed() -> dict[str, tuple[int, bytes]]:
 
 
 def difference(sent: bytes, own: Mapping[str, tuple[int, bytes]]) -> str:
-    """Say in one line how a sent application differs from the installed one; empty if it does not.
+    """Return in one line how a sent application differs from the installed one; empty if equal.
 
     The names of the files must be the same, none more and none twice, their contents too, and the
     component that Flower would run. Nothing is written to a disk, and no more of a file is

@@ -58,7 +58,7 @@ class CertificateFolder:
 
     @property
     def ca_key(self) -> Path:
-        """Private key of the CA: for nobody; whoever has it can pretend to be anybody."""
+        """Private key of the CA, to be kept safe: its holder can make certificates in any name."""
         return self.folder / "ca.key"
 
     def client(self, name: str) -> Path:
@@ -90,8 +90,8 @@ def make(
     for path in files:
         if path.exists() or path.is_symlink():
             raise UserError(
-                f"'{path}' already exists, and nothing is overwritten: choose another --out, "
-                "or move it away"
+                f"'{path}' already exists and is not overwritten: choose another --out, or move "
+                "it away"
             )
     try:
         (out / "clients").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -109,10 +109,10 @@ def advice(places: CertificateFolder, servers: Sequence[str]) -> str:
         lines += [
             f"on the server:   {places.ca}, {places.certificate}, {places.key}",
             f"on every client: {places.ca}, its own key and .crt, over a channel that you trust",
-            f"put away:        {places.ca_key} (whoever has it can pretend to be anybody)",
+            f"put away:        {places.ca_key} (its holder can make certificates in any name)",
         ]
     elif not places.ca.exists():
-        return f"keys only: '{places.folder}' has no CA, which --server HOST makes"
+        return f"only keys were made: '{places.folder}' has no CA; --server HOST makes one"
     lines += [
         f"then, on the server:  fedhet server {places.folder}",
         f"on a client:          fedhet node {places.folder}/clients/NAME --server HOST:8443 "
@@ -262,7 +262,7 @@ def _subject(name: str) -> x509.Name:
 
 
 def _usage(*, sign: bool) -> x509.KeyUsage:
-    """Return the usage: a CA signs certificates alone, a server handshakes alone."""
+    """Return the usage: a CA signs only certificates, a server only handshakes."""
     return x509.KeyUsage(
         digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, content_commitment=False,
         key_encipherment=False, data_encipherment=False, key_agreement=False,

@@ -1,4 +1,4 @@
-"""A server of ``fedhet server``: its folder, Flower's Control API, and what both tell.
+"""Read a server of ``fedhet server``: its folder and Flower's Control API.
 
 ``fedhet certs --out tls`` makes ``tls``; the server adds ``tls/server/``: its database, its logs,
 and the address at which its Control API answers, on this machine only. ``--superlink tls`` then
@@ -90,7 +90,7 @@ class ServerFolder:
         if not str(self.tls.absolute()).isprintable():  # TOML takes no such characters
             raise UserError(
                 f"'{self.tls}' is not allowed: its path has characters that cannot be printed, "
-                "which Flower does not read: rename the folder"
+                "which Flower cannot read: rename the folder"
             )
         self.flwr_home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
@@ -108,7 +108,7 @@ class ServerFolder:
         write_json(self._address, {"control": f"127.0.0.1:{inner}"})
 
     def last_port(self) -> int:
-        """Where the Control API answered last: a restart keeps it, if it is free; 0 if not."""
+        """Return the last port of the Control API, to keep it in a restart; 0 if it is used."""
         try:
             port = int(self.control().rpartition(":")[2])
             with socket.socket() as probe:
@@ -119,7 +119,7 @@ class ServerFolder:
         return port
 
     def check_certificates(self) -> None:
-        """UserError, with file and date, for a certificate that is not valid now."""
+        """Raise UserError, with file and date, for a certificate that is not valid now."""
         for path in (self.credentials.certificate, self.credentials.ca):
             if path.is_file() and (reason := validity(read_certificate(path))):
                 raise UserError(
@@ -127,7 +127,7 @@ class ServerFolder:
                 )
 
     def check_running(self) -> None:
-        """UserError, with what to do, if nothing listens there or the certificate has expired."""
+        """Raise UserError, with what to do, if no server listens or the certificate has expired."""
         self.check_certificates()
         host, _, port = self.control().rpartition(":")
         try:
@@ -144,7 +144,7 @@ class ServerFolder:
             return str(read_json(self._address)["control"])
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
-                f"'{self.tls}' has no server yet: start it with `fedhet server {self.tls}`"
+                f"'{self.tls}' has no server yet: start one with `fedhet server {self.tls}`"
             ) from error
 
 
@@ -166,8 +166,8 @@ def connect(superlink: str) -> str:
                     f'address = "{superlink}" and root-certificates'
                 )
             raise UserError(
-                f"superlink: '{superlink}' is neither a folder of `fedhet certs` (no ca.crt is "
-                f"there) nor a connection in Flower's config.toml ({', '.join(known) or 'none'})"
+                f"superlink: '{superlink}' is neither a folder of `fedhet certs` (with ca.crt) "
+                f"nor a connection in Flower's config.toml ({', '.join(known) or 'none'})"
             )
         return superlink
     folder = ServerFolder(path.absolute())
@@ -243,11 +243,11 @@ class Control:
             raise UserError(f"'{ca}' is not a certificate: {error}") from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._calls.close()
 
     def register(self, name: str, key: Path) -> bool:
-        """Let the owner of a public key take part under ``name``; False if it may already.
+        """Register a public key under ``name``; return False if it is registered already.
 
         Raises UserError for a file that holds no public key.
         """

@@ -1,7 +1,7 @@
-"""How a node reaches its server: TLS, proxies, what went wrong, and what the server knows of it.
+"""Reach a node's server: TLS, proxies, reasons of failures, whether the server knows the node.
 
 Requests are made as Flower's SuperNode makes them (httpx: ``https_proxy``, ``no_proxy``), so that
-both take the same way.
+both use the same proxy.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from fedhet.protocol.flower import activate, deactivate, refusal_codes
 NEVER = 0.0  # seconds; a heartbeat interval that is out of every server's bounds
 UNAUTHORIZED = 401
 TIMEOUT = 60.0  # seconds for a server that is busy
-TOLD_AFTER = 10.0  # seconds of waiting after which it is told
+TOLD_AFTER = 10.0  # seconds of waiting after which a line is printed
 EXPIRED, NOT_YET = 10, 9  # OpenSSL's codes of a certificate that is not valid now
 OTHER_NAME = (62, 64)  # of one for another host name or address
 OTHER_CA = "other-ca"  # code of the error for which waiting does not help
@@ -35,7 +35,7 @@ VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 class Waiting:
-    """Something that is waited for: told after ten seconds, and again when the reason changes."""
+    """Print what is waited for after ten seconds, and again when the reason changes."""
 
     def __init__(self, what: str, say: Callable[[str], None]) -> None:
         self.what, self.say = what, say
@@ -45,7 +45,7 @@ class Waiting:
 
     @contextlib.contextmanager
     def answer(self) -> Iterator[None]:
-        """Tell if this block, which asks for one answer, takes long."""
+        """Print a line if this block, which waits for one answer, takes long."""
         self._begin()
         timer = threading.Timer(TOLD_AFTER, self.failed, ["no answer yet"])
         timer.daemon = True
@@ -61,7 +61,7 @@ class Waiting:
             self._since, self._started = datetime.now(), time.monotonic()
 
     def failed(self, reason: str) -> None:
-        """Note that it is not there yet, and why."""
+        """Note that it still waits, and why."""
         self._begin()
         if reason != self._told and time.monotonic() - self._started >= TOLD_AFTER:
             self._told = reason
@@ -69,7 +69,7 @@ class Waiting:
             self.say(f"waiting for {self.what} since {since}: {one_line(reason)}")
 
     def over(self) -> None:
-        """Note that it is there."""
+        """Note that the wait is over."""
         self._since, self._told = None, ""
 
 
@@ -91,7 +91,7 @@ def via(server: str) -> str:
 
 
 def reach(server: str, ca: Path) -> httpx.Response:
-    """Make a request at ``host:port`` that means nothing, and return the answer.
+    """Make a request without effect at ``host:port``, and return the answer.
 
     Raises UserError with the reason for a server that cannot be reached, with the code
     ``OTHER_CA`` for the certificate of another CA.
@@ -111,7 +111,7 @@ def reach(server: str, ca: Path) -> httpx.Response:
         raise UserError(f"{server} cannot be reached{via(server)}: {text}") from error
 
     if answer.is_server_error:
-        raise UserError(f"{server} answers {answer.status_code}: its SuperLink is not there")
+        raise UserError(f"{server} answers {answer.status_code}: its SuperLink does not run")
     return answer
 
 
@@ -142,7 +142,7 @@ def _certificate(error: ssl.SSLCertVerificationError, server: str, ca: Path) -> 
 
 
 def _shown(server: str) -> x509.Certificate | None:
-    """Return the certificate that the server shows, whatever it is worth."""
+    """Return the certificate that the server shows, valid or not."""
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     try:
@@ -226,7 +226,7 @@ def knows(server: str, ca: Path, path: Path) -> bool:
 
 
 def leave(server: str, ca: Path, path: Path, node: int) -> bool:
-    """Tell the server that the node with this id is gone; whether the server has heard it."""
+    """Tell the server that the node with this id is gone; return whether it knows that now."""
     try:
         deactivate(server, read_ca(ca), read_key(path), node)
     except httpx.HTTPStatusError as error:

@@ -1,11 +1,11 @@
-"""``fedhet node``: a SuperNode that is kept running, and a process that answers its messages.
+"""``fedhet node``: keep a SuperNode running, and answer its messages in a worker process.
 
 Flower starts a program for every message, which installs and imports the code that the server
 sent. Here the SuperNode runs with ``--isolation process``: this process takes its tasks, compares
-the code that was sent with the installed one, and lets a process of its own answer, which has torch
-imported already. ``--code sent`` is Flower's way.
+the sent code with the installed one, and lets a worker answer, which has torch imported already.
+``--code sent`` is Flower's way.
 
-Flower's own output goes to a log; a line for a person is printed here.
+Flower's own output goes to a log; this process prints lines for people.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ PATIENCE = 15.0  # seconds for an orderly end
 IDLE = 600.0  # seconds without a message after which the process with torch ends
 OWN = "fedhet: "  # how lines of our own ClientApp begin
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
-# What Flower says when it does not let a node in, and what it means.
+# Flower's messages when it does not admit a node, and what they mean.
 UNKNOWN = (
     "refused: the server does not know this key; it is registered by the `fedhet server` that "
     "finds its .pub in tls/clients; trying again"
@@ -65,19 +65,19 @@ REFUSALS = {
 }
 AWAY, BACK = "Connection attempt failed", "Connection successful"
 SENT = "--code sent: this node runs whatever code the server sends"
-# Flower's SuperNode hands a message to a ClientApp before the server has heard that it came. If the
-# run ends in between (the SuperLink was started again), the SuperNode forgets the message but not
-# the client: it waits for 80 minutes, or its answer stays in the SuperNode, which sends one answer
-# a message and from then on always the one before. So it is if the server answers with an error
-# when it is told that a message came. A SuperNode that starts has forgotten all.
+# Flower's SuperNode passes a message to a ClientApp before it confirms it to the server. If
+# the run ends in between (the SuperLink was restarted), the SuperNode forgets the message but not
+# the client. The client then waits for 80 minutes, or its answer stays in the SuperNode, which from
+# then on sends every answer one message late. The same happens if the server answers the
+# confirmation with an error. Only a new SuperNode is free of this.
 FORGOTTEN = re.compile(r"is not in `RUNNING` status\. Ignoring message|Failed to receive message")
-# What httpx says of a proxy's answer, as in "403 Filtered". The SuperNode gives up then, but its
-# process goes on without a connection.
+# httpx's message for a proxy's answer, such as "403 Filtered". The SuperNode then gives up, but its
+# process continues without a connection.
 CUT_OFF = re.compile(r"ERROR \S*: +\d{3} \w")
 
 
 def pause(refusals: int) -> float:
-    """Seconds before the next start, after so many in a row that the server did not let in."""
+    """Return seconds before the next start, after so many refusals in a row."""
     return min(RETRY * max(1, refusals), LONGEST)
 
 
@@ -118,11 +118,11 @@ class NodePlan:
     trusted: Path | None = None  # Flower's --trusted-entities
 
     def __post_init__(self) -> None:
-        """UserError for a value that Flower could not read again from the command line."""
+        """Raise UserError for a value that Flower could not read from its command line."""
         for option, value in self.config.items():
             if isinstance(value, str) and ('"' in value or not value.isprintable()):
                 raise UserError(
-                    f"{option}: '{value}' is not allowed: Flower takes no '\"' and nothing that "
+                    f"{option}: '{value}' is not allowed: Flower rejects '\"' and characters that "
                     "cannot be printed: use another name"
                 )
 
@@ -158,7 +158,7 @@ class MessageWorker:
         threading.Thread(target=_read_lines, args=(out, heard), daemon=True).start()
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether it runs."""
         return self._process.is_alive()
 
     def answer(
@@ -175,7 +175,7 @@ class MessageWorker:
         return found
 
     def stop(self) -> None:
-        """End it, whatever it does."""
+        """End it, even while it works."""
         self._process.kill()
         self._process.join()
 
@@ -193,7 +193,7 @@ def _read_lines(out: Connection, heard: Callable[[str], None]) -> None:
 
 
 def _work(link: Connection, printed: Connection, env: Mapping[str, str]) -> None:
-    """Be the worker: import the ClientApp once, answer until the node is gone."""
+    """Run the worker: import the ClientApp once, answer until the node ends."""
     for number in (1, 2):
         os.dup2(printed.fileno(), number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node
@@ -222,11 +222,11 @@ class Node:
 
     @property
     def online(self) -> Path:
-        """A file with the node's id, from when it is let in until it has said good-bye."""
+        """A file with the node's id, while the server has it as connected."""
         return self.plan.log.parent / "online"
 
     def run(self) -> None:
-        """Until a signal (the caller turns it into an exception); UserError if it never can."""
+        """Run until a signal raises an exception; raise UserError if it cannot start."""
         own = {"FEDHET_NODE": "1", **QUIET}
         home = self.plan.log.parent
         env = environment({
@@ -270,7 +270,7 @@ class Node:
                 self.online.unlink()
 
     def _once(self, env: Mapping[str, str]) -> bool:
-        """One life of the SuperNode, told in lines; whether we ended it, to start another."""
+        """Run one SuperNode and print lines about it; return whether to start another at once."""
         if self.plan.code == "sent":
             self.say(SENT)
         port = self.plan.port or free_ports(1)[0]
@@ -283,7 +283,7 @@ class Node:
             tasks.start()
         admitted, stale, away = False, False, None
         for line in said(process):
-            if stale:  # what its ClientApp says of a SuperNode that goes means nothing
+            if stale:  # its ClientApp's messages are about the ending SuperNode
                 self._log(line)
                 continue
             self._heard(line)
@@ -307,7 +307,7 @@ class Node:
     def _clean_up(
         self, process: subprocess.Popen[bytes], tasks: threading.Thread, *, polite: bool
     ) -> None:
-        """End what worked for a SuperNode that has ended; ``polite``: the server knows that."""
+        """End the processes of a SuperNode that has ended; ``polite``: the server knows that."""
         with contextlib.suppress(ProcessLookupError):  # programs that it started
             os.killpg(process.pid, signal.SIGKILL)
         if polite:
@@ -318,7 +318,7 @@ class Node:
             self._worker.stop()
 
     def _look(self, line: str, away: Waiting | None) -> Waiting | None:
-        """Watch a SuperNode that has lost its server: what is waited for, if anything."""
+        """Watch a SuperNode that has lost its server, and print what it waits for."""
         if AWAY in line:
             away = away or Waiting(self.plan.server, self._tell)
         elif BACK in line or ADMITTED.search(line):
@@ -333,7 +333,7 @@ class Node:
     # --- messages ---------------------------------------------------------------------------------
 
     def _answer_tasks(self, process: subprocess.Popen[bytes], port: int) -> None:
-        """Have the tasks of a SuperNode answered, one after the other, until it has ended."""
+        """Answer the tasks of a SuperNode, one after the other, until it has ended."""
         tasks = Tasks(f"127.0.0.1:{port}")
         with contextlib.closing(tasks):
             while process.poll() is None:
@@ -354,14 +354,14 @@ class Node:
                     return
 
     def _rest(self) -> None:
-        """End the worker when there has been nothing to do for long: memory of GPU and machine."""
+        """End the worker after a long time without messages, to free memory."""
         worker = self._worker
         if worker is not None and time.monotonic() - worker.last > IDLE:
             worker.stop()
             self._worker = None
 
     def _answer(self, task: Task) -> None:
-        """One message: compare the code that came with it, answer, hand over the reply."""
+        """Answer one message: compare its code, let the worker answer, hand over the reply."""
         message, context, sent, ids = task.pull()
         worker = self._ready(ids[0])
         be_task(ids)
@@ -396,13 +396,13 @@ class Node:
             log.write(line)
 
     def _heard(self, line: str) -> None:
-        """Keep a line, and say what it means to a person, if anything."""
+        """Keep a line of output, and print what it means."""
         if line:
             self._log(line)
             self._translate(line)
 
     def _translate(self, line: str) -> None:
-        """Say what a line means to a person, if anything, and not twice in a row."""
+        """Print what a line of output means to a person, not twice in a row."""
         text = ""
         if (start := line.find(OWN)) >= 0:
             text = line[start + len(OWN) :].strip()
@@ -416,7 +416,7 @@ class Node:
             self._tell(text)
 
     def _why(self) -> str:
-        """Why the server did not let this node in."""
+        """Return why the server did not admit this node."""
         try:
             return HELD if knows(self.plan.server, self.plan.ca, self.plan.key) else UNKNOWN
         except (UserError, OSError):
@@ -430,7 +430,7 @@ class Node:
     # --- the end ----------------------------------------------------------------------------------
 
     def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
-        """Let it say good-bye to the server, which makes a return possible at once; once only.
+        """Let the SuperNode leave the server properly, so that it can return at once; only once.
 
         Flower takes a second SIGTERM for a reason to end without. It is killed if it hangs.
         """

@@ -1,4 +1,4 @@
-"""``fedhet node --check``: what would keep this node from taking part, found without joining."""
+"""``fedhet node --check``: find what would keep this node from taking part, without joining."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from fedhet.site.limits import read_limits
 
 ENOUGH = 1 << 30  # bytes free for states and caches
 SKEW = 5.0  # seconds; Flower refuses a signature that is older than a few seconds
-_EXAMPLES = {  # that a model is built for, before a run says what its are
+_EXAMPLES = {  # examples to build a model for, before a run names its own
     IMAGE: Inputs.image(32),
     SIGNAL: Inputs(SIGNAL, (3, 64)),
     TABLE: Inputs.table(("a", "b")),
@@ -42,7 +42,7 @@ class CheckResult:
 
 
 def check(plan: NodePlan) -> Iterator[CheckResult]:
-    """Every finding, as soon as it is there."""
+    """Yield every finding as soon as it is known."""
     for what, test in (
         ("key", _key), ("limits", _limits), ("examples", _own_examples), ("model", _model),
         ("connection", _connection), ("admission", _admission), ("disk", _disk),
@@ -52,7 +52,7 @@ def check(plan: NodePlan) -> Iterator[CheckResult]:
 
 
 def refuse(plan: NodePlan) -> None:
-    """UserError for the first option that cannot be right, whatever the server says."""
+    """Raise UserError for the first option that cannot work with any server."""
     for key, test in OPTIONS.items():
         if plan.config.get(key):
             finding = _tried(key, test, plan)
@@ -78,13 +78,11 @@ def _limits(plan: NodePlan) -> str:
     path = plan.config.get("limits")
     try:
         limits = read_limits(plan.config)
-    except Refused as error:  # what it does not tell the server, the owner of the file may know
-        raise UserError(
-            f"--limits: '{path}' allows nothing: {one_line(error.__cause__)}"
-        ) from error
+    except Refused as error:  # the owner of the file may see the reason, unlike the server
+        raise UserError(f"--limits: '{path}' is not valid: {one_line(error.__cause__)}") from error
     if limits.code == "installed" and plan.code == "sent":
         raise UserError(f"--code: 'sent' is not allowed: '{path}' says code: installed")
-    return str(path or "none: any run may train here")
+    return str(path or "none: every run is allowed")
 
 
 def _own_examples(plan: NodePlan) -> str:
@@ -93,7 +91,7 @@ def _own_examples(plan: NodePlan) -> str:
     path = Path(str(plan.config["data-dir"]))
     if holds(path, ROW_SUFFIXES):
         columns = open_rows(find_files("table", str(path), ROW_SUFFIXES)).columns
-        return f"{len(columns)} columns, of which the run says what they are: {', '.join(columns)}"
+        return f"{len(columns)} columns (the run names target and categories): {', '.join(columns)}"
     if holds(path, NPZ_SUFFIXES):
         files = find_files("signals", str(path), NPZ_SUFFIXES)
         shapes = [Windows.of(Npz(one)).shape for one in files]
@@ -116,34 +114,34 @@ def _model(plan: NodePlan) -> str:
         return "what the run assigns"
     validate_model_name(name)
     name, weights = with_weights(name)
-    if weights:  # whether they fit is known when a run says what its classes are
+    if weights:  # whether they fit is known only with a run's classes
         read_tensors(Path(weights).expanduser(), "pt")
-    # For which kind of examples it is, the run will say: here it must be for one of them.
+    # The run decides the kind of examples; here the model must fit one of them.
     kind = next((kind for kind in MODELS if is_known(name, kind)), IMAGE)
     own = Path(str(plan.config.get("data-dir", "")))
     rows = plan.config.get("data-dir") and holds(own, (*ROW_SUFFIXES, *NPZ_SUFFIXES))
     if not is_built_in(name) and rows:
-        return f"{name}, of which nothing can be said before a run is here"
+        return f"{name}, which is tested when a run begins"
     with torch.random.fork_rng(devices=[]):
         build_model(name, classes=2, inputs=_EXAMPLES[kind])
     return f"{name}, from '{weights}'" if weights else name
 
 
 def _connection(plan: NodePlan) -> str:
-    """TLS and the proxy as the SuperNode will use them, and the server's clock by its answer."""
+    """Test TLS and proxy as the SuperNode uses them, and compare the server's clock."""
     sent = datetime.now(UTC)
     date = reach(plan.server, plan.ca).headers.get("date")
     where = f"{plan.server} over TLS{via(plan.server)}"
     if not date:
-        return f"{where}; it does not tell the time"
+        return f"{where}; its clock is unknown"
     there = parsedate_to_datetime(date).replace(tzinfo=UTC)
     early, late = (sent - there).total_seconds(), (there - datetime.now(UTC)).total_seconds()
     skew = max(0.0, early, late)  # however long the answer took
     if skew > SKEW:
         way = "ahead of" if early > late else "behind"
         raise UserError(
-            f"this machine's clock is {skew:.0f} s {way} the server's: set it, since signatures "
-            "are of no use then"
+            f"this machine's clock is {skew:.0f} s {way} the server's: set it, or the server "
+            "rejects this node's signatures"
         )
     return f"{where}; clocks {skew:.0f} s apart"
 
@@ -161,7 +159,7 @@ def _disk(plan: NodePlan) -> str:
     with tried_folder(path):
         free = shutil.disk_usage(path).free
     if free < ENOUGH:
-        raise UserError(f"'{path}' has {free >> 20} MiB left, less than {ENOUGH >> 20}")
+        raise UserError(f"'{path}' has {free >> 20} MiB free; {ENOUGH >> 20} MiB are needed")
     return f"'{path}' can be written, {free >> 30} GiB free"
 
 

@@ -1,9 +1,8 @@
 """``fedhet server``: a SuperLink behind a reverse proxy, with the keys of ``tls/clients``.
 
-One port of Flower carries the clients' API and two others that ask for no credential. So the
-SuperLink listens on 127.0.0.1 only, and the reverse proxy is what the outside reaches: nginx where
-that is installed, otherwise the one below, of Starlette, uvicorn and httpx. Flower's Fleet API
-passes, nothing else does.
+One port of Flower carries the clients' API and two others without a login. So the SuperLink listens
+on 127.0.0.1 only, and clients reach the reverse proxy: nginx if it is installed, otherwise the one
+below, of Starlette, uvicorn and httpx. It passes only Flower's Fleet API.
 """
 
 import contextlib
@@ -90,7 +89,7 @@ class ReverseProxy:
     credentials: CertificateFolder
 
     def command(self, home: Path) -> tuple[str, list[str]]:
-        """Name and command line of the proxy; files that it needs are written to ``home``."""
+        """Return name and command line of the proxy; write its files to ``home``."""
         nginx = shutil.which("nginx")
         if nginx is not None:
             listen = address(self.host, self.port)
@@ -114,7 +113,7 @@ def application(proxy: ReverseProxy) -> Starlette:
     )  # fmt: skip
 
     async def fleet(request: Request) -> Response:
-        """Hand a request on as it is, and its answer back."""
+        """Pass on a request and its answer unchanged."""
         if not METHOD.fullmatch(request.url.path):
             return await refuse(request)
         length = request.headers.get("content-length", "")
@@ -142,7 +141,7 @@ def application(proxy: ReverseProxy) -> Starlette:
         return StreamingResponse(body(), answer.status_code, headers)
 
     async def refuse(request: Request) -> Response:
-        """Everything else."""
+        """Refuse all other requests."""
         del request
         return PlainTextResponse("only /v1/fleet/ is open to clients", 403)
 
@@ -164,7 +163,7 @@ def application(proxy: ReverseProxy) -> Starlette:
 
 @dataclass
 class FederationServer:
-    """SuperLink and reverse proxy; the command ends when one of them does."""
+    """SuperLink and reverse proxy; the command ends if one of them ends."""
 
     folder: ServerFolder
     host: str
@@ -178,21 +177,21 @@ class FederationServer:
 
     @property
     def where(self) -> str:
-        """What it listens at, ``host:port``."""
+        """The address that it listens at, ``host:port``."""
         return address(self.host, self.port)
 
     def run(self) -> None:
-        """Until a signal (the caller turns it into an exception); UserError if it cannot start."""
+        """Run until a signal raises an exception; raise UserError if it cannot start."""
         self._check()
         self.folder.make()
         lock = FileLock(self.folder.home / ".lock", blocking=False)
         try:
             lock.acquire()
         except Timeout as error:
-            raise UserError(f"'{self.folder.tls}' has a running server already") from error
+            raise UserError(f"'{self.folder.tls}' already has a running server") from error
         started: list[subprocess.Popen[bytes]] = []
         try:
-            # Under the lock: what is written there leads to the server that runs.
+            # Under the lock, since these files must describe the running server.
             self.inner = self.folder.last_port() or free_ports(1)[0]
             self.folder.prepare(self.inner)
             self._serve(started)
@@ -201,12 +200,12 @@ class FederationServer:
             lock.release()
 
     def _check(self) -> None:
-        """UserError for an expired certificate, a taken port, or a database that cannot be made."""
+        """Raise UserError for an expired certificate, a used port or an impossible database."""
         self.folder.check_certificates()
         home = self.database.parent
         made = home == self.folder.home  # by us
         if self.database.is_dir() or not (home.is_dir() or made):
-            raise UserError(f"--database: '{self.database}' cannot be a file: no folder '{home}'")
+            raise UserError(f"--database: '{self.database}' is not allowed: a file in a folder")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -232,7 +231,7 @@ class FederationServer:
             control.close()  # a SuperLink does not end before its connections
 
     def _follow(self, control: Control, started: list[subprocess.Popen[bytes]]) -> None:
-        """Wait for the SuperLink, start the reverse proxy, and say what happens."""
+        """Wait for the SuperLink, start the reverse proxy, and print what happens."""
         credentials = self.folder.credentials
         self._await(control, started[0])
         proxy = ReverseProxy(self.host, self.port, self.inner, credentials)
@@ -275,7 +274,7 @@ class FederationServer:
             time.sleep(0.2)
 
     def _look(self, control: Control) -> None:
-        """Register new keys; say what changed since the last look."""
+        """Register new keys; print what changed since the last look."""
         for name, key in self.folder.keys().items():
             if name not in self._registered:
                 if control.register(name, key):
@@ -294,7 +293,7 @@ class FederationServer:
 
 
 def _stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """End the reverse proxy first, so that no client talks to a SuperLink that is going."""
+    """End the reverse proxy first, so that clients do not reach a SuperLink that ends."""
     for process in reversed(started):
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -25,7 +25,7 @@ SILENCES = 8  # questions in a row without an answer before we give up
 def submit_remote(
     launch: Launch, connection: str, on_rounds: OnRounds, tell: Callable[[str], None]
 ) -> None:
-    """Run it on somebody else's SuperLink and wait for it; RunFailed if it did not complete.
+    """Run it on a SuperLink and wait for its end; raise RunFailed if it did not complete.
 
     ``tell`` is called with what is waited for, and since when.
     Rounds are reported where the run folder is on this machine, too. An interruption stops the
@@ -60,25 +60,23 @@ def submit_remote(
 
 
 def _submit(launch: Launch, connection: str, control: NamedControl) -> int:
-    """Submit the run and return its id; if nobody takes it, the folder stays as it was."""
+    """Submit the run and return its id; if it is rejected, the folder stays as it was."""
     folder = launch.folder
     try:
         with _restored_on_error(folder.identity, folder.config, folder.summary):
-            folder.summary.unlink(missing_ok=True)  # the old one must not pass for this run's
+            folder.summary.unlink(missing_ok=True)  # the old one must not be taken for this run's
             launch.write_config()
             try:
                 return _start(control, launch.envelope())
             except UserError as error:
-                raise UserError(
-                    f"superlink: '{connection}' does not take the run: {error}"
-                ) from error
+                raise UserError(f"superlink: '{connection}' rejects the run: {error}") from error
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"run folder '{folder.path}' cannot be written: {reason}") from error
 
 
 def _start(control: NamedControl, envelope: str) -> int:
-    """Send the app and the run configuration; a request whose answer was lost is looked for."""
+    """Send app and configuration; if the answer is lost, look for the run."""
     with TemporaryDirectory() as home:
         app = bundle.write(Path(home) / "app")
         try:
@@ -90,7 +88,7 @@ def _start(control: NamedControl, envelope: str) -> int:
                 found = None
             if found is None:
                 raise RunFailed(
-                    f"nobody knows whether the SuperLink has taken the run: {error}; look with "
+                    f"the SuperLink may or may not have accepted the run: {error}; check with "
                     "`fedhet status` before you submit it again"
                 ) from error
             return found
@@ -98,7 +96,7 @@ def _start(control: NamedControl, envelope: str) -> int:
 
 @contextlib.contextmanager
 def _restored_on_error(*paths: Path) -> Iterator[None]:
-    """Files as they were, their modes too, if the body fails; absent ones are let be.
+    """Restore files and their modes if the body fails; ignore absent ones.
 
     They are copied first: putting a copy back takes no space, which may be what is missing.
     """
@@ -123,7 +121,7 @@ def _restored_on_error(*paths: Path) -> Iterator[None]:
 def _follow(
     launch: Launch, control: NamedControl, run_id: int, reader: Reader, waiting: Waiting
 ) -> tuple[str, str]:
-    """Follow a submitted run; a SuperLink that is away for a while is asked again."""
+    """Follow a submitted run; ask again if the SuperLink is away for a while."""
     asked, silent = time.monotonic(), 0
     while True:
         reader.read()

@@ -331,7 +331,7 @@ class WorkerPool:
         if not worker.pid:
             self._failed_starts += 1
         if self._failed_starts > STARTS:
-            raise RunFailed("no worker process starts; log.txt, or the line above, says why")
+            raise RunFailed("worker processes do not start: see log.txt, or the line above")
         number = self._workers.pop(worker)
         worker.end()
         self._start(number)
@@ -529,7 +529,7 @@ def _check_shared_folder(ray: Any, folder: Path) -> None:
             proof.unlink(missing_ok=True)
         if not seen:
             raise UserError(
-                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} has another "
+                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} sees another "
                 f"'{folder}' than this one: `out` must lie on a disk that all machines see"
             )
 

@@ -94,7 +94,7 @@ def find_preset(name: str) -> Path:
     name = method_name(name)  # FedSSA is fedssa here as well
     if name not in shipped:
         if ":" in name:
-            raise UserError(f"config '{name}': a method is a key: quickstart method={name}")
+            raise UserError(f"config '{name}': to choose a method, write quickstart method={name}")
         raise UserError(
             f"config '{name}' is neither a file nor a preset{nearest(name, list(shipped))}; "
             f"presets: {', '.join(shipped)}"
@@ -246,24 +246,24 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
         raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
     if completed and config.rounds == (finished or folder.started_config()["rounds"]):
         raise UserError(
-            f"run '{folder.path}' is completed: there is nothing to resume; rounds=N with N > "
-            f"{config.rounds} adds rounds"
+            f"run '{folder.path}' is completed; to add rounds, give rounds=N with N > "
+            f"{config.rounds}"
         )
     if completed and not folder.started_config().get("keep-state", True):
         raise UserError(
-            f"run '{folder.path}' cannot go on: with keep-state=false the clients' states were "
-            "deleted at its end"
+            f"run '{folder.path}' cannot be resumed: keep-state=false deleted the clients' states "
+            "at its end"
         )
     last = records[-1] if records else {}
     if status == "failed" and finished == config.rounds and nobody_replied(last):
         try:
             first = next(f"client {f['client']}: {f['reason']}" for f in last["failures"])
         except (StopIteration, LookupError, TypeError):
-            first = "nobody knows why"
+            first = "the reason is not recorded"
         raise UserError(
-            f"run '{folder.path}' has no round left, and nobody replied validly in the last one "
-            f"({first}): when that is mended, rounds=N with N > {finished} goes on from here, and "
-            f"`fedhet run {folder.config} name=NEW` starts anew"
+            f"run '{folder.path}' has no round left, and all clients failed in the last one "
+            f"({first}): when that is repaired, continue with rounds=N, N > {finished}, or "
+            f"start again with `fedhet run {folder.config} name=NEW`"
         )
 
 
@@ -370,12 +370,12 @@ def check_models(config: RunConfig, classes: int, inputs: Inputs) -> None:
 def check_declared(config: RunConfig) -> None:
     """Raise UserError for what a node of a network must not learn from its own files."""
     if config.dataset in ("table", "texts") and not config.target:
-        raise UserError("target: '' is not allowed on a network: name the column of the class")
+        raise UserError("target: '' is not allowed on a network: name the class column")
     for name, values in config.categories:
         if not values:
             raise UserError(
                 f"categories: '{name}' needs its values on a network, such as "
-                f"categories={{{name}: [a, b]}}: nodes must not learn them from each other"
+                f"categories={{{name}: [a, b]}}, since sites do not learn them from each other"
             )
 
 
@@ -384,14 +384,14 @@ def check_kind(config: RunConfig, inputs: Inputs) -> None:
     refuses = find_method(config.method).strategy.refuses
     if inputs.kind in refuses:
         raise UserError(
-            f"method: '{config.method}' is not allowed with dataset={config.dataset}, which is of "
-            f"{inputs.kind}: {refuses[inputs.kind]}"
+            f"method: '{config.method}' is not allowed with dataset={config.dataset} (kind "
+            f"{inputs.kind}): {refuses[inputs.kind]}"
         )
     own = {"crop-flip": IMAGE, "jitter-scale": SIGNAL}.get(config.augment, inputs.kind)
     if inputs.kind != own:
         raise UserError(
-            f"augment: '{config.augment}' is not allowed with dataset={config.dataset}, which is "
-            f"of {inputs.kind}: it is for {own}s"
+            f"augment: '{config.augment}' is not allowed with dataset={config.dataset} (kind "
+            f"{inputs.kind}): it is for {own}s"
         )
 
 

@@ -76,7 +76,7 @@ def find_images(places: Iterable[Path]) -> list[str]:
         elif place.exists():
             found[str(place)] = None
         else:
-            raise UserError(f"images: '{place}': no such file or folder")
+            raise UserError(f"images: '{place}' does not exist")
     return list(found)
 
 
@@ -157,9 +157,9 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
             files = {SIGNAL: "NPZ or CSV", TABLE: "CSV or Parquet"}.get(
                 inputs.kind, "CSV, Parquet or text"
             )
-            raise UserError(f"'{place}' is a folder: this model takes {files} files, name those")
+            raise UserError(f"'{place}' is a folder: give the {files} files themselves")
         if not path.is_file():
-            raise UserError(f"'{place}': no such file")
+            raise UserError(f"'{place}' does not exist")
         if inputs.kind == TABLE or holds(path, ROW_SUFFIXES):
             found = _rows(_opened(path, inputs, form), inputs, truth.target)
         else:
@@ -190,15 +190,15 @@ def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
     """Yield rows, texts, or windows of which each is a row."""
     wanted, windows = inputs.columns, inputs.kind == SIGNAL
     if inputs.kind == TOKENS and not wanted:
-        raise UserError(f"{file.where}: the model's token ids are its data set's own, no text's")
+        raise UserError(f"{file.where}: the model takes token ids of its data set, not texts")
     labelled = [target] if target in file.columns and target not in wanted else []
     if windows:
         wanted = tuple(n for n in file.columns if n not in (*file.index, *labelled))
         channels, steps = inputs.shape
         if len(wanted) != channels * steps:
             raise UserError(
-                f"{file.where}: {len(wanted)} columns, and the model takes {channels} x {steps} "
-                "numbers a row"
+                f"{file.where}: {len(wanted)} columns, but the model takes {channels} x {steps} "
+                "numbers per row"
             )
     need(file.columns, wanted, "the model's columns", file.where)
     table = Columns.of(wanted, inputs.categories)
@@ -223,7 +223,7 @@ def _named(file: RowFile, chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], 
 def _lines(path: Path, inputs: Inputs) -> _Found:
     """Yield the texts of a file with one text a line."""
     if not inputs.columns:
-        raise UserError(f"'{path}': the model's token ids are its data set's own, no text's")
+        raise UserError(f"'{path}': the model takes token ids of its data set, not texts")
     line = 1
     try:
         with path.open(encoding="utf-8-sig") as lines:

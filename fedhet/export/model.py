@@ -141,7 +141,7 @@ def rebuild(description: Mapping[str, Any], folder: Path, generation: int = 0) -
         inputs = Inputs.image(config.image_size, grey=config.grey)
     architecture = str(description["architecture"])
     if with_weights(architecture)[1]:  # whoever wrote it would choose which file is opened here
-        raise UserError(f"'{folder}': architecture: '{architecture}' is not allowed: no weights=")
+        raise UserError(f"'{folder}': architecture: '{architecture}' is not allowed: omit weights=")
     client = method.client(
         Setup(
             config=config.model_copy(update={"params": params}),
@@ -234,10 +234,10 @@ def _choose(store: FileStore, generation: int | Literal["best"] | None) -> int:
     there = store.generations()
     if generation == "best":
         if (best := store.best()) is None:
-            raise UserError(f"state '{store.folder}' holds no best state: run with keep-best=true")
+            raise UserError(f"state '{store.folder}' has no best state: run with keep-best=true")
         return best
     if not there:
-        raise UserError(f"state '{store.folder}' holds no generation: the client has not trained")
+        raise UserError(f"state '{store.folder}' is empty: the client has not trained")
     if generation not in (None, *there):
         raise UserError(
             f"generation: {generation} is not in '{store.folder}'; there: "
@@ -362,7 +362,7 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
                 rows = zip(*parts, strict=True)
                 lines += [[state.name, part, row, classes[y], *p] for row, y, p in rows]
     if len(lines) < 2:  # noqa: PLR2004  (the head alone)
-        raise UserError(f"'{run}' holds no predictions: run with keep-predictions=true")
+        raise UserError(f"'{run}' has no predictions: run with keep-predictions=true")
     write_text(out, csv_text(lines), private=True)
     return len(lines) - 1
 
@@ -370,7 +370,7 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
 def _new(out: Path, what: str) -> Path:
     out = plain_path(out)
     if out.exists():
-        raise UserError(f"out: '{out}' already exists: choose a new {what}, nothing is overwritten")
+        raise UserError(f"out: '{out}' already exists and is not overwritten: choose a new {what}")
     return out
 
 
@@ -383,7 +383,7 @@ def _states_of(run: Path, *, trust: bool) -> list[Path]:
     found = [path.parent for path in there.glob(f"*/{DESCRIPTION}")]
     if not found:
         raise UserError(
-            f"'{there}' has no client's state: keep-state=false deleted them, or they are on other "
-            "machines"
+            f"'{there}' has no states of clients: keep-state=false deleted them, or they are on "
+            "other machines"
         )
     return sorted(found, key=lambda path: client_order(path.name))

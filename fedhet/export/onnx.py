@@ -65,12 +65,12 @@ def _inputs(model: Personalised, places: Sequence[Path]) -> tuple[Tensor, str]:
     """Return the inputs that both are compared on, and a description of them."""
     inputs = model.inputs
     if places and inputs.kind != IMAGE:
-        raise UserError(f"--images: this model is of {inputs.kind} and is compared on random ones")
+        raise UserError(f"--images is for images only, and this model's kind is {inputs.kind}")
     if places:
         files, named = ImageFiles(places, model, most=SAMPLE), ", ".join(map(str, places))
         for _, images in files.batches(Truth(Reading(), model.classes)):
             return model.prepare(images).contiguous(), f"{len(images)} images of {named}"
-        raise UserError(f"--images: no readable image in {named}")
+        raise UserError(f"--images: {named}: there is no readable image")
     rng, shape = np.random.default_rng(0), (SAMPLE, *inputs.shape)
     if inputs.kind == TOKENS:
         drawn = rng.integers(0, inputs.vocabulary, shape)

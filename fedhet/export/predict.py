@@ -84,8 +84,8 @@ def classify(model: Personalised, examples: Any) -> Answers:
             names += these
             logits.append(_logits(model, these, stored))
     if not names:
-        why = files.complaint() if files is not None else "the files hold no example"
-        raise UserError(f"examples: nothing to classify: {why or 'the folders hold no image file'}")
+        why = files.complaint() if files is not None else "the files have no example"
+        raise UserError(f"examples: nothing to classify: {why or 'the folders have no image'}")
     answers, labels = torch.cat(logits).double(), torch.from_numpy(np.concatenate(truth.labels))
     index = examples.index if isinstance(examples, pd.DataFrame) else names
     columns = [f"p_{name}" for name in model.classes]
@@ -131,8 +131,8 @@ def _logits(model: Personalised, names: Sequence[str], examples: Tensor) -> Tens
     bad = ~logits.isfinite().all(dim=1)
     if bad.any():
         raise UserError(
-            f"'{one_line(names[int(bad.nonzero()[0])])}': the model has no finite answer to it; "
-            "are its numbers of the size that the model was trained on?"
+            f"'{one_line(names[int(bad.nonzero()[0])])}': the model's answer is not finite: check "
+            "that the numbers are in the range of the training examples"
         )
     return logits
 
@@ -149,7 +149,7 @@ def _texts(model: Personalised, examples: Any) -> pd.DataFrame:
     columns = list(model.inputs.columns)
     if examples.size != len(examples) * len(columns):
         raise UserError(
-            f"examples: an array of text of {examples.shape}, and this model takes "
+            f"examples: an array of texts of shape {examples.shape}, but this model takes "
             f"{f'columns {columns}' if columns else 'numbers'}"
         )
     return pd.DataFrame(examples.reshape(len(examples), -1), columns=columns)
@@ -160,7 +160,7 @@ def _array(model: Personalised, examples: Tensor, truth: Truth) -> Iterator[Batc
     like = torch.from_numpy(model.inputs.zeros(1))
     if examples.shape[1:] != like.shape[1:]:
         raise UserError(
-            f"examples: an array of {tuple(examples.shape)}, and this model takes (n, "
+            f"examples: an array of shape {tuple(examples.shape)}, but this model takes (n, "
             f"{', '.join(map(str, like.shape[1:]))}) {str(like.dtype).removeprefix('torch.')}"
         )
     truth.add(None, len(examples))

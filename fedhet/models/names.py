@@ -152,7 +152,7 @@ def validate_model_name(name: str, kind: str = "") -> None:
             return
         kinds = [PLURAL[own] for own in MODELS if is_known(name, own)]
         raise UserError(
-            f"model {name!r} is for {' and '.join(kinds)}, and this run's examples are "
+            f"model {name!r} is for {' and '.join(kinds)}; this run's examples are "
             f"{PLURAL[kind]}; allowed: {', '.join(MODELS[kind])} or your own module:factory"
         )
     if not plugins.is_own("model", name):

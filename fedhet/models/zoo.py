@@ -178,15 +178,15 @@ def _check_trainable(model: nn.Module, name: str) -> None:
     for path, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise UserError(
-                f"model {name!r}: '{path}' is of a lazy layer, which has no weights yet: give the "
+                f"model {name!r}: '{path}' belongs to a lazy layer without weights: give the "
                 "layer its input size"
             )
         if parameter.is_complex():
             raise UserError(f"model {name!r}: '{path}' is complex, weights must be real numbers")
     if not model.training:
         raise UserError(
-            f"model {name!r} is in evaluation mode, in which nothing of it would be trained as "
-            "usual: leave out .eval(), and freeze single layers instead"
+            f"model {name!r} is in evaluation mode: leave out .eval(); to exclude layers from "
+            "training, freeze them"
         )
 
 
@@ -214,7 +214,7 @@ def _check_forward(model: SplitModel, name: str, d: int, inputs: Inputs) -> None
     if not same or not torch.allclose(
         cast("Tensor", full), logits, rtol=1e-3, atol=1e-4, equal_nan=True
     ):
-        raise UserError(f"model {name!r}: forward(x) is not head(features(x)), as it must be")
+        raise UserError(f"model {name!r}: forward(x) must equal head(features(x)), and does not")
 
 
 def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
@@ -227,7 +227,7 @@ def _torchvision(name: str, classes: int, d: int, inputs: Inputs) -> SplitModel:
         ) from error
     arguments = dict(_TORCHVISION.get(name, {}))
     if name.startswith("vit_") and inputs.shape[1] != inputs.shape[2]:
-        raise UserError(f"model {name!r} takes square images, and these are {_sized(inputs)}")
+        raise UserError(f"model {name!r} needs square images; these are {_sized(inputs)}")
     if name.startswith("vit_"):
         arguments["image_size"] = inputs.shape[-1]
     if name.startswith("maxvit"):
@@ -382,9 +382,9 @@ def load_weights(model: SplitModel, name: str, file: str) -> None:
     missing = [key for key in wanted if key not in own and key not in optional]
     more = [key for key in own if key not in wanted]
     if missing or more:
-        what = f"lacks {missing[0]!r}" if missing else f"has {more[0]!r}, which it does not"
+        what = f"lacks {missing[0]!r}" if missing else f"has {more[0]!r}, which the model lacks"
         raise UserError(
-            f"{where}: the model has {len(wanted)} tensors, and the file, which {what}, {len(own)}"
+            f"{where}: the file {what}; it has {len(own)} tensors, the model {len(wanted)}"
         )
     for key, tensor in own.items():
         _check(where, key, tensor, wanted[key])
@@ -408,7 +408,7 @@ def _matched(
 
 def _check(where: str, key: str, tensor: Tensor, wanted: Tensor) -> None:
     if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
-        other = "; leave the head out if its classes are others" if key in _HEAD else ""
+        other = "; if the classes differ, remove the head from the file" if key in _HEAD else ""
         raise UserError(f"{where}: {key!r} is {_form(tensor)}, must be {_form(wanted)}{other}")
     if not torch.isfinite(tensor).all():
         raise UserError(f"{where}: {key!r} holds NaN or infinity")
@@ -429,15 +429,15 @@ def small_name(config: RunConfig, kind: str, chosen: str = "") -> str:
     """
     name, models = chosen or config.small_model, plain_names(config.models)
     if with_weights(name)[1]:
-        raise UserError(f"small-model: '{name}' has weights of its own, and all must start alike")
+        raise UserError(f"small-model: '{name}' is not allowed: weights= is for `models` only")
     if not name and len(set(models)) == 1 and models[0] in MODEL_NAMES:
         name = models[0] if models[0] in CNN_NAMES else CNN_NAMES[0]
     if not name:
         own = [model for model in models if not is_built_in(model)]
         if own:
             raise UserError(
-                f"small-model: method={config.method} shares a small model, and '{own[0]}' does "
-                f"not say which: give small-model, such as {SMALLEST[kind]} or your own "
+                f"small-model: '' is not allowed: method={config.method} shares a small model, and "
+                f"'{own[0]}' is your own: give small-model, such as {SMALLEST[kind]} or "
                 "module:factory"
             )
         name = SMALLEST[kind]

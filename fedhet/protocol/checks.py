@@ -76,7 +76,7 @@ def check_trained(
     check_metrics(reply, own)
     spent = reply.metrics.get("epsilon_spent")
     if config.dp_clip and spent is None:
-        raise Rejected("says nothing of epsilon_spent, and this run has noise (dp-clip)")
+        raise Rejected("reply without epsilon_spent, in a run with noise (dp-clip)")
     if spent is not None and not 0 <= spent <= config.dp_epsilon * (1 + 1e-9):
         raise Rejected(f"epsilon_spent {spent:g} is above dp-epsilon={config.dp_epsilon:g}")
 
@@ -142,11 +142,11 @@ def read_confusion(reply: Reply, classes: int) -> NDArray[np.int64]:
     try:
         cells = np.array(sent, dtype=np.int64).reshape(-1, 3)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Rejected("a confusion matrix that is no list of whole numbers") from error
+        raise Rejected("a confusion matrix that is not a list of whole numbers") from error
     if len(cells) > classes**2 or (cells < 0).any() or (cells[:, :2] >= classes).any():
         raise Rejected("a confusion matrix of other classes")
     if (cells[:, 2] > EXACT // max(1, len(cells))).any():
-        raise Rejected("a confusion matrix of more examples than there can be")
+        raise Rejected("a confusion matrix with impossible counts")
     found = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(found, (cells[:, 0], cells[:, 1]), cells[:, 2])
     return found
@@ -299,7 +299,7 @@ def read_arrays(message: Message) -> list[Array]:
         raise Refused(f"the payload cannot be read: {type(error).__name__}: {error}") from error
     for i, array in enumerate(arrays):
         if array.dtype not in NUMBERS:
-            raise Refused(f"array {i} is {array.dtype}: no plain numbers")
+            raise Refused(f"array {i} is {array.dtype}, not plain numbers")
     return arrays
 
 
@@ -325,7 +325,7 @@ def check_forms(payload: Payload, expected: Payload | None) -> None:
 def check_ids(ids: Array, allowed: Array) -> None:
     """Raise Refused unless class ids ascend, each once and each of those that may come."""
     if (np.diff(ids) <= 0).any() or not np.isin(ids, allowed).all():
-        raise Refused(f"classes {ids[:20].tolist()}: not ascending ones of {allowed[:20].tolist()}")
+        raise Refused(f"classes {ids[:20].tolist()} do not ascend within {allowed[:20].tolist()}")
 
 
 # --- how far uploads go -----------------------------------------------------------------------

@@ -219,7 +219,7 @@ class NamedControl(ControlCalls):
         with _calling():
             answer = self._client.StartRun(asked)
         if not answer.HasField("run_id"):
-            raise UserError(str(answer.note) or "it gave no run id")
+            raise UserError(str(answer.note) or "it returned no run id")
         return int(answer.run_id)
 
     def find(self, envelope: str) -> int | None:

@@ -127,7 +127,7 @@ def read_declaration(reply: Reply, rules: Admission) -> tuple[ClientInfo, Declar
         raise ValueError(f"client id {shown(client)} is not allowed")
     told, who = from_wire(Declaration, reply.info), f"client '{client}'"
     if rules.hidden and {told.seen, told.images, told.train_images} != {None}:
-        raise ValueError(f"{who} tells its classes or counts, which this run hides")
+        raise ValueError(f"{who} sends its classes or counts, which this run hides")
     seen, images, total = told.seen or (), told.images or (), told.train_images or 0
     if not told.classes:
         raise ValueError(f"{who} declares no classes")
@@ -142,8 +142,8 @@ def read_declaration(reply: Reply, rules: Admission) -> tuple[ClientInfo, Declar
         raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
     if rules.public and told.public != rules.public:
         raise ValueError(
-            f"{who} has another public data set: {shown(told.public)}, the server has "
-            f"'{rules.public}'; give both the same images"
+            f"{who} has another public data set ({shown(told.public)}) than the server "
+            f"('{rules.public}'): give both the same images"
         )
     fits = len(images) == len(seen) and sum(images) == total > 0
     if not rules.hidden and not fits:
@@ -197,13 +197,13 @@ class Names:
         elif own.name:
             if own.name != client:
                 raise ValueError(
-                    f"client id '{client}' is not the name that this node's key is registered "
-                    f"under, which is '{own.name}' (see client-keys)"
+                    f"client id '{client}' is not allowed: this node's key is registered under "
+                    f"the name '{own.name}' (see client-keys)"
                 )
         elif self.policy == REGISTERED:
             raise ValueError(
-                f"client id '{client}': this node's key is registered under no name "
-                "(client-keys=registered)"
+                f"client id '{client}': this node's key is not registered under a name, which "
+                "client-keys=registered requires"
             )
         elif client in {one.name for one in online.values()}:
             raise ValueError(f"client id '{client}' is the name of another node's key")
@@ -214,8 +214,8 @@ def _read_keys(folder: Path) -> dict[str, bytes]:
     files = sorted(folder.glob("*.pub"))
     if not files:
         raise UserError(
-            f"client-keys: '{folder}' holds no public keys (<client>.pub, as `fedhet certs` "
-            f"writes them to clients/); or {', '.join(KEY_POLICIES)}"
+            f"client-keys: '{folder}' has no public keys: give {', '.join(KEY_POLICIES)}, or a "
+            "folder of <client>.pub (`fedhet certs` writes them to clients/)"
         )
     keys = {}
     for path in files:
@@ -369,8 +369,8 @@ class Roster:
             owners = +(owners - Counter(self.infos[client].classes))
             self._drop(
                 client,
-                f"client '{client}' brings {own[client]} classes that nobody else has, and with "
-                f"them there are more than max-classes={most}",
+                f"client '{client}' has {own[client]} classes that no other client has, and with "
+                f"them the run has more than max-classes={most}",
             )
 
     def _drop(self, client: str, reason: str) -> None:
@@ -386,7 +386,7 @@ class Roster:
         strange = sorted(set(info.seen_names) - set(self.classes))
         if strange:
             raise ValueError(
-                f"client '{info.client}' has class '{strange[0]}', which is not in this run's list"
+                f"client '{info.client}' has class '{strange[0]}', which the run does not name"
             )
         own = zip(info.seen_names, info.images, strict=True)
         rows = sorted((self.classes.index(name), name, count) for name, count in own)
@@ -529,7 +529,7 @@ class Handshake:
             reasons = distinct(self.roster.refused.values()) or "no node is online"
             if self._all_refuse(expected, settled=True):
                 raise RunFailed(f"no node can take part in this run: {reasons}")
-            raise RunFailed(f"no client within start-timeout={timeout:g} s: {reasons}")
+            raise RunFailed(f"no client joined within start-timeout={timeout:g} s: {reasons}")
         if expected and len(nodes) < expected:
             reasons = distinct(self.roster.refused.values())
             refused = f" (refused: {reasons})" if reasons else ""

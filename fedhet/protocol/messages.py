@@ -321,62 +321,61 @@ class Word(StrEnum):
         made._value_, made.meaning = word, meaning
         return made
 
-    INSTRUCTION = "instruction", "it was sent an instruction that makes no sense"
-    PAYLOAD = ("payload", "what it was sent is not what the method sends: do server and node "
+    INSTRUCTION = "instruction", "it received an invalid instruction"
+    PAYLOAD = ("payload", "it received other arrays than the method sends: do server and node "
         "run the same version of it?")  # fmt: skip
-    GENERATION = "generation", "it was to go back to its start, although it has trained on since"
+    GENERATION = "generation", "it was asked for generation 0, which it no longer keeps"
     STATE = "state", "its private state cannot be written or read"
-    STATE_LOST = "state-lost", "the private state that the server means is gone or damaged"
+    STATE_LOST = "state-lost", "the private state that the server asks for is lost or damaged"
     NOT_FINITE = "not-finite", "training ended in NaN or infinity: a smaller lr, or grad-clip"
     BUDGET = "budget", "its privacy budget does not allow this upload"
     MEMORY = "out-of-memory", "it has too little memory: a smaller batch-size, or fewer processes"
     CONFIGURATION = "configuration", "the run's configuration cannot work there"
-    CLASSES = ("classes", "what its classes are called it does not tell: the run must name them "
-        "(classes, or labels of a file)")  # fmt: skip
-    DATA = ("data", "its data cannot be used: gone, damaged, or of a class that the run does "
-        "not have")  # fmt: skip
-    PUBLIC = ("public-data", "its own copy of the public data set is not there or cannot be "
-        "opened (fedhet node --public)")  # fmt: skip
-    MODEL = "model", "the model that it is to train cannot be built there"
-    DEVICE = "device", "the device that it is to train on is not there"
-    METHOD = ("method", "the method, model or data set that it has does not fit this version of "
-        "fedhet")  # fmt: skip
-    UNEXPECTED = "unexpected", "an error that nobody has foreseen"
-    LIMITS_FILE = ("limits-file", "its site's file of limits cannot be read, and then nothing "
-        "is allowed")  # fmt: skip
-    CODE = "limit-code", "its site runs installed code only"
+    CLASSES = ("classes", "the run must name the classes (classes, or labels of a file), since a "
+        "site does not tell them")  # fmt: skip
+    DATA = ("data", "its data cannot be used: missing, damaged, or with a class that the run "
+        "lacks")  # fmt: skip
+    PUBLIC = ("public-data", "its copy of the public data set is missing or cannot be opened "
+        "(fedhet node --public)")  # fmt: skip
+    MODEL = "model", "its model cannot be built there"
+    DEVICE = "device", "its device is not available"
+    METHOD = ("method", "its method, model or data set does not fit this version of fedhet")
+    UNEXPECTED = "unexpected", "an unexpected error"
+    LIMITS_FILE = ("limits-file", "its site's file of limits cannot be read, so no run is "
+        "allowed")  # fmt: skip
+    CODE = "limit-code", "its site runs only code that is installed there"
     MODULES = "limit-modules", "its site does not allow a module that the run names"
     MAX_EPOCHS = "limit-max-epochs", "its site allows fewer epochs a round"
     MAX_ROUNDS = "limit-max-rounds", "its site allows fewer rounds"
     METHODS = "limit-methods", "its site does not allow this method"
-    SHARED_MODELS = "limit-shared-models", "its site allows no method that shares a model"
-    MIN_NOISE = "limit-min-noise", "its site wants more noise (dp-clip, dp-epsilon)"
-    MAX_UPLOAD_BYTES = "limit-max-upload-bytes", "its site allows smaller uploads only"
-    CLASS_COUNTS = "limit-class-counts", "its site does not tell images per class"
-    MAX_DOWNLOAD_BYTES = "limit-max-download-bytes", "its site takes smaller messages only"
-    MAX_DOWNLOAD_NORM = "limit-max-download-norm", "its site takes payloads of a smaller norm only"
-    MIN_SUM = "limit-min-sum", "its site wants sums of more clients"
-    MIN_SUM_NOISE = ("limit-min-sum-noise", "its site wants more noise in every sum (dp-clip, "
+    SHARED_MODELS = "limit-shared-models", "its site refuses methods that share a model"
+    MIN_NOISE = "limit-min-noise", "its site requires more noise (dp-clip, dp-epsilon)"
+    MAX_UPLOAD_BYTES = "limit-max-upload-bytes", "its site allows only smaller uploads"
+    CLASS_COUNTS = "limit-class-counts", "its site hides examples per class (use secure-sum)"
+    MAX_DOWNLOAD_BYTES = "limit-max-download-bytes", "its site accepts only smaller messages"
+    MAX_DOWNLOAD_NORM = "limit-max-download-norm", "its site accepts only a smaller norm"
+    MIN_SUM = "limit-min-sum", "its site requires sums over more clients"
+    MIN_SUM_NOISE = ("limit-min-sum-noise", "its site requires more noise in every sum (dp-clip, "
         "dp-epsilon)")  # fmt: skip
-    SECURE_SUM = "limit-secure-sum", "its site wants secure-sum=masked"
+    SECURE_SUM = "limit-secure-sum", "its site requires secure-sum=masked"
     RANGE = "sum-range", "its vector has an entry that is not finite, or beyond sum-range"
     PROOF = "sum-proof", "its certificate does not prove that its key for the sums is its own"
     # The rules of a member of a sum: see fedhet.sums.client.
     SMALL = "cohort-too-small", "the cohort is smaller than sum-min, or than its site's min-sum"
     ABSENT = "not-in-cohort", "it is not in the cohort of its own round"
-    STRANGER = ("stranger-in-cohort", "somebody in the cohort was not introduced to it, or not "
-        "accepted")  # fmt: skip
-    TWICE = "member-named-twice", "somebody, or somebody's key, is in the cohort twice"
+    STRANGER = ("stranger-in-cohort", "it does not know or accept the key of a member of the "
+        "cohort")  # fmt: skip
+    TWICE = "member-named-twice", "a client or a key is in the cohort twice"
     OLD = "attempt-not-new", "the attempt is not newer than the last one that it answered"
     THRESHOLD = "threshold-too-low", "the threshold would allow two answers for one attempt"
-    UNASKED = "unmask-without-upload", "it has uploaded nothing for what is to be unmasked"
-    OTHER = "other-survivors-than-answered", "it has handed over shares for other survivors already"
+    UNASKED = "unmask-without-upload", "it has not uploaded in the attempt that is to be unmasked"
+    OTHER = "other-survivors-than-answered", "it has sent its shares for other survivors"
     FEW = ("too-few-survivors", "fewer are left than sum-threshold, sum-min or its site's "
         "min-sum allow")  # fmt: skip
-    UNSIGNED = "survivors-not-signed", "too few members have signed the survivors that it was told"
+    UNSIGNED = "survivors-not-signed", "too few members have signed its list of survivors"
     LEFT_OUT = "not-a-survivor", "it is not among the survivors"
-    OUTSIDE = "survivors-not-the-cohort", "somebody among the survivors was not in the cohort"
-    BOXES = "boxes-malformed", "the boxes are not of their size, or not as many as the survivors"
+    OUTSIDE = "survivors-not-the-cohort", "a survivor was not in the cohort"
+    BOXES = "boxes-malformed", "the boxes differ in size or number from what was agreed"
 
 
 def refusal(word: Word) -> Refused:
@@ -409,7 +408,7 @@ def told(error: object, number: object) -> str:
     place = number if type(number) is int and 1 <= number <= MOST else "unknown"
     word = next((one for one in Word if one == str(error)), None)
     if word is None:
-        return f"no word that is known (its log: no. {place})"
+        return f"an unknown error code (its log: no. {place})"
     return f"{word} (its log: no. {place}): {word.meaning}"
 
 

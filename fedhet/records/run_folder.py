@@ -141,8 +141,8 @@ class RunFolder:
             return
         if config.tracker not in {"none", "tensorboard"}:
             raise UserError(
-                f"tracker: '{config.tracker}' would get what this run computes under your account, "
-                "and the run was not made here: say tracker=none, or --trust"
+                f"tracker: '{config.tracker}' is not allowed for a run that you did not make: it "
+                "would send results under your account; give tracker=none, or --trust"
             )
         from fedhet.data.sources import TORCHVISION  # noqa: PLC0415  (torch)
 
@@ -152,8 +152,8 @@ class RunFolder:
         ):
             if name in TORCHVISION and place:
                 raise UserError(
-                    f"{key}: '{place}' is where '{name}' would be downloaded to, and the run was "
-                    "not made here: --trust allows it"
+                    f"{key}: '{place}' is not allowed for a run that you did not make: '{name}' "
+                    "would be downloaded there; give --trust to allow it"
                 )
 
     def write_config(self, config: RunConfig, experiment: str) -> None:
@@ -219,9 +219,9 @@ class RunFolder:
         path = self.state_dir(config) / self.experiment
         if not (self._holds(path) or self.states_named or self.made_here()):
             raise Damaged(
-                f"state-dir: '{path.parent}' lies outside '{self.path}', and the run was not made "
-                f"here; if its states are yours, `fedhet resume {self.path} "
-                f"state-dir={path.parent}` says so"
+                f"state-dir: '{path.parent}' lies outside '{self.path}', and you did not make the "
+                f"run; if the states are yours, give `fedhet resume {self.path} "
+                f"state-dir={path.parent}`"
             )
         return path
 

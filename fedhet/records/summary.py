@@ -168,7 +168,7 @@ def secure_sum_summary(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -
     if counted:
         found |= {"sum_owners": config.sum_owners, UNSUMMED: int(counted[-1])}
     if config.sum_metrics:
-        why = "the server learned the sum over the clients of a round, and no client's own number"
+        why = "the server learned only the sum over the clients of a round"
         found["absent"] = dict.fromkeys(ABSENT, why)
         found["means_are_over"] = "the clients of the last evaluated round, unweighted"
     return found
@@ -256,7 +256,7 @@ NOT_COVERED_IN_SUMS = (
     "sums of owners, of images per class and of weights",
     "sums of accuracies, losses and images, or, with sum-metrics: false, every client's own",
     "which clients take part, and when",
-    "what two members know together, who can take their own shares of the noise away",
+    "two members who cooperate can subtract their own shares of the noise",
 )
 
 

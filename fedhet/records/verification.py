@@ -74,9 +74,9 @@ class Verification:
         if not all(f.client for f in self.findings):
             return []
         if self._nobody:
-            return ["no client is left to go on with"]
+            return ["all clients are lost, so the run cannot continue"]
         more = " rounds=N" if self.completed else ""
-        return [f"`fedhet resume {self.folder}{more} --accept-lost` goes on without these clients"]
+        return [f"`fedhet resume {self.folder}{more} --accept-lost` continues without them"]
 
 
 def check_entries(folder: Path) -> None:

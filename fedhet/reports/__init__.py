@@ -1,1 +1,1 @@
-"""What many runs say together: reading, statistics, tables, figures, a page."""
+"""Compare many runs: reading, statistics, tables, figures, a page."""

@@ -1,7 +1,7 @@
 """Compare the variants of a setting: means with intervals, paired differences, costs.
 
 A block is a pair of partition and seed that all variants share: the unit of replication. Clients of
-one block are not independent runs, so no interval takes them for such.
+one block are not independent runs, so intervals are over blocks.
 """
 
 import math
@@ -60,7 +60,7 @@ _NOTHING = pd.DataFrame(columns=STATISTICS, dtype=float)
 
 
 class Comparison:
-    """One setting: its variants beside each other and beside the baseline.
+    """One setting: its variants compared with each other and with the baseline.
 
     ``runs``, ``rounds`` and ``clients`` are the frames of the runs that are compared; ``others``
     are runs in another precision. ``metric`` is the headline, ``second`` the figure beside it.
@@ -104,7 +104,7 @@ class Comparison:
 
     @cached_property
     def shown(self) -> dict[str, str]:
-        """Rows of what is said over settings, with their variant: one for a method.
+        """Rows of the tables over settings, with their variant: one for each method.
 
         That is the variant with the method's defaults or its only one; its ablations are left to
         the details. Where neither is the case, every variant is a row of its own.
@@ -118,7 +118,7 @@ class Comparison:
 
     @cached_property
     def levels(self) -> pd.DataFrame:
-        """Per variant: mean with interval, and what is over clients that were ever sampled."""
+        """Per variant: mean with interval, and figures over clients that were ever sampled."""
         by_variant = self.runs.groupby("variant")
         made = intervals(by_variant[self.metric].agg(STATISTICS))
         best = "accuracy_best_validation" if self.metric == "accuracy" else "best_validation"
@@ -174,7 +174,7 @@ class Comparison:
 
     @cached_property
     def best(self) -> tuple[str, frozenset[str]]:
-        """The row of ``shown`` with the best mean, and those not told from it.
+        """The row of ``shown`` with the best mean, and the rows not shown to differ from it.
 
         Not told: the interval of the paired difference holds zero. Empty where the best has a
         single block, of which nothing can be told.
@@ -236,7 +236,7 @@ class Comparison:
 
     @property
     def own_target(self) -> float | None:
-        """What the baseline ends with in its worst block, in whole percent."""
+        """The baseline's last accuracy in its worst block, in whole percent."""
         if not self.baseline or self.metric != "accuracy":
             return None
         return float(
@@ -271,7 +271,7 @@ def compare(
 
 
 def longest(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Of settings that differ in rounds alone, and so share their first rounds, the longest."""
+    """Return the longest of settings that differ only in rounds, which share their first ones."""
     kept: dict[str, Comparison] = {}
     for one in comparisons:
         other = kept.setdefault(one.setting.whole, one)
@@ -359,7 +359,7 @@ def _winners(found: pd.DataFrame, base: str) -> str:
     if not above:
         return f"No method is above {told} with a {_LEVEL} interval that excludes zero."
     without = [name for name in found["setting"].unique() if name not in above]
-    nobody = f"; nobody in {_some(without)}" if without else ""
+    nobody = f"; no method in {_some(without)}" if without else ""
     most = " (in brackets the largest difference, in points)" * (found["setting"].nunique() > 1)
     excludes = f"with a {_LEVEL} interval that excludes zero{most}"
     return f"Above {told}, {excludes}: {_listed(1, found)}{nobody}."
@@ -369,7 +369,7 @@ def _losers(found: pd.DataFrame, base: str) -> str:
     decided = found.groupby("method")["sign"].any()
     neither = ", ".join(sorted(decided.index[~decided], key=str.casefold))
     said = [f"below {base}, likewise: {below}"] if (below := _listed(-1, found)) else []
-    said += [f"not told from {base} anywhere: {neither}"] if neither else []
+    said += [f"no difference from {base} shown anywhere: {neither}"] if neither else []
     return f"{text[0].upper()}{text[1:]}." if (text := "; ".join(said)) else ""
 
 
@@ -381,7 +381,7 @@ def _traffic(found: pd.DataFrame) -> str:
         f"{method} {value:.2g}" if value < 10 else f"{method} {value:,.0f}"
         for method, value in times.sort_values(kind="stable").items()
     )
-    return f"Traffic a round of those above, {_AGAINST}'s = 1{over}: {sent}." if sent else ""
+    return f"Traffic per round of these methods, {_AGAINST} = 1{over}: {sent}." if sent else ""
 
 
 def _limits(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
@@ -390,10 +390,10 @@ def _limits(comparisons: Sequence[Comparison], compared: int, base: str) -> str:
     mixed = [one.setting.title for one in comparisons if len(set(one.precision.values())) > 1]
     luck = round((1 - LEVEL) * compared)
     made = {
-        "who gains is not known, since the baseline was not run": not base,
+        "gains are unknown, since the baseline was not run": not base,
         f"one block and so no interval: {_some(single)}": single,
         f"fewer than {ENOUGH} blocks, too few for a rank test: {_some(few)}": few,
-        f"differences of precision beside those of methods: {_some(mixed)}": mixed,
+        f"methods also differ in precision: {_some(mixed)}": mixed,
         f"about {luck} of the {compared} intervals would exclude zero by chance alone": luck,
     }
     said = "; ".join(text for text, holds in made.items() if holds)
@@ -421,7 +421,7 @@ def _listed(sign: int, found: pd.DataFrame) -> str:
 
 
 def _some(titles: Sequence[str]) -> str:
-    """Titles have commas; of many only their number is said."""
+    """Return titles in one text, since they have commas; of many only the number."""
     return "; ".join(titles) if len(titles) <= _NAMED else f"{len(titles)} settings"
 
 

@@ -165,7 +165,7 @@ def differences(comparisons: Sequence[Comparison]) -> Picture:
     """Paired differences to the baseline: interval, mean, blocks; a panel per setting."""
     compared = [one for one in comparisons if len(one.paired)]
     if not compared:
-        reason = "no setting has the baseline and another method in one block"
+        reason = "no block has both the baseline and another method"
         return Picture("differences", "Paired differences", absent=reason)
     known = {r for one in compared for r, v in one.shown.items() if v in one.paired.index}
     rows = [row for row in in_order(compared) if row in known]
@@ -230,7 +230,7 @@ def traffic(comparisons: Sequence[Comparison]) -> Picture:
     """Return the headline against the floats that a client sends and gets in a round."""
     caption = (
         "Mean test metric against floats a client and round, both ways. The line is the frontier: "
-        "no method is better with less traffic, in the mean. Methods that send nothing stand at 0; "
+        "no method has a better mean with less traffic. Methods that send nothing stand at 0; "
         "a triangle is far below, with its number."
     )
     high = max(230.0, 60 + 11.5 * max(len(one.shown) for one in comparisons))

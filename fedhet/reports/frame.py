@@ -1,7 +1,7 @@
 """Runs as pandas DataFrames: a line a run, a line a round, a line a client.
 
 ``fedhet.load_sweep(DIR)`` reads runs as ``fedhet report`` does. The columns are described in
-docs/how-to/report.md; everything else in a report is computed from these frames.
+docs/reference/report.md; everything else in a report is computed from these frames.
 """
 
 import json
@@ -34,7 +34,7 @@ _PLACE = ["number", "run", "setting_id", "variant", "method", "block", "compared
 
 
 class Runs:
-    """Finished runs beside each other, as ``fedhet report`` compares them."""
+    """Finished runs, compared as ``fedhet report`` does."""
 
     def __init__(
         self, runs: Sequence[RunRecord], left_out: Iterable[LeftOut] = (), baseline: str = ""
@@ -44,7 +44,7 @@ class Runs:
         self.placed = arrange(runs, self.left_out)
         if not self.placed:
             first = "; ".join(f"{one.name}: {one.reason}" for one in self.left_out[:3])
-            raise UserError(f"there is no finished run to report: {first}")
+            raise UserError(f"no run is finished, so there is nothing to report: {first}")
         frames = self._runs, self._rounds, self._clients = _frames(self.placed)
         self.comparisons = compare(self.placed, *frames, known_as(baseline) if baseline else "")
         blocks = [one.differences(one.metric) for one in self.comparisons]
@@ -83,7 +83,7 @@ class Runs:
         for one in self.comparisons:
             if setting in {"", one.setting.title, one.setting.slug}:
                 return figures.of_setting(one)
-        raise UserError(f"setting: '{setting}' is none of: {'; '.join(self.settings)}")
+        raise UserError(f"setting: '{setting}' is not allowed: {'; '.join(self.settings)}")
 
     def __repr__(self) -> str:
         return f"<{len(self._runs)} runs in {len(self.settings)} settings>"

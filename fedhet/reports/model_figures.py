@@ -68,7 +68,7 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
     points, classes = [], []
     for client, model in zip(clients, models, strict=True):
         if client not in partition.ids:
-            raise UserError(f"client '{client}' has its data elsewhere")
+            raise UserError(f"the examples of client '{client}' are not on this machine")
         test = partition.clients[partition.ids.index(client)].test
         count = min(MOST_EXAMPLES // len(clients), len(test))
         chosen = test[np.linspace(0, len(test) - 1, count).round().astype(int)]
@@ -76,13 +76,13 @@ def _cloud(run: RunRecord, *, trust: bool) -> Cloud:
         points.append(representations(model, examples))
         classes.append(dataset.labels[chosen])
     if len({cloud.shape[1] for cloud in points}) != 1:
-        raise UserError("the clients' representations have different widths, or there is none")
+        raise UserError("the clients' representations have different widths, or none were made")
     owners = np.repeat(np.arange(len(points)), [len(cloud) for cloud in points])
     return np.concatenate(points), np.concatenate(classes), owners
 
 
 def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.float32]:
-    """Return what the answering header takes in: (n, d) for stored examples (n, ...)."""
+    """Return the inputs of the inference header: (n, d) for stored examples (n, ...)."""
     import torch  # noqa: PLC0415
 
     from fedhet.training.loop import EVALUATION_BATCH, autocast  # noqa: PLC0415
@@ -104,7 +104,7 @@ def representations(model: "Personalised", examples: "Tensor") -> NDArray[np.flo
     for hook in hooks:
         hook.remove()
     if not caught:
-        raise UserError("the inference model has no header of its own")
+        raise UserError("the inference model has no header")
     return torch.cat(caught.get("model") or next(iter(caught.values()))).numpy()
 
 

@@ -94,10 +94,10 @@ def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[LeftOut]]:
             raise UserError(f"'{place}' cannot be read: {error.strerror or error}") from error
         if not found:
             raise UserError(
-                f"'{place}': no run folder, sweep or packed record is there: a run folder has "
-                "config.yaml and rounds.jsonl"
+                f"'{place}' has no run folder (config.yaml and rounds.jsonl), sweep or packed "
+                "record"
                 if place.exists()
-                else f"'{place}': no such file or folder"
+                else f"'{place}' does not exist"
             )
         for path in found:
             try:
@@ -124,7 +124,7 @@ def _find(place: Path, depth: int) -> Iterable[Path]:
 
 
 class SweepIndex(BaseModel):
-    """What a sweep says of itself in its ``sweep.json``."""
+    """The content of a sweep's ``sweep.json``."""
 
     title: str = ""
     note: str = ""
@@ -148,7 +148,7 @@ def read_run(path: Path) -> RunRecord | LeftOut:
     try:
         return _unpacked(path) if path.is_file() else _read_folder(path)
     except KeyError as error:
-        raise Damaged(f"no {error}") from error
+        raise Damaged(f"{error} is missing") from error
     except _DAMAGE as error:
         raise Damaged(one_line(str(error).replace(f"{path}/", ""), 200)) from error
 
@@ -163,7 +163,7 @@ def _read_folder(path: Path) -> RunRecord | LeftOut:
         reason = f"{summary['status']}: {summary.get('reason') or 'no reason recorded'}"
         return LeftOut(path.name, one_line(reason))
     if diverged(lines[-1]):
-        return LeftOut(path.name, "failed: it diverged, in the last round no reply counted")
+        return LeftOut(path.name, "failed: it diverged: no reply of the last round was accepted")
     if lines[-1].get("sha256", summary.get("run_sha256")) != summary.get("run_sha256"):
         raise ValueError("the last line of rounds.jsonl is not the round that summary.json is of")
     names = filter(_kept, dict.fromkeys(chain.from_iterable(lines)))
@@ -198,7 +198,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _unpacked(path: Path) -> RunRecord:
-    """Inverse of :func:`pack`; a file's name is the run's, whatever it calls itself."""
+    """Inverse of :func:`pack`; the run is named after its file."""
     content = read_json(path)
     if content.get("format") != FORMAT:
         raise ValueError(f"not a packed record: no format '{FORMAT}'")
@@ -325,7 +325,7 @@ def _checked(run: RunRecord) -> RunRecord:
 
 
 def _check_whole(run: RunRecord) -> None:
-    """Raise ValueError if rounds or clients are not those that the summary is of."""
+    """Raise ValueError if rounds or clients do not fit the summary."""
     rounds, tests = run.rounds, run.clients["test_accuracy"]
     if run.summary.get("rounds", len(rounds)) != len(rounds):
         raise ValueError(f"rounds.jsonl has {len(rounds)} of {run.summary['rounds']} rounds")

@@ -1,6 +1,6 @@
-"""``fedhet report``: runs become one page that needs nothing else, tables and figures.
+"""``fedhet report``: make one self-contained page, tables and figures of runs.
 
-The same runs give the same bytes: nothing here knows the date, the machine or a path.
+The same runs give the same bytes: no output has a date, a machine's name or a path.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ _MADE = ("tables/*.csv", "tables/*.tex", "figures/*.svg", "tables.md", "runs.csv
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page and of ``tables.md``: one setting, or what is said of all."""
+    """A part of the page and of ``tables.md``: one setting, or all settings together."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ class Section:
 
 
 class Report:
-    """Everything that is written down: what all settings say, then the details of each."""
+    """The content of a report: all settings together, then the details of each."""
 
     def __init__(self, runs: Runs, title: str, notes: Sequence[str], *, models: bool, trust: bool):
         self.runs, self.title = runs, title
@@ -178,11 +178,11 @@ def to_text(made: Report) -> str:
 
 
 def _check_apart(out: Path, places: Sequence[Path]) -> None:
-    """Raise UserError if the report would lie among what it reads, or in another run's folder."""
+    """Raise UserError if the report would lie in a folder of runs."""
     names = ("config.yaml", "*/config.yaml", "sweeps/*/sweep.json")
     holds_runs = any(any(out.glob(name)) for name in names)
     if holds_runs or plain_path(out).resolve() in {plain_path(one).resolve() for one in places}:
-        raise UserError(f"--out: '{out}' is a folder of runs: give the report a folder of its own")
+        raise UserError(f"--out: '{out}' is a folder of runs: choose another folder for the report")
 
 
 def _content(made: Report, formats: Collection[str]) -> dict[str, str]:

@@ -118,7 +118,7 @@ class Setting:
 
     @cached_property
     def whole(self) -> str:
-        """A text that only settings share which differ at most in the number of rounds.
+        """A text that is equal for settings that differ only in the number of rounds.
 
         The shorter of them is the beginning of the longer, unless a schedule of the learning rate
         or the noise of a privacy budget is spread over all rounds.
@@ -192,7 +192,7 @@ def arrange(runs: Sequence[RunRecord], left_out: list[LeftOut]) -> list[Placed]:
 
 
 def _place(run: RunRecord) -> Placed:
-    """Part a flat configuration into the setting's keys and the method's own, off default.
+    """Split a flat configuration into the setting's keys and the method's own that are not default.
 
     What is missing in a record of another version has its default. What was searched for each
     method belongs to neither; the setting says that it was searched.

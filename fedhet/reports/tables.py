@@ -100,21 +100,22 @@ def overview(comparisons: Sequence[Comparison]) -> ReportTable:
         "blocks": [str(len(one.blocks)) for one in comparisons],
         "precision": [str(one.setting.keys["precision"]) for one in comparisons],
         "metric": [said(one.metric) for one in comparisons],
-        "beside it": [said(one.second) for one in comparisons],
+        "second metric": [said(one.second) for one in comparisons],
     }
-    usual = {"precision": str(at_default("precision")), "metric": "accuracy", "beside it": "-"}
+    usual = {"precision": str(at_default("precision")), "metric": "accuracy", "second metric": "-"}
     for name, values in foot.items():
         if set(values) != {usual.get(name)}:
             table.shown.loc[len(table.shown)] = [name, *values]
     metrics = " or ".join(sorted({said(one.metric) for one in comparisons}))
     table.note = (
         f"Mean test {metrics} ± half the {PERCENT} interval (Student's t over blocks). Bold: the "
-        "best mean; underlined: not told from it, since the interval of the paired difference over "
-        "the same blocks holds zero. One block has neither interval nor mark. Methods by mean "
-        "rank. Student's t is symmetric: with few blocks an end may lie where no value is."
+        "best mean; underlined: not shown to differ from it, as the interval of the paired "
+        "difference over the same blocks contains zero. One block has neither interval nor mark. "
+        "Methods by mean rank. Student's t is symmetric: with few blocks an end may lie beyond "
+        "every value."
     )
     if any(one.second for one in comparisons):
-        table.note += " After the bar: the mean of the figure named below."
+        table.note += " After the bar: the mean of the second metric."
     if table.shown.map(lambda text: str(text).endswith(OTHER)).any(axis=None):
         table.note += f" {OTHER}: run in another precision than its column."
     return table
@@ -234,7 +235,7 @@ def _targets(one: Comparison) -> ReportTable:
 
 def _tuned(one: Comparison) -> ReportTable:
     keys = [key for key in one.setting.keys["tuned"] if key.replace("-", "_") in one.runs]
-    note = "What was searched for each method, and is no part of the setting."
+    note = "Keys that were searched for each method; they are not part of the setting."
     table = _table(one, "tuned", "Tuned", note, one.variants if keys else [])
     first = one.runs.groupby("variant").first().reindex(one.variants)
     for key in keys:
@@ -349,7 +350,7 @@ def to_latex(table: ReportTable) -> str:
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """Numbers without rounding for show; what is missing is empty, no text is a formula."""
+    """Return numbers unrounded; missing ones are empty, and texts never begin like a formula."""
     texts = frame.rename(columns=quoted).map(
         lambda cell: quoted(cell) if isinstance(cell, str) else cell
     )

@@ -39,11 +39,11 @@ class Limits(Schema):
         None, gt=0, description="least noise of a sum, sigma / dp-clip, in runs that have sums"
     )
     secure_sum: Literal["required"] | None = Field(
-        None, description="required: only masked sums, of metrics too, and no sum-owners=1"
+        None, description="required: only masked sums, also of metrics, and sum-owners above 1"
     )
     min_sum: int | None = Field(None, ge=2, description="least clients of a sum")
     max_upload_bytes: int | None = Field(None, ge=0, description="most bytes of one upload")
-    class_counts: bool = Field(True, description="whether images per class may be told")
+    class_counts: bool = Field(True, description="whether examples per class may be told")
     max_download_bytes: int = Field(
         MAX_DOWNLOAD_BYTES, ge=1, description="most bytes of one message that comes down"
     )
@@ -115,16 +115,16 @@ def check_run(limits: Limits, config: RunConfig, *, shares_model: bool) -> None:
         raise _broken("shared-models", "none", f"method {config.method} shares a model")
     _check_noise(limits, config)
     if not limits.class_counts and not config.summed:
-        raise _broken("class-counts", "nobody to be told", f"method {config.method} tells them")
+        raise _broken("class-counts", "only runs with secure-sum", "secure-sum is off")
     if limits.secure_sum is not None and config.secure_sum != "masked":
-        raise _broken("secure-sum", "masked sums alone", f"secure-sum is {config.secure_sum}")
+        raise _broken("secure-sum", "only masked sums", f"secure-sum is {config.secure_sum}")
     if limits.secure_sum is not None and not config.sum_metrics:
-        raise _broken("secure-sum", "summed metrics alone", "sum-metrics is false")
+        raise _broken("secure-sum", "only summed metrics", "sum-metrics is false")
     if limits.secure_sum is not None and config.sum_owners == 1:
-        raise _broken("secure-sum", "classes of several owners alone", "sum-owners is 1")
+        raise _broken("secure-sum", "only sums over several owners", "sum-owners is 1")
     size = config.cohort(config.clients) if config.summed and config.clients else 0
     if size and limits.min_sum is not None and size < limits.min_sum:
-        raise _broken("min-sum", f"no fewer than {limits.min_sum}", f"a round has {size} clients")
+        raise _broken("min-sum", f"at least {limits.min_sum}", f"a round has {size} clients")
 
 
 def check_steps(limits: Limits, config: RunConfig, examples: int) -> None:
@@ -151,12 +151,12 @@ def _check_noise(limits: Limits, config: RunConfig) -> None:
     says = f"the run has {noise:.4g}"
     if not config.summed:
         if own is not None and noise < own:
-            raise _broken("min-noise", f"no less than {own:g}", says)
+            raise _broken("min-noise", f"at least {own:g}", says)
     elif common is not None:
         if config.secure_sum != "masked":
-            raise _broken("min-sum-noise", "masked sums alone", "secure-sum is unmasked")
+            raise _broken("min-sum-noise", "only masked sums", "secure-sum is unmasked")
         if noise < common:
-            raise _broken("min-sum-noise", f"no less than {common:g}", says)
+            raise _broken("min-sum-noise", f"at least {common:g}", says)
     elif own is not None:
-        says = "the run shares the noise of a sum, for which min-sum-noise is"
-        raise _broken("min-noise", f"no less than {own:g}", says)
+        says = "the run adds noise to sums, for which min-sum-noise is"
+        raise _broken("min-noise", f"at least {own:g}", says)

@@ -158,8 +158,8 @@ def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -
         )
     if not simulated and is_hub(config.dataset):
         raise UserError(
-            f"dataset '{config.dataset}': a node downloads nothing that a run names: give "
-            "data-dir=... with examples of its own"
+            f"dataset '{config.dataset}': a node does not download data: give data-dir=... with "
+            "its own examples"
         )
     index, total = int(node["partition-id"]), int(node["num-partitions"])
     dataset, partition = load_partition(config, config.clients or total)
@@ -202,8 +202,8 @@ def open_private(config: RunConfig, path: str) -> Dataset:
     files = config.dataset in DATASETS
     if files and not config.classes and not config.labels:
         raise Refused(
-            f"target: a run over nodes must name the classes (labels or classes): the values of "
-            f"'{config.target}', which may be any column or text, would be told as their names",
+            f"target: a run over nodes must name the classes (labels or classes), or the node "
+            f"would send the values of column '{config.target}' as their names",
             Word.CLASSES,
         )
     return _open(config, config.dataset if files else FOLDER, path, declared=True)
@@ -233,8 +233,8 @@ def check_no_weights(config: RunConfig) -> None:
         plain, file = with_weights(name)
         if file:
             raise UserError(
-                f"models: '{name}' is not allowed on a network, whose nodes read their own files "
-                f"alone: name '{plain}', and let a node give --model '{plain} weights=FILE'"
+                f"models: '{name}' is not allowed on a network, where nodes read only their own "
+                f"files: name '{plain}', and start the node with --model '{plain} weights=FILE'"
             )
 
 
@@ -292,7 +292,7 @@ def examples_of(
     if (labels < 0).any():
         missing = own[int(data.dataset.labels[index][labels < 0][0])]
         raise UserError(
-            f"class '{missing}' of client '{data.client}' is not among the classes of this run: "
+            f"class '{missing}' of client '{data.client}' is not a class of this run; its classes: "
             f"{', '.join(classes)}"
         )
     examples = torch.from_numpy(np.ascontiguousarray(data.dataset.examples[index]))
@@ -371,8 +371,8 @@ def _opened(name: str, path: str, image: Inputs, seed: int) -> Dataset:
         raise UserError(f"public data set: {error}") from error
     if dataset.inputs.fitted:
         raise UserError(
-            f"public data set: it is of {dataset.inputs.kind}, which every client prepares by its "
-            "own examples: nobody could mean the same by it"
+            f"public data set: kind {dataset.inputs.kind} is not allowed, since each client "
+            "prepares such examples by its own data"
         )
     return dataset
 

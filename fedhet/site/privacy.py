@@ -125,8 +125,8 @@ def share_steps(config: RunConfig, entries: int, bits: int, least: int) -> int:
     if needed > config.sum_range:
         raise UserError(
             f"sum-range: {config.sum_range:g} is too small for the noise of dp-epsilon="
-            f"{config.dp_epsilon:g}, whose shares have a standard deviation of {share:.4g}: "
-            f"{needed:.4g} would do"
+            f"{config.dp_epsilon:g} (standard deviation of a share: {share:.4g}): at least "
+            f"{needed:.4g} is needed"
         )
     return math.ceil(math.ldexp(share, bits))
 
@@ -221,12 +221,12 @@ class Budget:
         """
         if not self.config.dp_clip:
             if self.account is not None:
-                raise Refused("this run began with noise (dp-clip) and has none now", Word.BUDGET)
+                raise Refused("this run began with noise (dp-clip), which is now off", Word.BUDGET)
             return
         if self.account is None:
             if source > 0:
                 raise Refused(
-                    f"state of generation {source} is without its account of the privacy budget",
+                    f"the account of the privacy budget is missing for generation {source}",
                     Word.STATE,
                 )
             return
@@ -295,7 +295,7 @@ class Budget:
             if account is not None:
                 self._check_agreed(account)
             elif before is not None:
-                raise Refused("the account of the privacy budget has gone meanwhile", Word.STATE)
+                raise Refused("the account of the privacy budget is missing", Word.STATE)
             else:
                 account = Account(_agreed(self.config), secrets.token_hex(32))
             yield account

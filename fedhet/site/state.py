@@ -131,13 +131,13 @@ class FileStore:
         own = digest_of(client, generation, bundle)
         if said.get("digest") != own:
             raise Refused(
-                f"state '{path}': generation {generation} is damaged: not what was written",
+                f"state '{path}': generation {generation} is damaged: its digest differs",
                 Word.STATE_LOST,
             )
         if digest and digest != own:
             raise Refused(
-                f"state '{path}': of client '{client}', but not the generation {generation} that "
-                "the server means: another client's, an older one, or of another run",
+                f"state '{path}' of client '{client}' is not the generation {generation} that the "
+                "server asks for: it is another client's, another run's, or older",
                 Word.STATE_LOST,
             )
         return bundle
@@ -217,7 +217,7 @@ class FileStore:
         except (OSError, Damaged) as error:
             raise Refused(f"state '{path}': cannot be read: {error}", Word.STATE) from error
         if not note:
-            raise Refused(f"state '{path}': does not hold what was written", Word.STATE)
+            raise Refused(f"state '{path}': is damaged: its digest differs", Word.STATE)
         return note
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:

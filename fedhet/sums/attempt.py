@@ -87,7 +87,7 @@ class Collector:
     def take(self, client: str, arrays: Sequence[Array]) -> None:
         """Add one upload: words, and boxes if masked; raise Rejected if it is not as agreed."""
         if client not in self.cohort or client in self._uploaded:
-            raise Rejected(f"'{client}' is no member, or has uploaded")
+            raise Rejected(f"'{client}' is not a member, or has already uploaded")
         boxes = blank((len(self.cohort), BOX_BYTES), np.uint8)
         check_shapes(arrays, [blank((self.length,), np.uint32), *([boxes] if self.masked else [])])
         self._total += arrays[0]
@@ -118,11 +118,11 @@ class Collector:
         """Take one survivor's answer; raise Rejected if it is not of the agreed sizes."""
         count, gone = len(self.survivors), len(self.gone)
         if client not in self.survivors or client in self._seeds:
-            raise Rejected(f"'{client}' is no survivor, or has answered")
+            raise Rejected(f"'{client}' is not a survivor, or has already answered")
         if len(opened.shares) != count * SHARE_BYTES or len(opened.seeds) != gone * SECRET_BYTES:
-            raise Rejected(f"no {count} shares and {gone} seeds came")
+            raise Rejected(f"expected {count} shares and {gone} seeds")
         if not set(opened.closed) <= set(self.survivors):
-            raise Rejected("boxes of clients that are no survivors")
+            raise Rejected("boxes of clients that are not survivors")
         self._seeds[client] = np.frombuffer(opened.seeds, np.uint8).reshape(gone, SECRET_BYTES)
         self._closed[client] = opened.closed
         place = self.cohort.index(client)
@@ -145,7 +145,7 @@ class Collector:
         """
         silent = self.missing()
         if silent:
-            raise Rejected(f"no answer of {', '.join(silent)}")
+            raise Rejected(f"no answer from {', '.join(silent)}")
         found = self._total.copy()
         weights: dict[tuple[int, ...], list[int]] = {}
         for owner, shares in self._shares.items() if self.masked else ():
@@ -168,7 +168,7 @@ class Collector:
         try:
             return recombine([shares[place] for place in chosen], weights[chosen])
         except ValueError as error:
-            raise Rejected(f"the self mask of '{owner}' cannot be put together") from error
+            raise Rejected(f"the self mask of '{owner}' cannot be reconstructed") from error
 
 
 # --- with messages ----------------------------------------------------------------------------
@@ -223,7 +223,8 @@ class Attempt:
         """Return the sum (L,) modulo 2^32; raise Rejected if it cannot be had until then."""
         survivors = self.collector.close()
         if len(survivors) < self.config.min_replies:
-            raise Rejected(f"{len(survivors)} of min-replies={self.config.min_replies} came")
+            needed = self.config.min_replies
+            raise Rejected(f"{len(survivors)} of min-replies={needed} uploads came")
         try:
             self._unmask(deadline)
             return self.collector.total()
@@ -253,7 +254,7 @@ class Attempt:
             self._until(self._unsigned, AGREE, self._signed, deadline)
             if self._unsigned():
                 signed, needed = len(self._signatures), self.collector.needed
-                raise Rejected(f"{signed} of {needed} survivors signed who is left")
+                raise Rejected(f"{signed} of {needed} survivors signed the list of survivors")
         self._until(self.collector.missing, UNMASK, self._opened, deadline)
 
     def _unsigned(self) -> list[str]:
@@ -264,7 +265,7 @@ class Attempt:
     def _signed(self, client: str, reply: Reply) -> None:
         signature = reply.info.get("signature")
         if not isinstance(signature, bytes) or not 0 < len(signature) <= LONGEST:
-            raise Rejected("no signature came")
+            raise Rejected("reply without a signature")
         self._signatures[client] = signature
 
     def _opened(self, client: str, reply: Reply) -> None:
@@ -350,7 +351,7 @@ class Introductions:
         for client, reply in replies(shake.grid, messages, patience):
             strangers = reply.info.get("strangers")
             if reply.error or not isinstance(strangers, list | tuple):
-                failed[client] = reply.error or "its answer makes no sense"
+                failed[client] = reply.error or "its answer is invalid"
                 continue
             self.told.setdefault(client, set()).update(due[client])
             self.strange.setdefault(client, set()).update(map(str, strangers))

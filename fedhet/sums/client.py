@@ -324,7 +324,7 @@ class NodeCertificate:
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"node-config certificate: cannot be used: {error}") from error
         if not isinstance(key, EllipticCurvePrivateKey):
-            raise UserError("node-config key: no elliptic curve key")
+            raise UserError("node-config key: not an elliptic curve key")
         return cls(key, own, ca)
 
 
@@ -578,8 +578,8 @@ class Part:
             return vector
         if self.notes is None and not self.client.setup.simulated:
             raise UserError(
-                "secure-sum: 'unmasked' is not allowed with dp-clip on a network: a client's own "
-                "share of the noise does not protect a vector that is seen"
+                "secure-sum: 'unmasked' is not allowed with dp-clip on a network: each client adds "
+                "only a share of the noise, which does not protect a visible vector"
             )
         step = upload.since(received) if self.method.noise_on_steps else upload
         added = self.method.contribution(step, own)
@@ -667,7 +667,7 @@ def answer(asked: Any) -> Answer:
         return part.count(asked.what, kind)
     rows = kind == CONFUSION or strategy.sends_class_rows(config, config.params)
     if (rows and config.sum_owners > 1) != (part.shared is not None):
-        raise Refused("owners of classes are counted before, where their rows are summed")
+        raise Refused("owners of classes must be counted before their rows are summed")
     if kind == CONFUSION:
         return part.count(asked.what, kind)
     weighs = strategy.weighs_images(config, config.params)
@@ -680,10 +680,10 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
     agreed = default_unit(config, weighs_images=weighs)
     if (agreed and unit != agreed) or (not agreed and unit & (unit - 1)):
         wanted = agreed or "a power of two"
-        raise Refused(f"unit of weights: {unit} came, not {wanted}", Word.INSTRUCTION)
+        raise Refused(f"unit of weights is {unit}, must be {wanted}", Word.INSTRUCTION)
     if weighs and images > unit:
         print(
-            f"fedhet: {images} training images weigh as {unit} do, the most that a client had when "
+            f"fedhet: {images} training examples count as {unit}, the most that a client had when "
             "the unit of weights was found", file=sys.stderr,
         )  # fmt: skip
 

@@ -107,18 +107,18 @@ def about_few(owners: Vector, least: int) -> str:
     if not few:
         return ""
     line = (
-        f"{few} of {owned} classes have fewer than sum-owners={least} owners, and their rows are "
-        "in no sum and stay as they are"
+        f"{few} of {owned} classes have fewer than sum-owners={least} owners, so their rows are "
+        "not shared"
     )
     if few < owned:
         return line
     most = round(float(owners.max()))
     if most > 1:
-        share = f"the same command with sum-owners={most} shares those with {most} owners, and a "
-        share += "sum then tells more of each (docs/how-to/private-sums.md)"
+        share = f"sum-owners={most} would share classes with {most} owners, whose sums then reveal "
+        share += "more of each owner (docs/how-to/private-sums.md)"
     else:
-        share = "no class has two owners: more classes-per-client would share"
-    return f"{line}: nothing is shared; {share}"
+        share = "no class has two owners: raise classes-per-client"
+    return f"{line} and each client trains alone; {share}"
 
 
 # --- metrics ----------------------------------------------------------------------------------

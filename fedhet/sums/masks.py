@@ -254,7 +254,7 @@ class SumKey:
     def told(cls, parts: Sequence[bytes] | None) -> "SumKey":
         """Return the key of these fields; raise ValueError, in one line, if they are none."""
         if parts is None or len(parts) != len(fields(cls)):
-            raise ValueError("a key is told with its certificate and its signature")
+            raise ValueError("a key comes with its certificate and its signature")
         names = (one.name for one in fields(cls))
         return from_wire(cls, dict(zip(names, parts, strict=True)))
 
@@ -291,9 +291,9 @@ def check_proof(own: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
     if [one.value for one in names] != [name]:
         raise Refused(f"the certificate for '{name}' has another name", Word.PROOF)
     if not since <= datetime.now(UTC) <= until:
-        raise Refused(f"the certificate of '{name}' is not valid now: see the clock", Word.PROOF)
+        raise Refused(f"the certificate of '{name}' is not valid now: check the clock", Word.PROOF)
     if not isinstance(key, EllipticCurvePublicKey):
-        raise Refused(f"the certificate of '{name}' holds no elliptic curve key", Word.PROOF)
+        raise Refused(f"the certificate of '{name}' has no elliptic curve key", Word.PROOF)
     try:
         key.verify(own.signature, encode([PURPOSE, run, name, own.public]), ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:

@@ -133,5 +133,5 @@ def read_sum(kind: type[Wired], message: Message) -> Wired:
     found = from_wire(kind, message.content.config_records.get(SUM) or {})
     opens = message.metadata.message_type == UNMASK
     if isinstance(found, Survivors) and (found.boxes is not None) != opens:
-        raise ValueError("boxes: they come with a message that unmasks, and with no other")
+        raise ValueError("boxes: only messages that unmask have them")
     return found

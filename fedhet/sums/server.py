@@ -230,8 +230,8 @@ class SumAggregator:
             suspects = out if found else suspects[len(out) :]
         self.unit = self._unit_of(round_, [c for c in everybody if c not in suspects])
         if not self.unit:
-            raise Rejected("the sum has no power of two that nobody exceeds")
-        self.ledger.fail(suspects[0], "with it no sum gives the unit of weights")
+            raise Rejected("no unit of weights was found: every power of two is exceeded")
+        self.ledger.fail(suspects[0], "with its reply the unit of weights cannot be found")
         return [client for client in clients if client not in suspects]
 
     def _unit_of(self, round_: int, members: list[str]) -> int:
@@ -282,7 +282,7 @@ class SumAggregator:
             attempt = self._new(round_, members, classes**2)
             total = self._ask(attempt, CONFUSION, attempt.total, self.config.round_timeout)
         except Rejected as error:
-            log.warning("confusion.csv is empty, there is no sum: %s", error)
+            log.warning("confusion.csv is empty, the sum failed: %s", error)
             return {}
         return {EVERYBODY: matrix_of(total, classes, self.config.sum_range)}
 
@@ -330,7 +330,7 @@ class SumAggregator:
         try:
             total = attempt.total(self.strategy.deadline)
         except Rejected as error:
-            self.ledger.skip(f"there is no sum: {error}")
+            self.ledger.skip(f"the sum failed: {error}")
             return None
         finally:
             self._attempt = None
@@ -356,5 +356,5 @@ class SumAggregator:
         ranges = self.strategy.metric_ranges
         check_trained(self.roster.infos[client], reply, attempt.round, self.config, ranges)
         if self.config.sum_metrics and reply.metrics.keys() - {SPENT}:
-            raise Rejected("tells metrics, which are summed in this run (sum-metrics)")
+            raise Rejected("reply with single metrics, which this run sums (sum-metrics)")
         return attempt.take(client, reply)

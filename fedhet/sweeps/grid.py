@@ -83,9 +83,9 @@ def read_cells(path: Path, overrides: Sequence[str], profile: str = "full") -> l
         )
     grids, paired = grids_of(preset)
     for key in sorted(changes.keys() & (SWEEP_KEYS | {"out", "name"})):
-        what = f"stands in the preset '{path}'" if key in SWEEP_KEYS else "is the cells' own"
-        where = "edit it there" if key in SWEEP_KEYS else "--out names the folder of all"
-        raise UserError(f"{key}: it {what} in a sweep and is not given with key=value; {where}")
+        what = f"is set by the preset '{path}'" if key in SWEEP_KEYS else "differs by cell"
+        where = "edit the preset" if key in SWEEP_KEYS else "--out names the folder of all cells"
+        raise UserError(f"{key}: not allowed here, since it {what}: {where}")
     common = {"engine": "inline"} | {k: v for k, v in preset.items() if k not in SWEEP_KEYS}
     every = [values for grid in grids for values in combinations(grid, paired)]
     chosen = [values | {key: changes[key] for key in values.keys() & changes} for values in every]
@@ -100,8 +100,8 @@ def once(cells: Iterable[Cell]) -> list[Cell]:
         for key in PATHS:
             if one.get(key) != other.get(key):
                 raise UserError(
-                    f"{key}: '{one.get(key)}' and '{other.get(key)}' end in the same name and "
-                    "would be one run: rename one, since files are called by their last name"
+                    f"{key}: '{one.get(key)}' and '{other.get(key)}' have the same file name, "
+                    "which names their cells: rename one of them"
                 )
     return list(found.values())
 
@@ -128,9 +128,9 @@ def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
             raise UserError(f"grid: '{grid}' is not allowed: a map of keys to lists, or several")
         for key, values in grid.items():
             if not isinstance(key, str):
-                raise UserError(f"grid: '{key}' is not a key: give names of keys")
+                raise UserError(f"grid: '{key}' is not allowed: give names of keys")
             if key in INERT:
-                raise UserError(f"grid: '{key}' changes no result: give one value, beside `grid`")
+                raise UserError(f"grid: '{key}' changes no result: give one value, outside `grid`")
             if not isinstance(values, list) or not values:
                 raise UserError(f"grid: '{key}: {values}' is not allowed: give a list of values")
     named: set[str] = set()
@@ -138,7 +138,7 @@ def _check_grids(grids: Sequence[Any], paired: Sequence[Sequence[str]]) -> None:
         if not any(key in grid for grid in grids):
             raise UserError(f"paired: '{key}' is not a key of the grid")
         if key in named:
-            raise UserError(f"paired: '{key}' is named twice: it moves with one group of keys")
+            raise UserError(f"paired: '{key}' is in two groups: leave it in one")
         named.add(key)
 
 

@@ -94,7 +94,7 @@ class Job:
             what = "rounds.jsonl: its last line is damaged"
             if isinstance(error, Damaged | UserError | OSError):
                 what = one_line(error)
-            self.reason = f"{what}; remove '{self.folder}' to run the cell anew"
+            self.reason = f"{what}; remove '{self.folder}' to run the cell again"
 
     def _read(self) -> None:
         """Do the work of :meth:`conclude`; raise for a damaged file."""
@@ -113,7 +113,7 @@ class Job:
             read_run(self.folder)  # as a report will
             self.state = DIVERGED if diverged(records[-1]) else FINISHED
         elif status == "completed":
-            self.state, self.reason = FAILED, "rounds.jsonl has no line: `fedhet verify` says more"
+            self.state, self.reason = FAILED, "rounds.jsonl is empty: see `fedhet verify`"
         elif status == "failed" and DIVERGENCE.search(self.reason):
             self.state = DIVERGED
         else:
@@ -125,7 +125,7 @@ class Job:
         elif self.state == PENDING and self.folder.exists() and not records:
             self.anew = not begun  # killed while the folder was made: config.yaml comes last
         if self.due and not self.anew and self.folder.exists() and not folder.identity.exists():
-            raise Damaged(f"'{folder.identity}' is missing, without which no run goes on")
+            raise Damaged(f"'{folder.identity}' is missing, so the run cannot continue")
 
     def _check_config(self, path: Path) -> None:
         """Raise Damaged if the folder is another cell's, such as a renamed one.
@@ -138,7 +138,7 @@ class Job:
         for key in sorted((asked.keys() | found.keys()) - free):
             there, here = found.get(key, "absent"), asked.get(key, "absent")
             if there != here:
-                raise Damaged(f"'{path}' is another cell's: {key} is {there}, not {here}")
+                raise Damaged(f"'{path}' belongs to another cell: {key} is {there}, not {here}")
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def for_ray(cell: Cell) -> Cell:
     device = cell.config.device
     if device.startswith("cuda:"):
         raise UserError(
-            f"device: '{device}' is not possible with --ray, which chooses the device: say cuda"
+            f"device: '{device}' is not allowed with --ray, which assigns GPUs itself: use cuda"
         )
     return replace(cell, config=cell.config.model_copy(update={"engine": "inline"}))
 
@@ -417,8 +417,8 @@ class Sweep:
                 tell(self)
         except OSError as error:
             raise RunFailed(
-                f"sweep '{self.folder}' cannot go on: {error.strerror or error}; when that is "
-                "mended, the same command continues it"
+                f"sweep '{self.folder}' cannot continue: {error.strerror or error}; when that is "
+                "repaired, repeat the command"
             ) from error
         finally:
             self._interrupt()
@@ -468,7 +468,7 @@ class Sweep:
             self._lock = FileLock(self.folder / LOCK, blocking=False)
             self._lock.acquire()
         except Timeout as error:
-            raise UserError(f"sweep '{self.folder}' is being run by another process") from error
+            raise UserError(f"sweep '{self.folder}' already runs in another process") from error
         except OSError as error:
             raise UserError(f"out: '{self.out}' cannot be written: {error.strerror}") from error
         for job in self.jobs:

@@ -116,10 +116,10 @@ class Search:
         for key in axes:
             if key not in known:
                 hint = nearest(key, known)
-                raise UserError(f"{key}: none of {', '.join(methods)} has this key{hint}")
+                raise UserError(f"{key}: unknown key for {', '.join(methods)}{hint}")
         if not axes:
             raise UserError(
-                "nothing is searched: give a key several values, KEY=V1,V2, or a range, "
+                "give at least one key several values, KEY=V1,V2, or a range, "
                 "KEY=LOW..HIGH, such as lr=0.003,0.01,0.03"
             )
         rows = product(*(repeated[key] for key in repeated))
@@ -181,7 +181,7 @@ class Search:
             chosen = {"method": method, **values, **repeat}
             config = resolve(common, chosen)
             if config.split[1] == 0:
-                raise UserError("split: without validation images there is nothing to judge by")
+                raise UserError("split: its validation share is 0, must be 1 or more for tuning")
             cells.append(Cell(chosen, config))
         return cells
 

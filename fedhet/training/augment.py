@@ -73,7 +73,7 @@ def row_noise(rows: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def word_dropout(tokens: Tensor, generator: torch.Generator) -> Tensor:
-    """Return tokens (B, l) of which a tenth is padding."""
+    """Return tokens (B, l) with a random tenth replaced by padding."""
     draws = torch.rand(tokens.shape, generator=generator, device=tokens.device)
     return torch.where(draws < DROPPED, 0, tokens)
 

@@ -58,12 +58,12 @@ class Examples:
 
 
 class StepCount(int):
-    """A number of steps, where epochs are expected: their batches go on from epoch to epoch."""
+    """A number of steps instead of epochs; batches continue from epoch to epoch."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training: what is minimised, what moves, for how long.
+    """One part of local training: its loss, the modules that it trains, and its length.
 
     ``groups`` are the trained modules, or parts of them, with their learning rates; ``frozen`` are
     parts of those that stay as they are. Everything else of the client is frozen, too (no
@@ -90,12 +90,12 @@ class Phase:
     data: Examples | None = None
 
     def scalar(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a batch; UserError if nothing that this phase trains is in it."""
+        """Return the loss of a batch; raise UserError if it has no gradient."""
         loss = self.loss(inputs, labels)
         if not loss.requires_grad:
             raise UserError(
-                f"phase '{self.name}': its loss has no gradient: see `phases`, and `no_grad` or "
-                "`detach` in `loss`",
+                f"phase '{self.name}': its loss has no gradient: check `phases`, and `loss` for "
+                "`no_grad` or `detach`",
                 "method",
             )
         return loss
@@ -111,7 +111,7 @@ def batches(order: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
-    """Return bf16 autocast if ``precision: bf16`` asks for it, otherwise a context of no effect."""
+    """Return bf16 autocast with ``precision: bf16``, otherwise a context without effect."""
     return torch.autocast(
         device.type,
         torch.bfloat16,
@@ -137,7 +137,7 @@ def without_denormals() -> Iterator[None]:
 
 
 class Fixed:
-    """What a model's own factory froze: parameters without gradients, layers in evaluation mode.
+    """Layers that a model's factory froze: parameters without gradients, or evaluation mode.
 
     Taken right after the modules are built, since training switches both on and off.
     """
@@ -149,7 +149,7 @@ class Fixed:
 
 
 def set_trainable(modules: Sequence[nn.Module], phase: Phase, fixed: Fixed) -> None:
-    """Set train mode and gradients for what ``phase`` trains, and neither for the rest."""
+    """Set train mode and gradients for the modules that ``phase`` trains, and only for those."""
     switches = [*((m, False) for m in modules), *((m, True) for m, _ in phase.groups)]
     for module, active in (*switches, *((part, False) for part in phase.frozen)):
         module.train(active)
@@ -200,7 +200,7 @@ def images_in(phase: Phase, count: int, size: int) -> int:
 def _make_step(
     phase: Phase, config: RunConfig, round_: int, images: int, device: torch.device
 ) -> EagerStep:
-    """Return a phase's step with a fresh optimiser; a CUDA graph if there are steps enough."""
+    """Return a phase's step with a fresh optimiser; a CUDA graph if there are enough steps."""
     groups = [([p for p in m.parameters() if p.requires_grad], lr) for m, lr in phase.groups]
     checked = False
     optimiser = make_optimiser(groups, config, round_, plain=phase.plain)
@@ -228,12 +228,12 @@ def _make_step(
 
 
 def _check_gradients(phase: Phase) -> None:
-    """Raise UserError for a group that would not move: nothing in it takes part in the loss."""
+    """Raise UserError for a group of modules without any gradient."""
     for number, (module, _) in enumerate(phase.groups):
         if all(parameter.grad is None for parameter in module.parameters()):
             raise UserError(
-                f"phase '{phase.name}': nothing in its group {number} ({type(module).__name__}) "
-                "has a gradient: it is frozen, or `loss` does not use it; see `phases`",
+                f"phase '{phase.name}': group {number} ({type(module).__name__}) has no gradient: "
+                "it is frozen, or `loss` does not use it; check `phases`",
                 "method",
             )
 

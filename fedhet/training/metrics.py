@@ -21,7 +21,7 @@ _ENTRIES = 1 << 20  # that AUROC sorts at a time
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What a client's predictions on a split of n examples are worth.
+    """The metrics of a client's predictions on a split of n examples.
 
     ``metrics`` are in percent, ``log_loss`` in nats; one that is not defined is absent.
     ``logits`` (n, C) float32 and ``labels`` (n,) int64 are on the device.

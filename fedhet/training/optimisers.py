@@ -82,7 +82,7 @@ class Adam(Optimiser):
         self.moments: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
 
     def move(self, parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
-        """First and second moments, both corrected for their start at 0."""
+        """One step by first and second moments, both corrected for their start at 0."""
         first, second, counts = zip(*(self.of(p) for p in parameters), strict=True)
         adam(
             parameters,
@@ -102,7 +102,7 @@ class Adam(Optimiser):
         )
 
     def of(self, parameter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a parameter's two moments and how many steps they are of; zero before the first.
+        """Return a parameter's two moments and the number of their steps; zero before the first.
 
         They are what the next step goes on from, and may be written.
         """
@@ -121,7 +121,7 @@ def schedule(config: RunConfig, round_: int) -> float:
 
 
 def make_optimiser(groups: Groups, config: RunConfig, round_: int, *, plain: bool) -> Optimiser:
-    """Return the optimiser that the configuration asks for; ``plain``: SGD with nothing added."""
+    """Return the configured optimiser; ``plain``: SGD without momentum and weight decay."""
     if plain:
         return SGD(groups)
     factor = schedule(config, round_)

@@ -1,1 +1,1 @@
-"""``fedhet watch``: one run or sweep while it goes on, from the files of its folder alone."""
+"""``fedhet watch``: show one run or sweep from the files of its folder."""

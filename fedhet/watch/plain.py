@@ -1,4 +1,4 @@
-"""The same as the page in lines: for a pipe, a screen reader, a terminal without colours."""
+"""Print the page's content as lines: for a pipe, a screen reader, a terminal without colours."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ def follow(view: RunView | SweepView) -> Iterator[str]:
     while True:
         if look["of"] < rounds:
             rounds = 0
-            yield "it began anew"
+            yield "it started again"
         yield from _rounds(look, rounds)
         yield from _changed(look, rows)
         if look["of"] > rounds and (left := dict(look["facts"]).get("time left")):

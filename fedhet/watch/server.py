@@ -1,8 +1,8 @@
-"""The page of a run or sweep, on 127.0.0.1, for whoever was given its address.
+"""Serve the page of a run or sweep on 127.0.0.1 to those who have its address.
 
 Every request needs the random token in its path, this address as ``Host`` and, where a browser
-tells, this page as its origin. GET is all there is. The content policy lets the page load its own
-script and style and nothing else.
+sends it, this page as its origin. Only GET is answered. The content policy lets the page load only
+its own script and style.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Page:
         self.pages.filters["word"] = word
 
     def app(self) -> Starlette:
-        """Return the application; the check stands before everything."""
+        """Return the application, with the check of requests in front."""
         check = Middleware(BaseHTTPMiddleware, dispatch=self.check)
         app = Starlette(routes=[Route("/{token}/{rest:path}", self.answer)], middleware=[check])
         app.router.redirect_slashes = False
@@ -117,7 +117,7 @@ def listen(port: int) -> socket.socket:
         found.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"--port: {port} cannot be used: {reason}; give another one, or 0 for any that is free"
+            f"--port: {port} cannot be used: {reason}; give another one, or 0 for any free port"
         ) from error
     return found
 
@@ -135,7 +135,7 @@ def page_server(view: RunView | SweepView, found: socket.socket) -> tuple[uvicor
 
 @contextlib.contextmanager
 def watcher(folder: Path, tls: str = "") -> Iterator[str]:
-    """Serve the page of a run folder meanwhile, from a thread; yield its address.
+    """Serve the page of a run folder from a thread within this block; yield its address.
 
     ``tls`` is the folder of the server whose sites are shown with it, if there is one.
     """

@@ -1,7 +1,7 @@
-"""What a run folder or a folder of runs says now, as one value for the page and the terminal.
+"""Read a run folder or a folder of runs as one value, a look, for the page and the terminal.
 
-Nothing is asked of the processes that train, except of a server's Control API with ``--superlink``.
-A look has columns and tables; a column is a title and a kind: text, count, percent, number, bytes.
+Only files are read, and a server's Control API with ``--superlink``. A look has columns and tables;
+a column is a title and a kind: text, count, percent, number, bytes.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ def open_view(path: Path | None, superlink: str = "") -> "RunView | SweepView":
     if (path / "config.yaml").is_file():
         return RunView(path, sites)
     if not path.exists():
-        raise UserError(f"'{path}': no such folder; `fedhet runs DIR` lists the run folders in DIR")
+        raise UserError(f"'{path}' does not exist; `fedhet runs DIR` lists the run folders in DIR")
     if not any([*path.glob("sweeps/*/sweep.json"), *path.glob("*/config.yaml")]):
         raise UserError(
-            f"'{path}' holds no run; give a run folder (with config.yaml) or a sweep's folder"
+            f"'{path}' is not a run folder (it has no config.yaml) nor a sweep's: give one of them"
         )
     if sites is not None:
-        raise UserError("--superlink: only used with one run")
+        raise UserError("--superlink is only used with a single run: name one, or leave it out")
     return SweepView(path)
 
 
@@ -82,7 +82,7 @@ class _Files:
 
 
 class _Recent:
-    """An answer that is asked for again after :data:`ASK` seconds."""
+    """An answer that is requested again after :data:`ASK` seconds."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self.ask, self.at, self.answer = ask, -ASK, None
@@ -94,14 +94,14 @@ class _Recent:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Return a configuration in which what a look uses is of its kind."""
+    """Return a configuration, with the types checked of the keys that a look uses."""
     config = read_yaml(path)
     shaped(Started, config, f"'{path}'")
     return config
 
 
 class RunView:
-    """A run folder; what it says is shown and believed no further."""
+    """A run folder; its texts are shown, and nothing else is done with them."""
 
     def __init__(self, path: Path, sites: "ServerSites | None" = None) -> None:
         self.folder, self.sites = RunFolder(path), sites
@@ -126,17 +126,17 @@ class RunView:
         if summary:
             return one_line(summary["status"], 40), one_line(summary["reason"], 500)
         if not self.folder.path.is_dir():
-            return GONE, "the folder is not there"
+            return GONE, "the folder does not exist"
         if not self._written():
-            said = "it was broken off; `fedhet resume` goes on with it"
-            return IDLE, said if begun else "it has not begun, or was broken off"
+            said = "it was interrupted; `fedhet resume` continues it"
+            return IDLE, said if begun else "it has not begun, or was interrupted"
         waits = self.folder.waits_for()
         if waits or not begun:
-            return WAITING, waits or "it is being started: no round is finished yet"
+            return WAITING, waits or "it is starting: no round is finished yet"
         return RUNNING, ""
 
     def look(self) -> Look:
-        """Read what is new; never raises for what the files say."""
+        """Read what is new; never raise for the content of files."""
         folder, get = self.folder, self.files.get
         summary, rounds, config = self.read()
         status, says = self.status(summary, rounds)
@@ -231,7 +231,7 @@ def _rounds(rounds: Sequence[Line], metric: str, second: str) -> tuple[Columns, 
 
 
 def _facts(columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, str]:
-    """Return the figures that matter at first sight; none before the first round."""
+    """Return the main numbers of the run; none before the first round."""
     if not rows:
         return {}
     last = dict(zip(columns, rows[-1], strict=True))
@@ -309,7 +309,7 @@ class ServerSites:
         for run in self.control.runs():
             if run.folder and Path(run.folder).is_dir():
                 return Path(run.folder)
-        raise UserError("watch: this server has had no run whose folder is here: name one")
+        raise UserError("watch: the folders of this server's runs are not here: name a run folder")
 
     def table(self, scores: Mapping[str, Any], failed: Mapping[str, int]) -> Look:
         """Return every site with the last round that it took part in, and its failures."""
@@ -428,7 +428,7 @@ def _grid(sweep: str, cells: Sequence[Look]) -> Look:
 
 
 def _label(values: Mapping[str, Any], without: Sequence[str] = ()) -> str:
-    """Return what distinguishes a cell, in short; a method needs no word before it."""
+    """Return the values that distinguish a cell; a method without its key."""
     shown = [
         f"{value}" if key == "method" else f"{key}={value}"
         for key, value in values.items()

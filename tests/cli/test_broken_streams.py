@@ -57,4 +57,4 @@ def test_a_working_folder_that_is_gone_is_one_line(tmp_path, monkeypatch, capsys
     (tmp_path / "gone").mkdir()
     os.chdir("gone")
     (tmp_path / "gone").rmdir()
-    assert "the working folder is gone" in refused(capsys, "runs", ".")
+    assert "the working folder no longer exists" in refused(capsys, "runs", ".")

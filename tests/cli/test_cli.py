@@ -17,7 +17,7 @@ SMALL = ("models=cnn-5", "clients=2", "rounds=1")
 
 RUNS = (  # what tests/config/test_config.py cannot know: data, devices, folders, options
     (["dataset=digit"], ["'digit'", "digits"]),
-    (["models=nowhere:make"], ["'nowhere:make'", "folder where the command is given or be ins"]),
+    (["models=nowhere:make"], ["'nowhere:make'", "cannot import 'nowhere'"]),
     (["dataset=image-folder"], ["data-path"]),
     (["dataset=image-folder", "data-path=/no/such"], ["data-path", "/no/such"]),
     (["classes-per-client=11"], ["classes-per-client", "11", "10 classes"]),

@@ -124,7 +124,7 @@ def test_a_second_server_leaves_the_first_one_reachable(tls, capsys):
         assert (
             execute(["server", "tls", "--host", "127.0.0.1", "--port", f"{free_ports(1)[0]}"]) == 2
         )
-    assert "has a running server already" in capsys.readouterr().err
+    assert "already has a running server" in capsys.readouterr().err
     assert ServerFolder(tls).control() == f"127.0.0.1:{port}"
 
 

@@ -30,7 +30,7 @@ def test_a_table_is_described_and_its_preset_runs(tmp_path, capsys):
     data, partition = load_partition(config, config.clients)
     assert partition.ids == ("ward-0", "ward-1", "ward-2") and data.inputs.columns == ("age", "sex")
     assert execute(["init", "p.csv"]) == 2
-    assert "is already there: --out" in capsys.readouterr().err
+    assert "'p.yaml' already exists" in capsys.readouterr().err
 
 
 def test_what_the_owner_knows_overrules_the_guess(tmp_path, capsys):
@@ -54,9 +54,7 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
 def test_a_file_without_a_class_says_what_to_do(tmp_path, capsys):
     (tmp_path / "m.csv").write_text("a,b\n" + "".join(f"{k * 0.37},{k * 1.7}\n" for k in range(80)))
     assert execute(["init", "m.csv"]) == 2
-    assert (
-        "target=COLUMN names one of a, b; a measurement is cut by labels" in capsys.readouterr().err
-    )
+    assert "target=COLUMN, one of a, b; divide a measurement with labels" in capsys.readouterr().err
 
 
 METRICS = [("k%2", "accuracy"), ("k%3//2", "balanced_accuracy"),

@@ -108,12 +108,12 @@ def test_a_run_and_a_node(tmp_path):
     )  # fmt: skip
     folder, _ = simulate(config)
     assert folder.read_rounds()[0]["replied"] == 2
-    with pytest.raises(UserError, match="a node downloads nothing that a run names"):
+    with pytest.raises(UserError, match="a node does not download data"):
         load_local(config, {"partition-id": 0, "num-partitions": 2}, simulated=False)
 
 
 def test_keys_of_a_file_are_the_hubs_too():
     config = build_config({"dataset": "hf:a/b subset=c", "text": "text", "models": ["fasttext"]})
     assert config.text == "text"
-    with pytest.raises(UserError, match="scale: '2' changes nothing with dataset=hf:a/b"):
+    with pytest.raises(UserError, match="scale: '2' has no effect with dataset=hf:a/b"):
         build_config({"dataset": "hf:a/b", "scale": "2"})

@@ -168,12 +168,12 @@ def test_wrong_paths_are_one_line(tmp_path):
     bad = _write(tmp_path / "bad", {"a/1.png": b"x"})
     for path, reason in {
         "": "data-path is empty",
-        str(tmp_path / "missing"): "no such file",
+        str(tmp_path / "missing"): "does not exist",
         str(tmp_path / "empty"): "no images found; expected <class>/<image>",
         str(tmp_path / "flat"): "1 images lie in the folder itself",
         str(tmp_path / "no.zip"): "neither a folder nor a readable zip",
         str(tmp_path / "text.zip"): "no images found",
-        bad: "no readable image among 1 files .a/1.png",
+        bad: "none of 1 files is a readable image .a/1.png",
     }.items():
         with pytest.raises(UserError, match=reason) as caught:
             _open(path, tmp_path)

@@ -128,7 +128,7 @@ def test_models_of_such_images(grey):
     x = torch.from_numpy(inputs.blank(2))
     for name in ("cnn-1", "cnn-5", "resnet18"):
         assert build_model(name, classes=3, d=8, inputs=inputs)(x).shape == (2, 3)
-    with pytest.raises(UserError, match="'vit_b_16' takes square images, and these are 20 x 3"):
+    with pytest.raises(UserError, match="'vit_b_16' needs square images; these are 20 x 3"):
         build_model("vit_b_16", classes=3, d=8, inputs=inputs)
     with pytest.raises(UserError, match=r"takes image_size, .* of shape \(\d, 20, 36\): let it"):
         build_model("examples.tiny_net:make", classes=3, d=8, inputs=inputs)

@@ -79,7 +79,7 @@ def test_single_owner_and_dropped_classes_are_named():
     dropped, single = partition.warnings
     gone = [name for name, has in zip(names, owned, strict=True) if not has]
     assert dropped == f"2 classes have no owner and are dropped: {gone[0]}, {gone[1]}"
-    assert single.startswith("4 classes occur at one client only")
+    assert single.startswith("4 classes occur at only one client")
 
 
 def test_legacy_leaves_a_third_of_the_images_unused():

@@ -55,7 +55,7 @@ def test_the_split_setting_does_not_touch_a_file(tmp_path):
 
 
 BAD = [
-    (GOOD + "cat/1.png,a,train\ncat/9.png,a,train\n", "line 3: path 'cat/9.png' is no image"),
+    (GOOD + "cat/1.png,a,train\ncat/9.png,a,train\n", "line 3: path 'cat/9.png' is not an image"),
     (GOOD + "cat/1.png,a,train\ncat/1.png,b,test\n", "line 3: path 'cat/1.png' .* line 2"),
     (GOOD + "cat/1.png,a,training\n", "line 2: split 'training' is not one of train, val, test"),
     (GOOD + "cat/1.png,a\n", "line 2: 2 fields"),
@@ -68,7 +68,7 @@ BAD = [
     (GOOD + "cat/1.png,a,train\ncat/2.png,b,test\n", "client 'b' has no train image"),
     ("file,client,split\ncat/1.png,a,train\n", "line 1: header 'file,client,split' must be"),
     ("", "line 1: header '' must be"),
-    (GOOD, "no image in it"),
+    (GOOD, "the file has no line"),
     (b"\xff\xfe\x00path", "not a CSV text file"),
 ]
 

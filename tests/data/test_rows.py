@@ -146,14 +146,14 @@ def test_numbers_may_be_the_names_of_columns(opened, names):
 
 BROKEN = {
     "latin": (b"age,y\n" + b"1,0\n" * 30_000 + b"2,\xe9\n", "line 30002: byte 0xe9 is not utf-8.*enc"),  # noqa: E501
-    "half": (b"\xff\xfe" + "x,y\n1,0\n".encode("utf-16-le")[:-1], "no utf-16 text"),
-    "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, and others 3"),
+    "half": (b"\xff\xfe" + "x,y\n1,0\n".encode("utf-16-le")[:-1], "not utf-16: give the encoding"),
+    "few": ("x,z,y\n1,2,0\n1,2\n", "line 3: 2 fields, but others 3"),
     "many": ("x,y\n1,0\n1,0,0\n", "line 3: 3 fields, and the others have 2"),
     "quote": ('x,y\n1,0\n"2,1\n', "a quote is not closed; quote=none"),
     "no row": ("x,y\n", "no row below the header"),
     "empty": ("", "the file is empty"),
     "workbook": (b"PK\x03\x04....", "save its sheet as CSV"),
-    "binary": (b"\x00\x01" * 500, "no text"),
+    "binary": (b"\x00\x01" * 500, "not a text file"),
     "no such column": (text(names=("age", "bp", "sex", "site", "il")), "target: .* .did you mean"),
 }  # fmt: skip
 
@@ -245,7 +245,7 @@ def test_what_is_wrong_with_parquet_is_one_line(parquet, tmp_path):
     with pytest.raises(UserError, match="dates are not numbers: day: .*ignore=day"):
         parquet(COLUMNS | {"day": dates})
     (tmp_path / "q.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-9])
-    with pytest.raises(UserError, match="no sound Parquet file"):
+    with pytest.raises(UserError, match="not a valid Parquet file"):
         open_dataset("table", data_path=str(tmp_path / "q.parquet"), reading=READING)
 
 

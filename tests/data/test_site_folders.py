@@ -78,14 +78,14 @@ def test_other_columns_or_windows_are_named(sites):
 
 def test_natural_without_a_site_column_says_what_is_missing(sites):
     values = table(sites) | {"partition": "natural", "data-path": str(sites / "north.csv")}
-    with pytest.raises(UserError, match="partition natural needs data that says whose"):
+    with pytest.raises(UserError, match="partition natural needs the client of each example"):
         load_partition(build_config(values), 0)
 
 
 def test_one_class_alone_is_refused(sites):
     (sites / "north.csv").write_text("x,y\n" + "".join(f"{k % 7},0\n" for k in range(30)))
     values = {"dataset": "table", "target": "y", "data-path": str(sites), "partition": "iid"}
-    with pytest.raises(UserError, match="all 30 examples have one class, '0': there is nothing to"):
+    with pytest.raises(UserError, match="all 30 examples have the same class, '0': check target"):
         load_partition(build_config(values), 2)
 
 
@@ -93,7 +93,7 @@ CODINGS = {
     "case": (
         ["yes", "no"],
         ["Yes", "No"],
-        "classes 'Yes', 'yes' differ in case or spaces alone: lab",
+        "classes 'Yes', 'yes' differ only in case or spaces: lab",
     ),
     "numbers": (["0", "1"], ["1", "2"], r"sites do not have the same classes .*labels={NAME: "),
     "alone": (

@@ -164,8 +164,8 @@ def test_a_target_that_is_a_measurement_can_be_cut(opened, value):
 def test_many_numbers_with_examples_are_classes_with_a_warning(opened):
     data = opened(patients(300, y=lambda k: k % 30), Reading(target="y"))
     assert len(data.classes) == 30 and data.warnings == (
-        "target: 'y' may be a measurement: 30 different values, 0 to 29, each taken for a class; "
-        "labels can cut it: labels={low: ..15, high: 15..}",
+        "target: 'y' may be a measurement: 30 different values, 0 to 29, each taken as a class; "
+        "divide it by labels={low: ..15, high: 15..}",
     )
     assert not opened(patients(300, y=lambda k: k % 20), Reading(target="y")).warnings
 
@@ -187,8 +187,8 @@ def test_sites_are_free_text(opened):
 
 
 BROKEN = {
-    "category": (TABLE.replace(",f,", ",other,"), "line 3 column 'sex': 'other' is none of its"),
-    "class": (TABLE.replace("2.0", "7"), "line 3 column 'num': '7' is in none of the labels"),
+    "category": (TABLE.replace(",f,", ",other,"), "line 3 column 'sex': 'other' is not one of its"),
+    "class": (TABLE.replace("2.0", "7"), "line 3 column 'num': '7' has no class in labels"),
     "no target": (TABLE.replace("num", "nun"), "target: .*has no column 'num' .did you mean 'nun'"),
     "no feature": ("hospital,num,note,sex\na,1,2,f\n", None),
 }
@@ -220,9 +220,9 @@ def test_a_value_that_is_listed_twice_is_refused(opened, reading, classes, messa
 
 
 def test_what_is_no_file_is_not_read(tmp_path):
-    for path, why in (("/dev/zero", "no file; give a file, or a folder of them"),
-                      (str(tmp_path), "the folder has no file .csv")):  # fmt: skip
-        with pytest.raises(UserError, match=f"data-path {path}: {why}"):
+    for path, why in (("/dev/zero", " is not a file: give a file, or a folder"),
+                      (str(tmp_path), ": the folder has no file .csv")):  # fmt: skip
+        with pytest.raises(UserError, match=f"data-path {path}{why}"):
             open_dataset("table", data_path=path, reading=Reading(target="y"))
 
 
@@ -284,8 +284,8 @@ def test_by_chance_and_by_size(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"target": "y"}, "target: 'y' changes nothing with dataset=digits; it belongs to"),
-        ({"dataset": "texts", "ignore": "x"}, "ignore: 'x' changes nothing with dataset=texts"),
+        ({"target": "y"}, "target: 'y' has no effect with dataset=digits; it belongs to"),
+        ({"dataset": "texts", "ignore": "x"}, "ignore: 'x' has no effect with dataset=texts"),
         ({"partition": "natural"}, "partition: 'natural' is not allowed with dataset=digits"),
         ({"models": ["@table-9"]}, "models: group '@table-9' is unknown .did you mean"),
         ({"dataset": "table", "models": ["cnn-1"], "data-path": __file__}, "'cnn-1' is for images"),
@@ -347,7 +347,9 @@ def test_a_node_does_not_tell_what_stands_in_a_column_that_a_run_calls_the_targe
         open_private(build_config(values), str(tmp_path / "own.csv"))
 
 
-@pytest.mark.parametrize(("path", "said"), [("", "is empty: da"), ("no.csv", "no.csv: no such")])
+@pytest.mark.parametrize(
+    ("path", "said"), [("", "is empty: da"), ("no.csv", "no.csv: this file does not exist")]
+)
 def test_a_missing_file_is_not_told_as_a_wrong_model(path, said):
     with pytest.raises(UserError, match=f"data-path {said}"):
         build_config({"dataset": "table", "data-path": path, "models": ["cnn-1"]})

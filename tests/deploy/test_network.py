@@ -100,8 +100,8 @@ def test_plain_text_and_missing_certificates_are_told_in_one_line(tls, serve, tm
     key.write_bytes((tls.folder / "clients" / "a").read_bytes())
     words = ["node", str(key), "--server", there, "--partition", "0/1"]
     for command, says in (
-        (words, "--ca: no ca.crt in "),
-        ([*words, "--check"], "--ca: no ca.crt in "),
+        (words, "--ca: ca.crt is not in "),
+        ([*words, "--check"], "--ca: ca.crt is not in "),
         (["status", "--superlink", str(key.parent)], "is not a folder of `fedhet certs` (it has "),
     ):
         assert execute(command) == 2

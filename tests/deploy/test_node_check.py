@@ -62,8 +62,8 @@ def test_a_node_that_can_join_is_told_so(check, home):
     assert wrong == {} and not (home / ".fedhet").exists()  # nothing is left of it
     assert "4 images of 2 classes: a, b" in said and "knows this key" in said
     wrong, said = check(data="own.csv", more=("--model", "mine:make"))
-    assert wrong == {} and "mine:make, of which nothing can be said" in said
-    assert "2 columns, " in said and "a?[2J, b?" in said and "\x1b" not in said
+    assert wrong == {} and "mine:make, which is tested when a run begins" in said
+    assert "2 columns (" in said and "a?[2J, b?" in said and "\x1b" not in said
 
 
 def test_what_cannot_be_right_is_named(check, server, home):
@@ -71,7 +71,7 @@ def test_what_cannot_be_right_is_named(check, server, home):
     assert list(wrong) == ["model"] and "did you mean 'mlp-" in wrong["model"]
     wrong, _ = check(data="empty")
     assert list(wrong) == ["examples"] and "empty" in wrong["examples"]
-    assert "nowhere' is not there" in check(data="nowhere")[1]
+    assert "nowhere' does not exist" in check(data="nowhere")[1]
     for key in ("tls/clients/a.pub", "tls/server.pem"):
         (home / key).chmod(0o600)
         wrong, _ = check(key=key, more=("--ca", str(home / "tls" / "ca.crt")))
@@ -99,7 +99,7 @@ def test_a_clock_that_is_wrong(check, server, ahead, text):
 def test_a_disk_that_is_full(check, home, monkeypatch):
     usage = shutil.disk_usage(home)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5 << 20))
-    assert "5 MiB left" in check()[0]["disk"]
+    assert "5 MiB free" in check()[0]["disk"]
 
     def full(**_):
         raise OSError(errno.ENOSPC, "No space left on device")

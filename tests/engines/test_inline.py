@@ -96,13 +96,13 @@ def test_when_a_mistake_that_nobody_survived_is_mended_more_rounds_are_asked_for
 
     with monkeypatch.context() as patch:
         patch.setattr(FedSSAClient, "receive", receive)
-        with pytest.raises(RunFailed, match="no client ever replied"):
+        with pytest.raises(RunFailed, match="all clients failed in every round"):
             launched(small(tmp_path, rounds=1, name="broken"), "")
     run = str(tmp_path / "runs" / "broken")
     capsys.readouterr()
     assert execute(["resume", run]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    for part in ("client 0: TypeError: by hand (test_inline.py:", "rounds=N with N > 1", "anew"):
+    for part in ("client 0: TypeError: by hand (test_inline.py:", "rounds=N, N > 1", "start again"):
         assert part in line
     assert execute(["resume", run, "rounds=2"]) == 0
     records = RunFolder(tmp_path / "runs" / "broken").read_rounds()
@@ -160,7 +160,7 @@ def test_the_command_line_runs_and_extends_it_without_ray_or_torchs_compiler(tmp
     assert RunFolder(first).started_config()["rounds"] == 2
     capsys.readouterr()
     assert execute(["resume", str(first)]) == 2
-    assert "nothing to resume; rounds=N with N > 2 adds rounds" in capsys.readouterr().err
+    assert "is completed; to add rounds, give rounds=N with N > 2" in capsys.readouterr().err
     assert execute(["resume", str(first), "rounds=1"]) == 2
     assert "rounds: 1 is not allowed: 2 are finished" in capsys.readouterr().err
 

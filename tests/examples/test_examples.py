@@ -156,7 +156,7 @@ def test_a_server_that_cheats_gets_a_sum_and_four_refusals(tmp_path, capsys):
     example = runpy.run_path("cheating_server.py")
     example["main"](tmp_path)
     ash, birch, forged, total, again, marked = capsys.readouterr().out.splitlines()
-    insists = "limit secure-sum: this site allows masked sums alone, and secure-sum is off"
+    insists = "limit secure-sum: this site allows only masked sums, and secure-sum is off"
     assert (ash, birch) == (f"ash: {insists}", f"birch: {insists}")
     assert forged == "ash does not accept the key of elm"
     total_of = sum(example["COUNTS"].values())

@@ -112,8 +112,8 @@ def test_what_does_not_fit_is_one_line(made, tmp_path):
         message = "has no column"
     with pytest.raises(UserError, match=message):
         predict(model, [wrong], tmp_path / "p.csv")
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="does not exist"):
         predict(model, [tmp_path / "absent.csv"], tmp_path / "p.csv")
-    with pytest.raises(UserError, match="is a folder: this model takes .* files"):
+    with pytest.raises(UserError, match="is a folder: give the .* files themselves"):
         predict(model, [tmp_path], tmp_path / "p.csv")
     assert not (tmp_path / "p.csv").exists()

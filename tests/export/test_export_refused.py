@@ -55,7 +55,7 @@ def test_what_holds_no_good_generation(copied, tmp_path):
     assert "do not fit client.json" in fails(copied, out, ("generation", 2))
     for path in copied.glob("*.safetensors"):
         path.unlink()
-    assert "holds no generation" in fails(copied, out)
+    assert "the client has not trained" in fails(copied, out)
 
 
 def test_nothing_is_overwritten(copied, tmp_path):

@@ -94,7 +94,7 @@ def test_what_is_no_exported_model(model, tmp_path):
     write({**card, "architecture": "cnn-1"}, data)
     assert "do not fit card.yaml" in said(spoilt)
     write({**card, "architecture": "cnn-5 weights=/no/such"}, data)
-    assert "no weights=" in said(spoilt)
+    assert "omit weights=" in said(spoilt)
     write({**card, "method": "fedmlr"}, data)
     assert "method" in said(spoilt)
     write({**card, "format": 2}, data)

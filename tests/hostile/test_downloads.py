@@ -138,7 +138,7 @@ OWN = {
     "fedssa": ids,
     "fedproto": counted,
     "fedtgp": counted,
-    "fd": lambda a: counted(a) | {"no probability": [*a[:2], a[2] - 2], "2": [*a[:2], a[2] + 2]},
+    "fd": lambda a: counted(a) | {"not probabilities": [*a[:2], a[2] - 2], "2": [*a[:2], a[2] + 2]},
     "fedgen": lambda a: {
         "no images at all": [a[0] * 0, *a[1:]],
         "more images than there are": [a[0] * 0 + 2**60, *a[1:]],

@@ -233,7 +233,7 @@ TOGETHER = (
     ({"method": "fedmrl", "matryoshka": False, "inference": "mix-small"}, "^inference: "),
     ({"method": "fd", "dp-clip": 1.0, "dp-epsilon": 8.0, "dp-delta": 1e-5},
      r"dp-clip: 1 is not allowed with method=fd.*secure-sum=ma"),
-    ({"optimizer": "adam", "momentum": 0.5}, "^momentum: '0.5' changes nothing"),
+    ({"optimizer": "adam", "momentum": 0.5}, "^momentum: '0.5' has no effect"),
 )  # fmt: skip
 
 

@@ -89,16 +89,16 @@ def test_small_model_is_a_key_of_those_that_share_one(tmp_path):
     chosen = keys("fml", TABLE, models=["mlp-1"], small_model="mlp-3")
     client = make_client(small(tmp_path, **chosen), 0, tmp_path)
     assert [layer.out_features for layer in client.shared().layers] == [256, 16]
-    with pytest.raises(UserError, match="small-model: 'mlp-3' changes nothing with method=fedssa"):
+    with pytest.raises(UserError, match="small-model: 'mlp-3' has no effect with method=fedssa"):
         small(tmp_path, **keys("fedssa", TABLE, models=["mlp-1"], small_model="mlp-3"))
-    with pytest.raises(UserError, match="model 'cnn-1' is for images, and this run's examples are"):
+    with pytest.raises(UserError, match="model 'cnn-1' is for images; this run's examples are"):
         small(tmp_path, **keys("fml", TABLE, models=["mlp-1"], small_model="cnn-1"))
 
 
 def test_other_peoples_models_need_a_word_on_the_small_one():
     for method in SHARED:
         values = {"method": method, "models": ["tiny_net:make"]}
-        with pytest.raises(UserError, match=f"small-model: method={method} shares a small model"):
+        with pytest.raises(UserError, match=f"small-model: .*method={method} shares a small model"):
             build_config(values)
         build_config(values | {"small-model": SMALLEST["image"]})
     build_config({"method": "fedssa", "models": ["tiny_net:make"]})

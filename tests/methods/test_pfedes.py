@@ -65,7 +65,7 @@ def test_the_output_has_the_shape_of_the_input(hidden, kernel, depth, size):
 def test_an_extractor_that_changes_the_shape_is_refused_at_the_start(tmp_path, monkeypatch):
     halving = torch.nn.Conv2d(3, 3, 3, stride=2)
     monkeypatch.setattr("fedhet.strategies.pfedes.extractor", lambda params, inputs: halving)
-    with pytest.raises(UserError, match="^extractor: inputs of shape"):
+    with pytest.raises(UserError, match="^extractor: must keep the shape of inputs"):
         make_strategy(pfedes(tmp_path), [[0]], [10], 4)
 
 

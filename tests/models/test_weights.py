@@ -111,12 +111,12 @@ def nan(tensors):
     ("spoil", "says"),
     [
         (lambda t: t.pop("layers.0.bias"), "lacks 'layers.0.bias'"),
-        (lambda t: t.update(more=torch.ones(2)), "has 'more', which it does not"),
+        (lambda t: t.update(more=torch.ones(2)), "has 'more', which the model lacks"),
         (lambda t: t.update({"layers.0.bias": torch.ones(63)}),
          r"'layers.0.bias' is float32 of shape \(63,\), must be float32 of shape \(64,\)"),
         (lambda t: t.update({"layers.0.bias": torch.ones(64).half()}),
          r"'layers.0.bias' is float16 of shape \(64,\), must be float32"),
-        (lambda t: t.update({"head.bias": torch.ones(4)}), "leave the head out"),
+        (lambda t: t.update({"head.bias": torch.ones(4)}), "remove the head"),
         (nan, "'layers.1.bias' holds NaN or infinity"),
     ],
 )  # fmt: skip

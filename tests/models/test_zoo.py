@@ -158,7 +158,7 @@ def test_a_users_factory(mine: str, factory: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "text"),
     [
-        ("OtherForward", r"forward\(x\) is not head\(features\(x\)\)"),
+        ("OtherForward", r"forward\(x\) must equal head\(features\(x\)\)"),
         ("WrongWidth", r"float32 of shape \(2, 5\), must be float32 of shape \(2, 6\)"),
         ("Double", r"float64 of shape"),
         ("ComplexOutput", r"complex64 of shape"),
@@ -172,7 +172,7 @@ def test_a_users_factory(mine: str, factory: str) -> None:
         ("fails", r"RuntimeError: out of ideas"),
         ("other_arguments", r"TypeError"),
         ("evaluating", "is in evaluation mode"),
-        ("lazy", r"'body.4.weight' is of a lazy layer"),
+        ("lazy", r"'body.4.weight' belongs to a lazy layer"),
         ("complex_weights", "'phase' is complex"),
         ("constant", "is a int, must be a factory"),
         ("missing", r"'missing' does not exist"),

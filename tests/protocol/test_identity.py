@@ -103,18 +103,18 @@ def test_the_union_of_classes_is_bounded(grid):
     assert roster.ids == ["0", "1", "2"]
     roster.fix_classes((), 64)
     assert roster.ids == ["0", "2"] and len(roster.classes) == 14
-    assert "brings 60 classes that nobody else has" in roster.refused[101]
+    assert "has 60 classes that no other client has" in roster.refused[101]
 
 
 def test_a_node_of_other_examples_is_refused_in_the_handshake(tmp_path):
     """In one line that says what they are; the run goes on with those whose examples fit."""
     wrong = {
         '{"kind": "image", "shape": [3, 16, 16]}': (
-            "client '1': its examples are image of shape (3, 16, 16), and this run's are image of "
+            "client '1': its examples are image of shape (3, 16, 16), but this run's are image of "
             "shape (3, 32, 32)"
         ),
-        '{"kind": "signal", "shape": [6, 128]}': "signal of shape (6, 128), and this run's are",
-        "nonsense": "inputs: no description of examples",
+        '{"kind": "signal", "shape": [6, 128]}': "signal of shape (6, 128), but this run's are",
+        "nonsense": "inputs: the description of examples is missing",
     }
 
     def lie(node, message, reply):

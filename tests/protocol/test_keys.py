@@ -50,7 +50,7 @@ def test_a_member_with_another_members_name_is_refused(grid, keys, policy):
     grid.identities = {100 + k: (str(k), keys[1][str(k)]) for k in range(3)}
     nodes, refused = asked(grid, policy)
     assert nodes == {"0": 100, "1": 101}
-    assert "is not the name that this node's key is registered under" in refused[102]
+    assert "this node's key is registered under the name" in refused[102]
 
 
 def test_without_keys_the_first_is_believed(grid):
@@ -66,7 +66,7 @@ def test_a_key_without_a_name_cannot_take_a_registered_one(grid, keys):
     assert "the name of another node's key" in roster.refused[102]
     nodes, refused = asked(grid, "registered")
     assert nodes == {"1": 101}
-    assert "registered under no name" in refused[100] + refused[102]
+    assert "is not registered under a name" in refused[100] + refused[102]
 
 
 def test_a_folder_of_keys_says_who_is_who(grid, keys):

@@ -89,7 +89,7 @@ def test_missing_nodes_are_waited_for_aloud(grid, monkeypatch):
     assert "(refused: client id '0' is already taken" in said[0]
     said.clear()
     grid.online = set()
-    with pytest.raises(RunFailed, match="no client within start-timeout"):
+    with pytest.raises(RunFailed, match="no client joined within start-timeout"):
         Handshake(grid, "x", Roster()).wait(0, 0.3, said.append)
     assert said[0].startswith("waiting for clients since ")
     assert len(said) == 2

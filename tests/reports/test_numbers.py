@@ -201,5 +201,5 @@ def test_another_baseline(sweep):
 
 
 def test_every_column_of_the_frame_is_documented():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "report.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "report.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == list(COLUMNS)

@@ -29,8 +29,9 @@ def test_a_verdict_of_at_most_five_sentences(sweep):
         "20 runs of 4 methods in 1 setting, 5 blocks (partition and seed) a method.",
         "Above Standalone (each client alone), with a 95 % interval that excludes zero: "
         "FedSSA +3.0.",
-        "Below Standalone, likewise: FML −10.0; not told from Standalone anywhere: LG-FedAvg.",
-        "Traffic a round of those above, LG-FedAvg's = 1: FedSSA 1.",
+        "Below Standalone, likewise: FML −10.0; no difference from Standalone shown anywhere: "
+        "LG-FedAvg.",
+        "Traffic per round of these methods, LG-FedAvg = 1: FedSSA 1.",
     ]
 
 
@@ -42,7 +43,7 @@ def test_the_verdict_counts_settings_and_says_its_limits(sweep):
         make_run(sweep, method, 0, [[values] * CLIENTS], lr=0.3, name=f"{method}-one")
     said = load_sweep(sweep).verdict
     assert "FedSSA in 1 of 2 settings (+3.0; below in 1)" in said[1]
-    assert "nobody in CIFAR-100, N = 4, C = 50 %, T = 1, lr = 0.2." in said[1]
+    assert "no method in CIFAR-100, N = 4, C = 50 %, T = 1, lr = 0.2." in said[1]
     single, few = said[-1].split("; ")[:2]
     assert "one block and so no interval" in single and single.endswith("lr = 0.3")
     assert "fewer than 5 blocks" in few and "lr = 0.2" in few
@@ -51,7 +52,7 @@ def test_the_verdict_counts_settings_and_says_its_limits(sweep):
 def test_one_block_or_no_baseline_makes_no_winner(tmp_path):
     make_run(tmp_path, "fd", 0, [[50.0] * CLIENTS])
     said = load_sweep(tmp_path).verdict[1:]
-    assert said == ["Limits: who gains is not known, since the baseline was not run; one block "
+    assert said == ["Limits: gains are unknown, since the baseline was not run; one block "
                     "and so no interval: CIFAR-100, N = 4, C = 50 %."]  # fmt: skip
     make_run(tmp_path, "standalone", 0, [[1.0] * CLIENTS])
     assert "Above" not in " ".join(load_sweep(tmp_path).verdict)
@@ -188,7 +189,7 @@ def test_the_command(sweep, tmp_path, capsys):
     assert said["page"] == str(out / "report.html") and said["runs"] == 10
     assert said["absent"] == {"t-SNE of test representations": "left out by --no-models"}
     for words, complaint in (
-        ([str(tmp_path / "nothing")], "no such file"),
+        ([str(tmp_path / "nothing")], "does not exist"),
         ([str(sweep), "--baseline", "fedavgg"], "baseline: no run has method 'fedavgg'"),
         ([str(sweep), "--format", "xls"], "--format: 'xls' is not allowed: md, csv"),
     ):

@@ -41,10 +41,10 @@ def limited(tmp_path, text, **changes):
         ("max-rounds: 1", {"rounds": 2}, "max-rounds: this site allows 1, and rounds is 2"),
         ("methods: [fedproto, fd]", {}, "methods: this site allows fedproto, fd, and method is"),
         ("shared-models: false", {"method": "fedmrl"}, "shared-models: .* fedmrl shares a model"),
-        ("min-noise: 0.5", {}, "min-noise: this site allows no less than 0.5, and the run has 0"),
+        ("min-noise: 0.5", {}, "min-noise: this site allows at least 0.5, and the run has 0"),
         ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
         ("class-counts: false", {}, "class-counts: .* method fedssa tells them"),
-        ("secure-sum: required", {}, "secure-sum: this site allows masked sums alone, and"),
+        ("secure-sum: required", {}, "secure-sum: this site allows only masked sums, and"),
         (
             "secure-sum: required",
             {"secure_sum": "unmasked", "sum_min": 2},

@@ -34,5 +34,5 @@ def test_nodes_bring_a_csv_each_and_who_has_other_columns_is_refused(tmp_path):
     assert clients == {"h0", "h1"}
     summary = json.loads(run.summary.read_text())
     reasons = [failure["reason"] for failure in summary["failures"]]
-    assert any("column 'ca' stands where this run has 'age'" in reason for reason in reasons)
+    assert any("column 'ca' is where this run has 'age'" in reason for reason in reasons)
     assert run.read_rounds()[-1]["replied"] == 2

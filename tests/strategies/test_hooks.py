@@ -187,7 +187,7 @@ class Fine(MethodClient):
 
 
 def test_what_is_nearly_a_hook_is_refused():
-    with pytest.raises(UserError, match=r"Misspelt: nothing calls 'phase': did you mean 'phases'"):
+    with pytest.raises(UserError, match=r"Misspelt: 'phase' is not a hook: did you mean 'phases'"):
         _ = Method(MethodStrategy, Misspelt, "misspelt").client
     assert Method(MethodStrategy, Fine, "fine").client is Fine
 

@@ -143,8 +143,8 @@ MISTAKES = (
     ({"method": "standalone", "aggregation": "trimmed-mean"}, "allowed: mean"),
     ({"aggregation": "trimmed-mean", "trim": 0.5}, "trim: '0.5' is not allowed"),
     ({"trim": 0.3}, "trim: 0.3 is only used with aggregation=trimmed-mean"),
-    ({"method": "fml", "aggregation": "median", "max-weight": 0.5}, "knows no weights"),
-    ({"max-weight": 0.5}, "max-weight: '0.5' changes nothing with method=fedssa"),
+    ({"method": "fml", "aggregation": "median", "max-weight": 0.5}, "does not use weights"),
+    ({"max-weight": 0.5}, "max-weight: '0.5' has no effect with method=fedssa"),
     ({"max-weight": 0}, "max-weight: '0' is not allowed"),
     ({"client-keys": "tls/clients"}, "client-keys: 'tls/clients' is not allowed"),
 )

@@ -41,7 +41,7 @@ def test_any_other_dropout_gives_no_sum_and_says_why(data: st.DataObject, size: 
     collector = again.upload(again.names)
     collector.close()
     again.answers(collector, again.names[: size // 2])
-    with pytest.raises(Rejected, match="no answer of"):
+    with pytest.raises(Rejected, match="no answer from"):
         collector.total()
 
 
@@ -51,7 +51,7 @@ def test_somebody_gone_needs_an_answer_of_everybody_left() -> None:
     collector.close()
     cohort.answers(collector, ["a", "b", "c"])
     assert collector.missing() == ["d"]
-    with pytest.raises(Rejected, match="no answer of d"):
+    with pytest.raises(Rejected, match="no answer from d"):
         collector.total()
     cohort.answers(collector, ["d"])
     assert collector.total().tolist() == cohort.sum(cohort.names[:4])

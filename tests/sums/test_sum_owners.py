@@ -38,9 +38,9 @@ def test_a_run_says_how_many_classes_have_too_few_owners(tmp_path, caplog, chang
     heard = [r.getMessage() for r in caplog.records if "sum-owners" in r.getMessage()]
     assert len(heard) == bool(said) and all(said in line for line in heard)
     all_of_them = few == 3
-    assert all(("nothing is shared" in line) == all_of_them for line in heard)
+    assert all(("each client trains alone" in line) == all_of_them for line in heard)
     before = few_owners(first, *load_partition(first, N))
-    assert len(before) == all_of_them and all("with sum-owners=4 shares" in line for line in before)
+    assert len(before) == all_of_them and all("sum-owners=4 would share" in line for line in before)
 
 
 # Five clients with two of three classes each, as above: whoever leaves, a class has two owners.

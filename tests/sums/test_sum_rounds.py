@@ -135,7 +135,7 @@ def test_a_sum_that_cannot_be_had_skips_its_round_which_changes_nothing(tmp_path
     first, second, third = folder.read_rounds()
     assert (first["replied"], second["replied"], third["replied"]) == (5, 0, 5)
     assert {f["client"]: f["reason"] for f in second["failures"]}["the round"] == (
-        "there is no sum: no answer of 3 (client 3: no)"
+        "the sum failed: no answer from 3 (client 3: no)"
     )
     assert second["test_accuracy_mean"] == first["test_accuracy_mean"]
     attempts = [asked(m)[2] for m in grid.sent if asked(m)[0] == TRAIN]
@@ -151,7 +151,7 @@ def test_too_few_uploads_are_no_sum(tmp_path):
 
     folder, grid = simulate(config(tmp_path), tamper=leave)
     reasons = {f["client"]: f["reason"] for f in failures(folder, 1)}
-    assert reasons["the round"] == "there is no sum: 2 of 5 uploads came, 4 are needed"
+    assert reasons["the round"] == "the sum failed: 2 of 5 uploads came, 4 are needed"
     assert not [m for m in grid.sent if asked(m)[:2] == (UNMASK, 1)]
 
 
@@ -166,7 +166,7 @@ def test_too_few_who_are_there_are_not_even_asked(tmp_path):
 
         grid.push_messages = push
 
-    with pytest.raises(RunFailed, match="there is no sum: 0 of 2 uploads came, 4 are needed"):
+    with pytest.raises(RunFailed, match="the sum failed: 0 of 2 uploads came, 4 are needed"):
         simulate(config(tmp_path, max_skipped_rounds=0), before=away)
 
 
@@ -214,7 +214,7 @@ def test_who_sends_nonsense_is_left_out_of_the_unit_of_weights(tmp_path):
 
     folder, grid = simulate(config(tmp_path, name="liar", **values), tamper=lie)
     assert [(f["client"], f["reason"]) for f in failures(folder, 1)] == [
-        ("3", "with it no sum gives the unit of weights")
+        ("3", "with its reply the unit of weights cannot be found")
     ]
     assert folder.read_rounds()[0]["replied"] == 4
     units = [
@@ -359,7 +359,7 @@ def test_survivors_that_do_not_sign_skip_the_round(tmp_path) -> None:
     folder, grid = simulate(config(tmp_path, sum_threshold=0), tamper=silent, before=before)
     lines = folder.read_rounds()
     assert [line["replied"] for line in lines] == [5, 0]
-    assert "1 of 3 survivors signed who is left" in lines[1]["failures"][-1]["reason"]
+    assert "1 of 3 survivors signed the list" in lines[1]["failures"][-1]["reason"]
     attempt = max(asked(m)[2] for m in grid.sent if asked(m)[:2] == (TRAIN, 2))
     assert not [m for m in grid.sent if asked(m) == (UNMASK, 2, attempt)]
 

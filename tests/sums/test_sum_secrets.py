@@ -186,17 +186,17 @@ LIES = {
     ),
     "no boxes": (*arrays(lambda w, b: [w]), 3, "1", "1 arrays, expected 2"),
     "nothing": (*arrays(lambda w, b: []), 3, "1", "0 arrays, expected 2"),
-    "metrics that are summed": (TRAIN, metrics, 3, "1", "tells metrics, which are summed in this"),
+    "metrics that are summed": (TRAIN, metrics, 3, "1", "reply with single metrics"),
     "other words": (
         *arrays(lambda w, b: [w + np.uint32(1 << 31), b]), 0, "the round",
-        "there is no sum: the sum has entries beyond 4 x sum-range=64",
+        "the sum failed: the sum has entries beyond 4 x sum-range=64",
     ),
     "empty boxes": (
         *arrays(lambda w, b: [w, np.zeros_like(b)]), 0, "the round",
-        "there is no sum: the boxes of '1' did not open for 4 members",
+        "the sum failed: the boxes of '1' did not open for 4 members",
     ),
     "empty shares": (
-        UNMASK, shares, 0, "the round", "there is no sum: the self mask of '.' cannot be put"
+        UNMASK, shares, 0, "the round", "the sum failed: the self mask of '.' cannot be"
     ),
 }  # fmt: skip
 
@@ -253,7 +253,7 @@ def test_a_server_that_sends_two_payloads_gets_no_sum(tmp_path) -> None:
         grid.answer = answer_other
 
     run = config(tmp_path, method="lg_fedavg", max_images=100, max_skipped_rounds=9)
-    with pytest.raises(RunFailed, match="no client ever replied validly"):
+    with pytest.raises(RunFailed, match="all clients failed in every round"):
         simulate(run, before=lying)
     line = json.loads(
         (next((tmp_path / "runs").iterdir()) / "rounds.jsonl").read_text().split("\n")[0]

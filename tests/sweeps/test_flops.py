@@ -37,7 +37,7 @@ def test_examples_are_counted_by_names_and_absent_ones_say_why(tmp_path) -> None
     assert counted(dataset="image-folder", data_path=str(tmp_path)) == (6, 2)
     assert counted(dataset="synthetic:500x20") == (500, 20)
     assert counted(dataset="cifar100", classes=("apple", "crab")) == (1200, 2)
-    for name, said in (("absent", "no such file"), ("a", "so they have no class")):
+    for name, said in (("absent", "does not exist"), ("a", "so they have no class")):
         with pytest.raises(UserError, match=said):
             counted(dataset="image-folder", data_path=str(tmp_path / name))
 

@@ -56,7 +56,7 @@ def test_cells_of_files_of_one_name_are_refused_not_merged(tmp_path) -> None:
     for place in ("a", "b"):
         (tmp_path / place / "images").mkdir(parents=True)
     paths = [str(tmp_path / place / "images") for place in ("a", "b")]
-    with pytest.raises(UserError, match=r"^data-path: '.*a/images' and '.*b/images' end in the sa"):
+    with pytest.raises(UserError, match=r"^data-path: '.*a/images' and '.*b/images' have the sa"):
         cells(tmp_path, {"data-path": paths}, dataset="image-folder")
     assert len(cells(tmp_path, {"data-path": paths[:1] * 2}, dataset="image-folder")) == 1
 

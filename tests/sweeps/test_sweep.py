@@ -87,7 +87,7 @@ def _cut_clients(folder):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda folder: (folder / "rounds.jsonl").write_text(""), "rounds.jsonl has no line"),
+        (lambda folder: (folder / "rounds.jsonl").write_text(""), "rounds.jsonl is empty"),
         (lambda folder: (folder / "rounds.jsonl").write_text("x{}\n"), "line 1 is damaged"),
         (lambda folder: (folder / "rounds.jsonl").write_text("[" * 100_000 + "\n"), "rounds.jsonl"),
         (lambda folder: (folder / "config.yaml").write_text("[" * 100_000), "config.yaml"),

@@ -48,7 +48,7 @@ def test_a_cell_that_somebody_is_at_is_waited_for(cells, tmp_path, capsys) -> No
         found.run(1, release)
     assert [job.state for job in found.jobs] == ["finished", "finished"]
     said = capsys.readouterr().err
-    assert said.count(f"{cells[0].name} is being run by another process, which is waited for") == 1
+    assert said.count(f"for {cells[0].name}, which another process is running") == 1
 
 
 def test_a_cell_that_ends_early_says_why_and_not_what_an_earlier_attempt_said(
@@ -152,7 +152,7 @@ def test_one_command_at_a_time(cells, tmp_path) -> None:
     first, second = (Sweep.open("s", tmp_path, cells, execute) for _ in range(2))
 
     def meanwhile(_now: Sweep) -> None:
-        with pytest.raises(UserError, match="being run by another process"):
+        with pytest.raises(UserError, match="already runs in another process"):
             second.run(1, lambda _: None)
         raise KeyboardInterrupt
 

@@ -200,7 +200,7 @@ def test_a_run_that_fails_is_no_result(tmp_path, tune):
 def test_trials_on_files_of_one_name_are_not_one_run(tmp_path, tune):
     paths = ",".join(str(tmp_path / place / "t.csv") for place in ("a", "b"))
     words = ["dataset=table", "target=y", "models=mlp-5", f"data-path={paths}"]
-    with pytest.raises(UserError, match="^data-path: .*a/t.csv' and .*b/t.csv' end in the same"):
+    with pytest.raises(UserError, match="^data-path: .*a/t.csv' and .*b/t.csv' have the same"):
         tune(words, broken)
 
 
@@ -216,8 +216,8 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "nothing is searched: give a key several values"),
-        (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "nothing is searched"),
+        ([], "give at least one key several values"),
+        (["method=fd,fedssa", "lr=0.1", "seed=0,1"], "give at least one key several values"),
         (["lr=0.1,0.2", "lr=0.3,0.4"], "lr: it is given twice"),
         (["lr=0.1,0.10"], "lr: 0.1 is given twice in '0.1,0.10'"),
         (["lr=0.1,0.2", "method=fd,fd"], "method: fd is given twice"),
@@ -228,7 +228,7 @@ def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):
         (["method=fd,fml", "lam=1,2"], "lam: none of fd, fml has this key"),
         (["lr"], "'lr': write key=value"),
         (["seed=0..3"], "seed: a list"),
-        (["split=8:0:2", "lr=0.1,0.2"], "split: without validation images"),
+        (["split=8:0:2", "lr=0.1,0.2"], "split: its validation share is 0"),
         (["lr=0.1,-1"], "lr: '-1' is not allowed"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_run_from_its_beginning_to_its_end(tmp_path):
         assert look["status"] == "running" and facts["round"] == "3 of 4"
         assert facts["time left"] == "about 0:02" and facts["sent down"] == "9.0 kB"
         assert facts["accuracy"] == "30.00 %" and "balanced accuracy" not in facts
-    assert "it was broken off" in one.look()["says"]
+    assert "it was interrupted" in one.look()["says"]
     end(run, 3, "failed", "too few replies")
     assert (one.look()["status"], one.look()["says"]) == ("failed", "too few replies")
 
@@ -81,8 +81,8 @@ def test_damage_is_named_and_looked_over(tmp_path):
 def test_places(tmp_path):
     for words, said in (
         ((None, ""), "give a run folder or a sweep's"),
-        ((tmp_path / "no", ""), "no such folder"),
-        ((tmp_path, ""), "holds no run"),
+        ((tmp_path / "no", ""), "does not exist"),
+        ((tmp_path, ""), "is not a run folder"),
     ):
         with pytest.raises(UserError, match=said):
             open_view(*words)
@@ -133,7 +133,7 @@ def test_cells_have_a_page(tmp_path):
     one.look()
     assert set(one.runs) == {"fedssa-0", "fedssa-1", "fd-0", "fd-1"}
     assert one.runs["fedssa-0"].look()["name"] == "fedssa-0"
-    assert one.runs["fd-1"].look()["says"] == "the folder is not there"
+    assert one.runs["fd-1"].look()["says"] == "the folder does not exist"
 
 
 def test_plain_lines_of_a_run(tmp_path, monkeypatch):

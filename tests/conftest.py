@@ -6,9 +6,6 @@ and the rest runs beside them. Then come the longest of the others, so that no w
 """
 
 import pytest
-import torch
-
-from fedhet.rng import one_blas_thread
 
 REAL = ("network", "engines", "sweeps", "docs", "deploy")  # folders, in this order
 LONG = (
@@ -20,6 +17,10 @@ FIRST = (*REAL, *LONG, "hostile", "examples", "sums", "strategies", "methods", "
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory):
+    import torch  # here: pytest-xdist's controller runs no test, and needs none of it
+
+    from fedhet.rng import one_blas_thread
+
     torch.set_num_threads(1)
     one_blas_thread()
     with pytest.MonkeyPatch.context() as patch:

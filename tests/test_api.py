@@ -82,12 +82,22 @@ def test_what_it_lists_is_for_users():
     assert {name for name in dir(fedhet) if not name.startswith("__")} == set(fedhet.__all__)
 
 
-def test_importing_it_costs_nothing_and_the_example_runs(tmp_path):
-    example = Path(__file__).parents[1] / "examples" / "first_run.py"
-    text = example.read_text().replace("rounds=2,", "rounds=2, dataset='synthetic:240x4',")
-    program = "import sys, fedhet; assert 'torch' not in sys.modules\n" + text
+def test_importing_it_costs_nothing_and_the_example_runs_once_without_a_guard(tmp_path):
+    """Also where it starts worker processes, which import its file no second time."""
+    text = (Path(__file__).parents[1] / "examples" / "first_run.py").read_text()
+    for old, new in (
+        ('engine="inline"', "actors=2, dataset='synthetic:240x4'"),
+        ("rounds=3)", "rounds=3, engine='inline')"),
+    ):
+        assert text.count(old) >= 1
+        text = text.replace(old, new)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, fedhet; assert 'torch' not in sys.modules; print('once', flush=True)\n" + text
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines().count("once") == 1
     assert "3 rounds" in done.stdout and "did you mean 'rounds'" in done.stdout

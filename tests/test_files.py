@@ -6,11 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers.tiny import tiny
 
 from fedhet import files
 from fedhet.export.model import export
 from fedhet.files import appearing, plain_path, private_files, replacing
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 
 class Stop(BaseException):
@@ -170,7 +171,7 @@ def readable(root):
 def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
     noise = {"dp_clip": 1.0, "dp_epsilon": 9.0, "dp_delta": 1e-3}
-    folder, _ = simulate(small(tmp_path, rounds=1, state_dir=str(tmp_path / "state"), **noise))
+    folder, _ = simulate(tiny(tmp_path, rounds=1, state_dir=str(tmp_path / "state"), **noise))
     made = list((tmp_path / "state").rglob("*")) + list((tmp_path / "cache").rglob("*"))
     assert {"client.json", "privacy.json", "00000001.safetensors", "examples.npy"} <= {
         path.name for path in made

@@ -23,6 +23,7 @@ RUNS = (  # what tests/config/test_config.py cannot know: data, devices, folders
     (["classes-per-client=11"], ["classes-per-client", "11", "10 classes"]),
     (["state-dir=/dev/null/states"], ["state-dir", "/dev/null/states", "cannot be written"]),
     (["out=/dev/null/runs"], ["run folder", "/dev/null/runs", "cannot be made"]),
+    (["out=runs\udcff"], ["is not UTF-8"]),
     (["device=cuda:99"], ["device", "'cuda:99'"]),
     (["clients=0", "min-replies=11"], ["min-replies", "11", "10 clients"]),
     (["partition=file", "partition-file=/no/such.csv"], ["partition-file", "/no/such.csv"]),

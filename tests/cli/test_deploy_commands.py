@@ -69,17 +69,6 @@ def test_a_mistake_is_one_line(tls, capsys):
         assert names in line
 
 
-def test_the_check_names_all_that_is_wrong(tls, capsys):
-    (tls / "clients" / "a").chmod(0o644)
-    words = ["node", "tls/clients/a", "--server", "127.0.0.1:9", "--partition", "0/1",
-             "--model", "cnn-9", "--check"]  # fmt: skip
-    assert execute(words) == 2
-    said = capsys.readouterr()
-    wrong = [line.split(":")[0] for line in said.out.splitlines() if line.startswith("WRONG")]
-    assert wrong == ["WRONG key", "WRONG model", "WRONG connection", "WRONG admission"]
-    assert said.err.strip().endswith("key, model, connection, admission")
-
-
 @pytest.mark.parametrize("what", ["server", "node"])
 def test_a_unit_runs_the_command_it_is_for(capsys, what):
     assert execute(["unit", what]) == 0

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from helpers.tiny import tiny
 
 import fedhet
 from fedhet import TOP
@@ -19,10 +20,11 @@ from fedhet.deploy import control, submit
 from fedhet.engines import launch, session
 from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TINY = ("run", "quickstart", "engine=inline", "models=cnn-5", "rounds=1", "local-epochs=1")
+TINY = ("run", "quickstart", "engine=inline", "models=cnn-5", "rounds=1", "local-epochs=1",
+        "image-size=16")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +110,9 @@ def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
         "fedhet: note: fraction=0.01 of 4 clients is 0.04: one of 4 is trained in each round",
     ]
     assert execute(["resume", "runs/r", "rounds=2", "actors=3"]) == 0
-    assert "note: actors=3 has no effect" in capsys.readouterr().err
-    fedhet.run("quickstart", engine="inline", models=["cnn-5"], rounds=1, clients=2, actors=2)
+    assert "note: actors=3 changes nothing" in capsys.readouterr().err
+    keys = {"models": ["cnn-5"], "rounds": 1, "clients": 2, "dataset": "synthetic:60x4"}
+    fedhet.run("quickstart", engine="inline", actors=2, **keys)
     assert "note: actors=2 has no effect" in capsys.readouterr().err
 
 
@@ -197,7 +200,7 @@ def test_a_diverged_run_is_not_told_to_resume(capsys, here):
 
 
 def test_every_clients_model_is_exported_and_who_has_none_is_named(capsys, here):
-    config = small(here, fraction=0.67, rounds=1, evaluate_all=False)
+    config = tiny(here, fraction=0.67, rounds=1, evaluate_all=False)
     folder, _ = simulate(config)
     state = next(folder.path.glob("state/*"))
     first, *rest = sorted(path.name for path in state.iterdir())
@@ -244,18 +247,18 @@ def superlink(monkeypatch):
 def test_a_superlink_that_is_away_is_waited_for_aloud(superlink, monkeypatch, here):
     monkeypatch.setattr("fedhet.deploy.network.TOLD_AFTER", 0.0)
     superlink += [RunFailed("no"), RunFailed("no"), ("running", ""), ("finished:completed", "")]
-    folder = RunFolder.create(small(here), "r")
+    folder = RunFolder.create(tiny(here), "r")
     said = []
-    submit.submit_remote(launch.Launch(small(here), folder), "local", lambda _: None, said.append)
+    submit.submit_remote(launch.Launch(tiny(here), folder), "local", lambda _: None, said.append)
     assert any(re.fullmatch("waiting for .*local.* since [0-9:]+: no", line) for line in said)
 
 
 def test_a_failed_run_of_a_servers_folder_names_its_own_folder(superlink, monkeypatch, here):
     superlink.append(("finished:failed", "nobody is there"))
     monkeypatch.setattr(submit, "connect", lambda _: control.CONNECTION)
-    folder = RunFolder.create(small(here), "r")
+    folder = RunFolder.create(tiny(here), "r")
     with pytest.raises(RunFailed, match=f"nobody is there .run folder: {folder.path}"):
-        submit.submit_remote(launch.Launch(small(here), folder), "tls", lambda _: None, print)
+        submit.submit_remote(launch.Launch(tiny(here), folder), "tls", lambda _: None, print)
 
 
 @pytest.mark.parametrize("found", [7, None])
@@ -271,9 +274,9 @@ def test_a_run_whose_answer_was_lost_is_looked_for_before_it_is_given_up(monkeyp
     )  # fmt: skip
     monkeypatch.setattr(submit, "NamedControl", lambda _: control)
     monkeypatch.setattr(submit, "ASK", 0.0)
-    folder = RunFolder.create(small(here), "r")
+    folder = RunFolder.create(tiny(here), "r")
     work = partial(
-        submit.submit_remote, launch.Launch(small(here), folder), "local", lambda _: None, print
+        submit.submit_remote, launch.Launch(tiny(here), folder), "local", lambda _: None, print
     )
     if found is None:
         with pytest.raises(RunFailed, match=r"may or may not have accepted .* `fedhet status`"):
@@ -284,7 +287,7 @@ def test_a_run_whose_answer_was_lost_is_looked_for_before_it_is_given_up(monkeyp
 
 
 def test_what_the_server_waits_for_is_shown_where_the_run_was_asked_for(here):
-    folder, said = RunFolder.create(small(here), "r"), []
+    folder, said = RunFolder.create(tiny(here), "r"), []
     reader = launch.Reader(folder, lambda _: None, said.append)
     folder.wait_for("2 of 3 clients since 10:00:00")
     reader.read()

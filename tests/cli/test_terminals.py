@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from helpers.tiny import tiny
 
 from fedhet.cli.app import execute
 from fedhet.cli.common import show_table
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 EVIL = "n\x1b]0;owned\x07\x9b31m"
 
@@ -20,7 +21,7 @@ def test_a_table(capsys):
 
 @pytest.fixture
 def run(tmp_path):
-    return simulate(small(tmp_path, engine="inline", name="own", rounds=1))[0].path
+    return simulate(tiny(tmp_path, engine="inline", name="own", rounds=1))[0].path
 
 
 def test_names_of_folders_and_reasons(run, capfd):

@@ -77,6 +77,9 @@ def test_what_cannot_be_right_is_named(check, server, home):
         wrong, _ = check(key=key, more=("--ca", str(home / "tls" / "ca.crt")))
         assert list(wrong) == ["key", "admission"]
         assert "not a private key" in wrong["key"] and key in wrong["key"]
+    (home / "tls" / "clients" / "a").chmod(0o644)
+    assert list(check()[0]) == ["key"]
+    (home / "tls" / "clients" / "a").chmod(0o600)
     other = make(home / "other", ["127.0.0.1"], []).ca
     wrong, _ = check(more=("--ca", str(other)))
     assert list(wrong) == ["connection", "admission"] and str(other) in wrong["connection"]

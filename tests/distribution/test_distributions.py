@@ -70,10 +70,11 @@ def test_a_checkout_keeps_the_rules_of_flowers_hub(tmp_path):
 
 
 LOAD = """
+from importlib.util import find_spec
 from fedhet import plugins
 plugins.look_here()
 print(plugins.load("method", "clients.own:METHOD"))
-import fedhet.clients.base
+print(find_spec("fedhet.clients.base").origin)
 """
 
 
@@ -87,4 +88,5 @@ def test_a_package_called_clients_is_the_users_and_hides_none_of_ours(tmp_path):
         check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(tmp_path))
+    theirs, ours = done.stdout.splitlines()
+    assert theirs.startswith(str(tmp_path)) and ours == str(ROOT / "clients" / "base.py")

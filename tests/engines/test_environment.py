@@ -1,4 +1,7 @@
-"""An environment that is not the developer's changes no result; each run has several variables."""
+"""An environment that is not the developer's changes no result; each run has several variables.
+
+A terminal's and proxies' stand for a command in test_inline.py as well.
+"""
 
 import json
 import os
@@ -6,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines.commands import WORK, Command, run, summary
+from engines.commands import NOTEBOOK, PROXIES, WORK, Command, run, summary
 
 from fedhet.cli.app import execute
 from fedhet.config.load import load_config
@@ -14,9 +17,6 @@ from fedhet.engines.session import find_preset
 from fedhet.engines.system import direct, free_ports
 from fedhet.testing import simulate
 
-NOWHERE = "http://127.0.0.1:9"
-PROXIES = dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy"), NOWHERE)
-NOTEBOOK = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1"}
 BARE = {
     "PATH": "", "SHELL": "/bin/none", "HOME": "/proc/none", "LC_ALL": "C", "PYTHONUTF8": "0",
     "NO_COLOR": "1", "TERM": "dumb", "no_proxy": "localhost,.hospital.org",
@@ -24,21 +24,20 @@ BARE = {
 
 
 def test_variables_change_nothing(tmp_path):
-    """The second command on one CPU, as `taskset -c`, and with one worker then."""
+    """On one CPU, as `taskset -c`, and with one worker then."""
     where = f"out={tmp_path / 'twin'}"
     twin, _ = simulate(load_config(find_preset("quickstart"), [*WORK, "rounds=1", where]))
     cpu = min(os.sched_getaffinity(0))
     alone = {"preexec_fn": lambda: os.sched_setaffinity(0, {cpu})}
-    for name, variables, how in (("notebook", NOTEBOOK, {}), ("bare", BARE, alone)):
-        env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"}
-        command = run(tmp_path, name, "rounds=1", env=env | PROXIES | variables, **how)
-        code, out, err = command.end()
-        assert code == 0, (variables, err)
-        assert out.splitlines()[-1] == str(tmp_path / name), variables
-        assert summary(tmp_path / name)["run_sha256"] == summary(twin.path)["run_sha256"]
+    env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"} | PROXIES | BARE
+    code, out, err = run(tmp_path, "bare", "rounds=1", env=env, **alone).end()
+    assert code == 0, err
+    assert out.splitlines()[-1] == str(tmp_path / "bare")
+    assert summary(tmp_path / "bare")["run_sha256"] == summary(twin.path)["run_sha256"]
     assert "2 clients, 1 training process(es)" in err
 
 
+@pytest.mark.network
 def test_a_path_that_is_no_utf_8_is_refused_before_anything_is_written(tmp_path):
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff"))
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -85,6 +84,10 @@ def test_a_notebook_runs_twice_and_shows_lines(tmp_path, monkeypatch):
         json.dumps({"argv": start, "display_name": "own", "language": "python"})
     )
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (NOTEBOOK | PROXIES).items():
+        monkeypatch.setenv(name, value)
     call = (
         "fedhet.run('quickstart', dataset='synthetic:120x4', models=['cnn-5'], clients=2, "
         f"rounds=1, out={str(tmp_path)!r}, name={{!r}}).summary['status']"

@@ -2,13 +2,16 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from engines.commands import NOTEBOOK, PROXIES
 from filelock import FileLock
 from flwr.app import Context, RecordDict
+from helpers.tiny import tiny
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from fedhet import server_app
@@ -20,11 +23,10 @@ from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed
 from fedhet.records.run_folder import RunFolder
 from fedhet.testing import LocalGrid, simulate
-from fedhet.testing import small as federation
 
 
 def small(tmp_path, **changes):
-    return federation(tmp_path, **{"engine": "inline", **changes})
+    return tiny(tmp_path, engine="inline", **changes)
 
 
 def summary(folder: RunFolder) -> dict:
@@ -38,9 +40,9 @@ def launched(config, name: str, on_rounds=lambda _: None) -> RunFolder:
 
 
 def test_same_bytes_as_the_round_loop_alone_and_every_round_is_reported(tmp_path):
-    config, seen = small(tmp_path, threads=2), []
+    config, seen = small(tmp_path), []
     folder = launched(config, "inline", seen.append)
-    twin, _ = simulate(small(tmp_path, threads=2))
+    twin, _ = simulate(config)
     assert summary(folder)["status"] == "completed"
     assert summary(folder)["run_sha256"] == summary(twin)["run_sha256"]
     assert [len(records) for records in seen] == [0, 1, 2]
@@ -140,19 +142,28 @@ def test_interrupted_it_is_stopped_and_resumes_to_the_same_bytes(tmp_path, inter
     FileLock(folder.path / ".lock", blocking=False).acquire()
 
 
-def test_the_command_line_runs_and_extends_it_without_ray_or_torchs_compiler(tmp_path, capsys):
+# In a deployment every message is a new process: what it imports is what it costs.
+HEAVY = ("ray", "torch._dynamo", "torch._inductor", "torchvision", "sklearn")
+
+
+def test_the_command_line_runs_and_extends_it_and_loads_nothing_heavy(tmp_path, capsys):
+    """Its JSON is JSON in a notebook's environment, too, and no proxy is asked."""
     words = ["engine=inline", "dataset=synthetic:240x4", "models=cnn-5", "clients=2"]
-    words += ["--out", str(tmp_path), "--json"]
+    words += ["optimizer=adam", "lr=0.001", "augment=crop-flip", "--out", str(tmp_path), "--json"]
     first, two = tmp_path / "first", tmp_path / "two"
     program = (
         "import sys; from fedhet.cli.app import execute\n"
         f"code = execute(['run', 'quickstart', 'rounds=1', '--name', 'first', *{words!r}])\n"
-        "sys.exit(code or any(name in sys.modules for name in ('ray', 'torch._dynamo')))"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+        "sys.exit(code)"
     )
+    env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env=env | NOTEBOOK | PROXIES,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("[]\n"), done.stderr  # after what moves the terminal's cursor
     assert json.loads(done.stdout)["rounds"] == 1
     assert execute(["resume", str(first), "rounds=2"]) == 0
     assert execute(["run", "quickstart", "rounds=2", "--name", "two", *words]) == 0

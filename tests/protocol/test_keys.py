@@ -2,6 +2,7 @@
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from helpers.tiny import tiny
 
 from fedhet.config.load import envelope
 from fedhet.deploy.certs import make
@@ -9,7 +10,7 @@ from fedhet.engines.grid import InlineGrid
 from fedhet.protocol.flower import key_as_sent
 from fedhet.protocol.handshake import Handshake, Names, Roster
 from fedhet.protocol.messages import TRAIN, Instruction, request
-from fedhet.testing import LocalGrid, small
+from fedhet.testing import LocalGrid
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def keys(tmp_path):
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
     """Three nodes as on a network, of which the third answers as client 1."""
-    grid = LocalGrid(envelope(small(tmp_path), {}), 3)
+    grid = LocalGrid(envelope(tiny(tmp_path), {}), 3)
     grid.contexts[102].node_config["partition-id"] = 1
     monkeypatch.delattr(InlineGrid, "pull_interval")
     return grid

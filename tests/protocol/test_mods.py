@@ -8,17 +8,18 @@ from flwr.clientapp.mod import (
     fixedclipping_mod,
     message_size_mod,
 )
+from helpers.tiny import tiny
 
 from fedhet import client_app
 from fedhet.protocol.flower import simulating
 from fedhet.protocol.messages import TRAIN, arrays_of
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
     """A train message and the context of its client."""
-    _, grid = simulate(small(tmp_path_factory.mktemp("mods"), rounds=1))
+    _, grid = simulate(tiny(tmp_path_factory.mktemp("mods"), rounds=1))
     message = next(m for m in grid.sent if m.metadata.message_type == TRAIN)
     return message, grid.contexts[message.metadata.dst_node_id]
 

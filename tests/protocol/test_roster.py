@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from helpers.pace import PATIENCE, Clock
+from helpers.tiny import tiny
 from PIL import Image
 
 from fedhet.config.load import envelope
@@ -15,13 +16,13 @@ from fedhet.errors import RunFailed
 from fedhet.protocol import handshake as handshakes
 from fedhet.protocol import messages
 from fedhet.protocol.handshake import Handshake, Roster
-from fedhet.testing import LocalGrid, simulate, small
+from fedhet.testing import LocalGrid, simulate
 
 
 @pytest.fixture
 def grid(tmp_path):
     """Three nodes of a simulated federation, no round loop."""
-    return LocalGrid(envelope(small(tmp_path), {}), 3)
+    return LocalGrid(envelope(tiny(tmp_path), {}), 3)
 
 
 def queries(grid) -> list[int]:
@@ -125,7 +126,7 @@ def private(tmp_path, folders, own=None, **changes):
             grid.contexts[100 + k].node_config.clear()
             grid.contexts[100 + k].node_config.update(node)
 
-    config = small(tmp_path, clients=len(folders), **{"start_timeout": 1.0, **changes})
+    config = tiny(tmp_path, clients=len(folders), **{"start_timeout": 1.0, **changes})
     run, _ = simulate(config, before=give, simulated=False)
     rows = list(csv.DictReader(run.clients.open()))
     summary = json.loads(run.summary.read_text())
@@ -151,7 +152,7 @@ def test_a_node_chooses_its_model_and_a_choice_that_cannot_work_is_refused(tmp_p
 
 def test_a_deployed_client_ignores_paths_of_the_run(tmp_path, capfd):
     """A server does not choose paths on a hospital's disk."""
-    config = small(tmp_path, dataset="image-folder", data_path=folder(tmp_path / "server", "ab"))
+    config = tiny(tmp_path, dataset="image-folder", data_path=folder(tmp_path / "server", "ab"))
 
     def keep(grid):
         for k, context in grid.contexts.items():

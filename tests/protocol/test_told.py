@@ -2,6 +2,7 @@
 
 import pytest
 from helpers.pace import Clock
+from helpers.tiny import tiny
 
 from fedhet.config.load import envelope
 from fedhet.engines.grid import InlineGrid
@@ -9,7 +10,7 @@ from fedhet.errors import RunFailed
 from fedhet.protocol import handshake
 from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import instruction
-from fedhet.testing import LocalGrid, small
+from fedhet.testing import LocalGrid
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def grid(tmp_path, monkeypatch):
             reply.content["info"]["client"] = "0"
         return reply
 
-    config = small(tmp_path)
+    config = tiny(tmp_path)
     made = LocalGrid(envelope(config, {}), 3, tamper)
     made.simulated = False
     monkeypatch.delattr(InlineGrid, "pull_interval")
@@ -68,7 +69,7 @@ def test_a_simulation_waits_for_nobody_who_was_refused(tmp_path, monkeypatch, ca
             reply.content["info"]["client"] = "a/b"
         return reply
 
-    grid, roster = LocalGrid(envelope(small(tmp_path), {}), 3, tamper), Roster()
+    grid, roster = LocalGrid(envelope(tiny(tmp_path), {}), 3, tamper), Roster()
     monkeypatch.setattr(handshake.time, "sleep", lambda _: pytest.fail("it waits"))
     Handshake(grid, "x", roster).wait(3, 60)
     assert len(roster.nodes) == 2 and len(roster.refused) == 1

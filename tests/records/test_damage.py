@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.tiny import tiny
 
 from fedhet.cli.app import execute
 from fedhet.errors import UserError
@@ -13,7 +14,7 @@ from fedhet.files import write_text
 from fedhet.protocol.messages import instruction
 from fedhet.records.formats import read_evaluations
 from fedhet.records.run_folder import RunFolder
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 ROUNDS = 3
 
@@ -40,10 +41,10 @@ def _cut(node, message, reply):
 def runs(tmp_path_factory):
     """A run that was cut in its last round, and one that is completed."""
     base = tmp_path_factory.mktemp("damage")
-    config = small(base, rounds=ROUNDS, name="cut", engine="inline")
+    config = tiny(base, rounds=ROUNDS, name="cut", engine="inline")
     with pytest.raises(Cut):
         simulate(config, tamper=_cut)
-    done, _ = simulate(small(base, rounds=ROUNDS, name="done", engine="inline"))
+    done, _ = simulate(tiny(base, rounds=ROUNDS, name="done", engine="inline"))
     return {"cut": RunFolder(base / "runs" / "cut").path, "done": done.path}
 
 
@@ -202,7 +203,7 @@ def test_lines_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch):
         original(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    simulate(small(tmp_path, rounds=1))
+    simulate(tiny(tmp_path, rounds=1))
     final = max(i for i, name in enumerate(order) if name.startswith(".server.safetensors"))
     for name in ("rounds.jsonl", "clients.csv"):
         assert order.index(name) < final
@@ -213,7 +214,7 @@ def test_a_full_disk_leaves_no_half_folder(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, os.strerror(28))
 
-    config = small(tmp_path, name="full")
+    config = tiny(tmp_path, name="full")
     with monkeypatch.context() as patch:
         patch.setattr("fedhet.records.run_folder.write_json", full)
         with pytest.raises(UserError, match="No space left"):

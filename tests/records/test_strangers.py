@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.tiny import tiny
 from PIL import Image
 
 from fedhet.cli.app import execute
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 
 def picture(root: Path) -> dict[str, bytes | str]:
@@ -40,7 +41,7 @@ def home(tmp_path):
 
 def crafted(folder: Path, experiment: str = ".ssh", **changes) -> Path:
     """A run folder that has not begun, as anybody can write one."""
-    config = small(folder.parent, engine="inline", keep_state=False, rounds=1).flat()
+    config = tiny(folder.parent, engine="inline", keep_state=False, rounds=1).flat()
     config |= {"out": "/tmp", "name": "x"} | {k.replace("_", "-"): v for k, v in changes.items()}
     (folder / "checkpoint").mkdir(parents=True)
     identity = {"experiment": experiment, "config": config}
@@ -79,7 +80,7 @@ def test_no_state_dir_of_a_strangers_deletes_or_writes_outside(home, monkeypatch
 
 
 def test_states_outside_are_those_that_the_user_names(home, capsys, monkeypatch):
-    config = small(home, engine="inline", name="own", state_dir=str(home / "states"), rounds=1)
+    config = tiny(home, engine="inline", name="own", state_dir=str(home / "states"), rounds=1)
     run = str(simulate(config)[0].path)
     assert execute(["verify", run]) == 0
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))  # who gets it from us
@@ -101,7 +102,7 @@ METHOD = METHODS["fedssa"]
 def theirs(home, monkeypatch):
     """A finished run of somebody else's with a method of its own, and the file its import makes."""
     mark = home / "imported"
-    folder, _ = simulate(small(home, engine="inline", name="own", rounds=1))
+    folder, _ = simulate(tiny(home, engine="inline", name="own", rounds=1))
     (folder.path / "evil_method.py").write_text(MODULE.format(mark=str(mark)))
     config = {**folder.started_config(), "method": "evil_method:METHOD"}
     identity = json.loads(folder.identity.read_text()) | {"config": config}
@@ -145,7 +146,7 @@ def test_an_exported_model_is_known_by_its_card_wherever_it_lies(home, theirs, c
     shutil.copytree(home / "model", home / "copy")
     assert execute(["predict", str(home / "copy"), *rest]) == 0
     card = home / "copy" / "card.yaml"
-    card.write_text(card.read_text().replace("representation: 500", "representation: 501"))
+    card.write_text(card.read_text().replace("representation: 64", "representation: 65"))
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))  # who gets it from us
     for one in ("copy", "model"):
         assert execute(["predict", str(home / one), *rest]) == 2
@@ -172,6 +173,6 @@ def test_a_run_of_ones_own_needs_no_trust(home, monkeypatch, capsys):
 
 def test_the_key_is_the_users_alone(home, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "states"))
-    simulate(small(home, engine="inline", name="own", rounds=1))
+    simulate(tiny(home, engine="inline", name="own", rounds=1))
     key = home / "states" / "fedhet" / "key"
     assert len(key.read_bytes()) == 32 and key.stat().st_mode & 0o077 == 0

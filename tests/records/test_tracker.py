@@ -4,10 +4,11 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from helpers.tiny import tiny
 
 from fedhet.errors import UserError
 from fedhet.records.tracker import tracker_package
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 
 class Recorder(ModuleType):
@@ -40,7 +41,7 @@ class Recorder(ModuleType):
 def test_wandb_and_trackio_get_the_same_calls(tmp_path, monkeypatch, name):
     package = Recorder(name)
     monkeypatch.setitem(sys.modules, name, package)
-    folder, _ = simulate(small(tmp_path, tracker=name, name="r"))
+    folder, _ = simulate(tiny(tmp_path, tracker=name, name="r"))
     assert [call[0] for call in package.calls] == ["init", "log", "log", "finish"]
     keys = package.named("init")[0][2]
     assert keys["project"] == "fedhet" and keys["config"]["method"] == "fedssa"
@@ -56,19 +57,19 @@ def test_wandb_and_trackio_get_the_same_calls(tmp_path, monkeypatch, name):
 def test_mlflow_goes_on_in_the_run_that_carries_the_experiment(tmp_path, monkeypatch):
     package = Recorder("mlflow")
     monkeypatch.setitem(sys.modules, "mlflow", package)
-    folder, _ = simulate(small(tmp_path, tracker="mlflow", rounds=1))
+    folder, _ = simulate(tiny(tmp_path, tracker="mlflow", rounds=1))
     assert package.named("start_run")[0][2]["tags"] == {"fedhet": folder.experiment}
     assert package.named("log_metrics")[0][2] == {"step": 1}
     package.found = [SimpleNamespace(info=SimpleNamespace(run_id="abc"))]
     package.calls.clear()
-    simulate(small(tmp_path, tracker="mlflow", rounds=1), folder=folder)
+    simulate(tiny(tmp_path, tracker="mlflow", rounds=1), folder=folder)
     assert package.named("start_run")[0][2] == {"run_id": "abc"}
     assert not package.named("log_params")
 
 
 def test_tensorboard_scalars(tmp_path):
     pytest.importorskip("tensorboard", reason="the extra is not installed")
-    folder, _ = simulate(small(tmp_path, tracker="tensorboard", rounds=1))
+    folder, _ = simulate(tiny(tmp_path, tracker="tensorboard", rounds=1))
     assert list((folder.path / "tensorboard").iterdir())
 
 
@@ -76,7 +77,7 @@ def test_tensorboard_scalars(tmp_path):
 def test_a_tracker_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog, broken):
     package = Recorder("wandb", (broken,))
     monkeypatch.setitem(sys.modules, "wandb", package)
-    folder, _ = simulate(small(tmp_path, tracker="wandb"))
+    folder, _ = simulate(tiny(tmp_path, tracker="wandb"))
     assert len(folder.read_rounds()) == 2
     assert len(package.named(broken)) == 1  # it is asked once, then left alone
     assert "tracker wandb is left out" in caplog.text

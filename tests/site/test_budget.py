@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from helpers.tiny import tiny
 
 from fedhet.engines.grid import InlineGrid
 from fedhet.errors import Refused
 from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.site.privacy import Budget, epsilon_spent, sigma
 from fedhet.site.state import FileStore
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 DP = {"dp_clip": 2.0, "dp_epsilon": 4.0, "dp_delta": 1e-5, "rounds": 3}
 ZEROS = [np.array([1, 2]), np.zeros(50_000, np.float32)]
@@ -32,7 +33,7 @@ def opened(store, config):
 
 
 def test_every_upload_is_booked_until_the_budget_is_spent(tmp_path, store):
-    config = small(tmp_path, **DP)
+    config = tiny(tmp_path, **DP)
     for round_ in (1, 2, 3):
         budget = opened(store, config)
         upload(budget, round_)
@@ -42,7 +43,7 @@ def test_every_upload_is_booked_until_the_budget_is_spent(tmp_path, store):
 
 
 def test_the_same_upload_again_is_the_same_bytes_and_free(tmp_path, store):
-    config = small(tmp_path, **DP)
+    config = tiny(tmp_path, **DP)
     first = upload(opened(store, config), 1)
     again = upload(opened(store, config), 1)
     np.testing.assert_array_equal(first[0], ZEROS[0])
@@ -52,7 +53,7 @@ def test_the_same_upload_again_is_the_same_bytes_and_free(tmp_path, store):
 
 
 def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, store):
-    config = small(tmp_path, **DP)
+    config = tiny(tmp_path, **DP)
     first = upload(opened(store, config), 1)
     other = [ZEROS[0], ZEROS[1] + np.float32(1e-4)]
     second = upload(opened(store, config), 1, other)
@@ -64,7 +65,7 @@ def test_another_upload_in_the_same_round_costs_and_has_its_own_noise(tmp_path, 
 
 
 def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_path):
-    config = small(tmp_path, **DP)
+    config = tiny(tmp_path, **DP)
 
     def noise(folder, simulated):
         store = FileStore(tmp_path / folder, sync=False)
@@ -78,15 +79,15 @@ def test_the_noise_is_secret_in_a_deployment_and_repeats_in_a_simulation(tmp_pat
     "change", [{"dp_epsilon": 40.0}, {"rounds": 300}, {"dp_clip": 20.0}, {"dp_delta": 0.1}]
 )
 def test_what_the_run_began_with_is_what_counts(tmp_path, store, change):
-    upload(opened(store, small(tmp_path, **DP)), 1)
+    upload(opened(store, tiny(tmp_path, **DP)), 1)
     key = next(iter(change)).replace("_", "-")
     with pytest.raises(Refused, match=f"^{key} is .* now, but this run began with"):
-        opened(store, small(tmp_path, **DP | change)).check(2, 1)
+        opened(store, tiny(tmp_path, **DP | change)).check(2, 1)
 
 
 @pytest.mark.parametrize("damage", ["gone", "{", "[]", "{}", '{"uploads": 0}'])
 def test_an_account_that_is_gone_or_damaged_stops_the_client(tmp_path, damage):
-    config, store = small(tmp_path, **DP), FileStore(tmp_path / "state", sync=False)
+    config, store = tiny(tmp_path, **DP), FileStore(tmp_path / "state", sync=False)
     upload(opened(store, config), 1)
     path = tmp_path / "state" / "privacy.json"
     if damage == "gone":
@@ -99,7 +100,7 @@ def test_an_account_that_is_gone_or_damaged_stops_the_client(tmp_path, damage):
 
 def test_a_server_that_asks_twice_uses_the_budget_up(tmp_path):
     """Round 1 with another payload once more: client 0 then has nothing left for round 2."""
-    config = small(tmp_path, **DP | {"rounds": 2})
+    config = tiny(tmp_path, **DP | {"rounds": 2})
     grid = []
 
     def twice(node, message, reply):

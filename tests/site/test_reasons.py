@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from flwr.app import Message
+from helpers.tiny import tiny
 from hostile.deployed import Deployed, files
 from PIL import Image
 
@@ -15,7 +16,7 @@ from fedhet.protocol.messages import Word, instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.limits import Limits
 from fedhet.site.state import FileStore
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 CLASSES = ("adder", "boa", "cobra")
 SECRET = "zebra"
@@ -79,73 +80,67 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch, name):
-    fault, place = FAULTS[name], tmp_path / "hospital-of-zebra"
-    sent: list[Message] = []
-    node: dict = {
-        "data-dir": str(site(place / "images")), "name": "a", "state-dir": str(place / "states"),
-    }  # fmt: skip
+HONEST = 5
+
+
+def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
+    """A run in which every fault has a site of its own, beside honest ones."""
+    sent: dict[int, list[Message]] = {k: [] for k in range(len(FAULTS))}
+    places, nodes = {}, {}
+    for k, (name, fault) in enumerate([*FAULTS.items(), *[("", Fault("", ""))] * HONEST]):
+        places[k] = tmp_path / f"hospital-of-zebra-{k}"
+        nodes[k] = {
+            "data-dir": str(site(places[k] / "images")), "name": name.replace(" ", "-") or f"b{k}",
+            "state-dir": str(places[k] / "states"),
+        }  # fmt: skip
+        if fault.before:
+            fault.before(places[k], nodes[k])
 
     def prepare(grid):
-        for k, context in grid.contexts.items():
+        for k, context in enumerate(grid.contexts.values()):
             context.node_config.clear()
-            own = {"data-dir": str(site(tmp_path / f"b{k}")), "name": f"b{k}",
-                   "state-dir": str(tmp_path / f"s{k}")}  # fmt: skip
-            context.node_config.update(node if k == 100 else own)
+            context.node_config.update(nodes[k])
 
     def listen(number, message, reply):
-        if number == 0:
-            sent.append(reply)
-        elif instruction(message).round == 1 and fault.after:
-            fault.after(place, node)
+        if number in sent:
+            sent[number].append(reply)
+        elif instruction(message).round == 1:  # an honest one's: who comes before has trained
+            for k, fault in enumerate(FAULTS.values()):
+                if fault.after:
+                    fault.after(places[k], nodes[k])
         return reply
 
-    if fault.before:
-        fault.before(place, node)
-    if name == "a bug":
-        original = FedSSAClient.receive
+    original = FedSSAClient.receive
 
-        def receive(self, payload):
-            if self.setup.data.client == "a":
-                raise ZeroDivisionError(f"zebra in {place}")
-            original(self, payload)
+    def receive(self, payload):
+        if self.setup.data.client == "a-bug":
+            raise ZeroDivisionError(f"zebra in {tmp_path}")
+        original(self, payload)
 
-        monkeypatch.setattr(FedSSAClient, "receive", receive)
-    config = small(
-        tmp_path, clients=4, secure_sum="masked", sum_min=2, classes=list(CLASSES),
-        start_timeout=1.0, local_epochs=2, image_size=16, rounds=2 if fault.after else 1,
+    monkeypatch.setattr(FedSSAClient, "receive", receive)
+    config = tiny(
+        tmp_path, clients=len(nodes), secure_sum="masked", sum_min=2, classes=list(CLASSES),
+        start_timeout=1.0, local_epochs=2, image_size=16, rounds=2,
     )  # fmt: skip
     folder, _ = simulate(config, before=prepare, tamper=listen, simulated=False)
     log = capfd.readouterr().err
-    failed = [r.content.config_records["info"] for r in sent if "error" in r.content["info"]]
-    assert failed and {str(info["error"]) for info in failed} == {fault.word}
-    for reply in sent:
-        up = repr({
-            key: {name: value for name, value in record.items()
-                  if name != "sum-key" and not isinstance(value, bytes)}
-            for key, record in reply.content.items() if key != "arrays"
-        })  # fmt: skip
-        for word in (SECRET, str(tmp_path), "/", "Error", ".py", "hospital"):
-            assert word not in up, (word, up)
-    for info in failed:
-        (line,) = re.findall(rf"fedhet: failed \(no\. {info['log']}\): (.*)", log)
-        assert 10 < len(line) <= 500
-    assert fault.log in log and ("Traceback" in log) == (name == "a bug")
-    reasons = {f["reason"] for record in folder.read_rounds() for f in record["failures"]}
-    assert all(r.startswith(f"{fault.word} (its log: no. ") for r in reasons) and reasons
-
-
-def test_in_a_simulation_the_whole_text_goes_up(tmp_path, monkeypatch):
-    """It is one owner's, on one machine."""
-
-    def receive(self, payload):
-        raise ZeroDivisionError("in the second row")
-
-    monkeypatch.setattr(FedSSAClient, "receive", receive)
-    text = r"client 0: ZeroDivisionError: in the second row \(test_reasons.py:\d+\)$"
-    with pytest.raises(RunFailed, match=text):
-        simulate(small(tmp_path, rounds=1))
+    told = {f["reason"] for record in folder.read_rounds() for f in record["failures"]}
+    for (name, fault), replies in zip(FAULTS.items(), sent.values(), strict=True):
+        failed = [r.content.config_records["info"] for r in replies if "error" in r.content["info"]]
+        assert failed and {str(info["error"]) for info in failed} == {fault.word}, name
+        for reply in replies:
+            up = repr({
+                key: {name: value for name, value in record.items()
+                      if name != "sum-key" and not isinstance(value, bytes)}
+                for key, record in reply.content.items() if key != "arrays"
+            })  # fmt: skip
+            for word in (SECRET, str(tmp_path), "/", "Error", ".py", "hospital"):
+                assert word not in up, (word, up)
+        for info in failed:
+            (line,) = re.findall(rf"fedhet: failed \(no\. {info['log']}\): (.*)", log)
+            assert 10 < len(line) <= 500 and (fault.log in line or name == "a bug"), line
+        assert any(r.startswith(f"{fault.word} (its log: no. ") for r in told), name
+    assert log.count("Traceback") == 1  # the bug's, which is shown once
 
 
 def test_every_limit_has_a_word_and_every_word_a_meaning():
@@ -154,7 +149,7 @@ def test_every_limit_has_a_word_and_every_word_a_meaning():
 
 
 def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
-    config = small(tmp_path, method="standalone", lr=1e30, rounds=2, max_skipped_rounds=5)
+    config = tiny(tmp_path, method="standalone", lr=1e30, rounds=2, max_skipped_rounds=5)
     with pytest.raises(RunFailed, match="'model/.*' is not finite after round 1: "):
         simulate(config)
     (run,) = (tmp_path / "runs").iterdir()

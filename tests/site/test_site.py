@@ -1,11 +1,13 @@
-"""What a client has on its device."""
+"""What a client has on its device, and what nodes bring that own a file each."""
+
+import csv
 
 import pytest
 import torch
 
 from fedhet.errors import UserError
 from fedhet.site.local_data import examples_of, load_local
-from fedhet.testing import small
+from fedhet.testing import simulate, small
 
 
 def test_another_run_in_the_same_process_gets_its_own_images(tmp_path) -> None:
@@ -34,3 +36,28 @@ def test_a_partition_file_that_changed_is_read_again(tmp_path) -> None:
 def test_a_number_below_zero_is_no_client(tmp_path) -> None:
     with pytest.raises(UserError, match="partition-id: -1 is not allowed"):
         load_local(small(tmp_path), {"partition-id": -1, "num-partitions": 3}, simulated=True)
+
+
+def test_nodes_bring_a_csv_each_and_who_has_other_columns_is_refused(tmp_path) -> None:
+    rows = [f"{40 + k},{'' if k % 7 else 2.5},{'fm'[k % 2]},{k % 2}" for k in range(40)]
+    columns = ("age,ca,sex,num", "age,ca,sex,num", "ca,age,sex,num")
+    for k, header in enumerate(columns):
+        (tmp_path / f"{k}.csv").write_text("\n".join([header, *rows[:: 1 - 2 * (k == 1)]]) + "\n")
+
+    def give(grid):
+        for k in range(len(columns)):
+            node = {"data-dir": str(tmp_path / f"{k}.csv"), "name": f"h{k}"}
+            grid.contexts[100 + k].node_config.clear()
+            grid.contexts[100 + k].node_config.update(
+                node, **{"state-dir": str(tmp_path / f"s{k}")}
+            )
+
+    config = small(
+        tmp_path, dataset="table", target="num", labels={"well": [0], "ill": [1]}, clients=3,
+        categories={"sex": ["f", "m"]}, models=["mlp-5"], start_timeout=1, representation=16,
+    )  # fmt: skip
+    run, _ = simulate(config, before=give, simulated=False)
+    assert {row["client"] for row in csv.DictReader(run.clients.open())} == {"h0", "h1"}
+    reasons = [failure["reason"] for failure in run.read_summary()["failures"]]
+    assert any("column 'ca' is where this run has 'age'" in reason for reason in reasons)
+    assert run.read_rounds()[-1]["replied"] == 2

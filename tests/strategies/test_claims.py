@@ -5,9 +5,10 @@ import json
 
 import pytest
 from flwr.app import Message, MetricRecord
+from helpers.tiny import tiny
 
 from fedhet.strategies import plain
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 
 def summary(folder) -> dict:
@@ -25,7 +26,7 @@ def test_claimed_flops_are_held_against_the_median(tmp_path, monkeypatch):
             return Message(reply.content, reply_to=message)
         return reply
 
-    folder, _ = simulate(small(tmp_path, rounds=1), tamper=lie)
+    folder, _ = simulate(tiny(tmp_path, rounds=1), tamper=lie)
     (failure,) = summary(folder)["failures"]
     assert failure["client"] == "1" and "the median is" in failure["reason"]
 
@@ -52,7 +53,7 @@ EVALUATIONS = {
 
 @pytest.mark.parametrize("attack", EVALUATIONS)
 def test_an_evaluation_that_says_nothing_is_no_evaluation(tmp_path, attack):
-    config = small(tmp_path, rounds=1, method="standalone", fraction=0.34, seed=1)
+    config = tiny(tmp_path, rounds=1, method="standalone", fraction=0.34, seed=1)
     folder, _ = simulate(config, tamper=evaluation(EVALUATIONS[attack]))
     (record,) = folder.read_rounds()
     (failure,) = record["failures"]
@@ -65,7 +66,7 @@ def test_a_client_without_test_images_is_evaluated_as_such(tmp_path):
     def none(content):
         content["metrics"] = MetricRecord({"num-examples": 0.0})
 
-    config = small(tmp_path, rounds=1, method="standalone", fraction=0.34, seed=1)
+    config = tiny(tmp_path, rounds=1, method="standalone", fraction=0.34, seed=1)
     folder, _ = simulate(config, tamper=evaluation(none))
     (record,) = folder.read_rounds()
     assert record["failures"] == [] and record["evaluated_clients"] == 2
@@ -79,6 +80,6 @@ def test_a_methods_own_number_has_its_own_range(tmp_path):
             return Message(reply.content, reply_to=message)
         return reply
 
-    folder, _ = simulate(small(tmp_path, method="fedapen", rounds=1), tamper=lie)
+    folder, _ = simulate(tiny(tmp_path, method="fedapen", rounds=1), tamper=lie)
     (failure,) = summary(folder)["failures"]
     assert failure["reason"] == "metric 'ensemble_weight' is 7, not within 0 and 1"

@@ -20,6 +20,8 @@ from fedhet.strategies.standalone import StandaloneStrategy
 from fedhet.testing import check_method, make_client, simulate, small
 from fedhet.training.loop import Phase
 
+TINY = {"image_size": 16, "representation": 64}
+
 
 @pytest.fixture
 def own(monkeypatch):
@@ -147,7 +149,7 @@ class Growing(LGFedAvgStrategy):
 
 def test_state_that_is_not_in_arrays_is_caught_by_the_contract(tmp_path, own):
     with pytest.raises(AssertionError, match="beside `arrays`"):
-        check_method(own(Growing, METHODS["lg_fedavg"].client), tmp_path)
+        check_method(own(Growing, METHODS["lg_fedavg"].client), tmp_path, **TINY)
 
 
 class Clash(Params):

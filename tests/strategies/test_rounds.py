@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
+from helpers.tiny import tiny
 
 from fedhet.clients.base import MethodClient
 from fedhet.errors import RunFailed, UserError
@@ -14,7 +15,7 @@ from fedhet.files import client_order
 from fedhet.protocol.handshake import Roster
 from fedhet.protocol.messages import arrays_of, instruction
 from fedhet.records.run_folder import RunFolder
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 
 def sha(folder) -> str:
@@ -28,13 +29,13 @@ def summary(folder) -> dict:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """An undisturbed run and its grid, which tests read only."""
-    return simulate(small(tmp_path_factory.mktemp("plain")))
+    return simulate(tiny(tmp_path_factory.mktemp("plain")))
 
 
 def test_same_config_same_bytes_whatever_the_order_of_replies(tmp_path, plain):
     first, _ = plain
-    second, _ = simulate(small(tmp_path), before=lambda grid: setattr(grid, "reverse", True))
-    other, _ = simulate(small(tmp_path, seed=1))
+    second, _ = simulate(tiny(tmp_path), before=lambda grid: setattr(grid, "reverse", True))
+    other, _ = simulate(tiny(tmp_path, seed=1))
     assert sha(first) == sha(second) != sha(other)
 
 
@@ -46,7 +47,7 @@ def test_a_repeated_message_changes_nothing(tmp_path):
             return Message(Error(code=1, reason="lost"), reply_to=message)
         return reply
 
-    folder, grid = simulate(small(tmp_path, rounds=2), tamper=lose)
+    folder, grid = simulate(tiny(tmp_path, rounds=2), tamper=lose)
     named = [
         instruction(m).generation
         for m in grid.sent
@@ -67,7 +68,7 @@ def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
             return Message(Error(code=1, reason="mute"), reply_to=message)
         return reply
 
-    config = small(tmp_path, rounds=9, min_replies=2, max_skipped_rounds=2, name="skips")
+    config = tiny(tmp_path, rounds=9, min_replies=2, max_skipped_rounds=2, name="skips")
     with pytest.raises(RunFailed, match="3 rounds in a row.*mute"):
         simulate(config, tamper=mute)
     rounds = RunFolder(tmp_path / "runs" / "skips").read_rounds()
@@ -77,7 +78,7 @@ def test_too_few_replies_skip_the_round_then_fail_the_run(tmp_path):
 
 
 def test_patience_ends_a_run_as_completed_and_says_so(tmp_path, caplog):
-    config = small(tmp_path, method="standalone", rounds=9, patience=2, lr=1e-30, metric="auroc")
+    config = tiny(tmp_path, method="standalone", rounds=9, patience=2, lr=1e-30, metric="auroc")
     with caplog.at_level("INFO", "fedhet"):
         folder, _ = simulate(config)
     assert [record["round"] for record in folder.read_rounds()] == [1, 2, 3]
@@ -86,22 +87,22 @@ def test_patience_ends_a_run_as_completed_and_says_so(tmp_path, caplog):
 
 
 def test_the_best_round_is_that_of_the_metric(tmp_path):
-    folder, _ = simulate(small(tmp_path, rounds=4, metric="log_loss"))
+    folder, _ = simulate(tiny(tmp_path, rounds=4, metric="log_loss"))
     losses = [record["val_log_loss_mean"] for record in folder.read_rounds()]
     assert folder.read_summary()["best_validation_round"] == 1 + losses.index(min(losses))
 
 
 def test_denormal_numbers_are_zero_while_a_client_works(tmp_path, monkeypatch):
-    tiny, found, original = torch.tensor([1e-39]), [], MethodClient.fit
+    least, found, original = torch.tensor([1e-39]), [], MethodClient.fit
 
     def fit(self, *arguments):
-        found.append(float(tiny * 0.5))
+        found.append(float(least * 0.5))
         return original(self, *arguments)
 
     monkeypatch.setattr(MethodClient, "fit", fit)
-    simulate(small(tmp_path, rounds=1))
+    simulate(tiny(tmp_path, rounds=1))
     assert found == [0.0, 0.0, 0.0]
-    assert float(tiny * 0.5) > 0
+    assert float(least * 0.5) > 0
 
 
 def test_a_reply_that_never_comes_closes_the_round_at_the_timeout(tmp_path):
@@ -109,7 +110,7 @@ def test_a_reply_that_never_comes_closes_the_round_at_the_timeout(tmp_path):
         silent = node == 2 and message.metadata.message_type == "train"
         return None if silent else reply
 
-    folder, _ = simulate(small(tmp_path, rounds=1, round_timeout=1.0), tamper=swallow)
+    folder, _ = simulate(tiny(tmp_path, rounds=1, round_timeout=1.0), tamper=swallow)
     assert summary(folder)["failures"][0]["reason"].startswith("no reply within")
 
 
@@ -120,24 +121,24 @@ def test_an_offline_client_is_failed_at_once_and_not_replaced(tmp_path):
         return reply
 
     grid_of = {}
-    folder, _ = simulate(small(tmp_path), tamper=leave, before=lambda g: grid_of.update(x=g))
+    folder, _ = simulate(tiny(tmp_path), tamper=leave, before=lambda g: grid_of.update(x=g))
     second = folder.read_rounds()[1]
     assert (second["sampled"], second["replied"], second["offline"]) == (3, 2, 1)
     assert second["failures"] == [{"client": "2", "reason": "offline"}]
 
 
 def test_clients_never_sampled_are_evaluated_as_initialised(tmp_path):
-    everybody, _ = simulate(small(tmp_path, fraction=0.34, rounds=1))
+    everybody, _ = simulate(tiny(tmp_path, fraction=0.34, rounds=1))
     (record,) = everybody.read_rounds()
     assert (record["sampled"], record["evaluated_clients"]) == (1, 3)
     rows = list(csv.DictReader(everybody.clients.open()))
     assert sorted(row["generation"] for row in rows) == ["0", "0", "1"]
-    some, _ = simulate(small(tmp_path, fraction=0.34, rounds=1, evaluate_all=False))
+    some, _ = simulate(tiny(tmp_path, fraction=0.34, rounds=1, evaluate_all=False))
     assert some.read_rounds()[0]["evaluated_clients"] == 1
 
 
 def test_evaluate_every_evaluates_all_that_trained_since(tmp_path):
-    config = small(tmp_path, fraction=0.34, rounds=4, evaluate_every=2, evaluate_all=False)
+    config = tiny(tmp_path, fraction=0.34, rounds=4, evaluate_every=2, evaluate_all=False)
     folder, _ = simulate(config)
     rounds = folder.read_rounds()
     assert rounds[0]["test_accuracy_mean"] is None
@@ -160,14 +161,6 @@ def test_sampling_depends_on_seed_and_round_only():
     assert sorted(["07", "007", "7"], key=client_order) == ["007", "07", "7"]
 
 
-def test_a_second_node_with_the_same_client_id_is_refused(tmp_path):
-    def twins(grid):
-        grid.contexts[102].node_config["partition-id"] = 0
-
-    folder, grid = simulate(small(tmp_path, start_timeout=1.0), before=twins)
-    assert summary(folder)["clients"] == 2
-
-
 def test_a_client_that_returns_with_other_data_is_refused(tmp_path):
     def swap(node, message, reply):
         grid = grid_of["x"]
@@ -179,7 +172,7 @@ def test_a_client_that_returns_with_other_data_is_refused(tmp_path):
         return reply
 
     grid_of = {}
-    folder, _ = simulate(small(tmp_path), tamper=swap, before=lambda g: grid_of.update(x=g))
+    folder, _ = simulate(tiny(tmp_path), tamper=swap, before=lambda g: grid_of.update(x=g))
     assert folder.read_rounds()[1]["failures"] == [
         {"client": "2", "reason": "offline"},
         {
@@ -224,13 +217,15 @@ def test_private_layers_never_cross_the_wire(plain):
 
 
 def test_a_run_in_which_nobody_ever_replied_fails_with_the_first_reason(tmp_path, monkeypatch):
+    """The whole text of it: a simulation is one owner's, on one machine."""
+
     def fit(self, *arguments):
         raise ZeroDivisionError("by hand")
 
     monkeypatch.setattr(MethodClient, "fit", fit)
     here = r"\(test_rounds.py:\d+\)"
     with pytest.raises(RunFailed, match=f"client 0: ZeroDivisionError: by hand {here}$"):
-        simulate(small(tmp_path, rounds=1))
+        simulate(tiny(tmp_path, rounds=1))
 
 
 def test_a_run_that_every_node_refuses_ends_at_once(tmp_path, monkeypatch):
@@ -239,4 +234,4 @@ def test_a_run_that_every_node_refuses_ends_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedhet.client_app.load_local", load)
     with pytest.raises(RunFailed, match="no node can take part in this run: .*'/gone'"):
-        simulate(small(tmp_path))
+        simulate(tiny(tmp_path))

@@ -2,9 +2,10 @@
 
 import pytest
 from flwr.app import MetricRecord
+from helpers.tiny import tiny
 
 from fedhet.protocol.messages import arrays_of
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
 SECONDS = {0: 1.0, 1: 9.0, 2: 4.0}
 
@@ -28,7 +29,7 @@ def train_messages(grid, round_):
 
 
 def test_long_jobs_are_sent_longest_first_once_their_time_is_known(tmp_path):
-    config = small(tmp_path, models=["cnn-3", "cnn-4", "cnn-5"], rounds=2)
+    config = tiny(tmp_path, models=["cnn-3", "cnn-4", "cnn-5"], rounds=2)
     _, grid = simulate(config, tamper=slow)
     order = {
         round_: [message.metadata.dst_node_id - 100 for message in train_messages(grid, round_)]
@@ -39,14 +40,14 @@ def test_long_jobs_are_sent_longest_first_once_their_time_is_known(tmp_path):
 
 @pytest.mark.parametrize(("method", "records"), [("lg_fedavg", 1), ("fedssa", 3)])
 def test_what_all_clients_get_is_encoded_once(tmp_path, method, records):
-    _, grid = simulate(small(tmp_path, method=method, rounds=1))
+    _, grid = simulate(tiny(tmp_path, method=method, rounds=1))
     sent = [message.content["arrays"] for message in train_messages(grid, 1)]
     assert len(sent) == 3 and len({id(record) for record in sent}) == records
 
 
 def test_a_message_is_few_objects_however_many_tensors_it_carries(tmp_path):
     """Each is a request of its own to the SuperLink, on each side."""
-    _, grid = simulate(small(tmp_path, method="fedmrl", rounds=1))
+    _, grid = simulate(tiny(tmp_path, method="fedmrl", d1=8, rounds=1))
     message = train_messages(grid, 1)[0]
     assert len(arrays_of(message)) > 5
     assert len(message.content.array_records["arrays"]) == 1

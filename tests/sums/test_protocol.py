@@ -13,7 +13,7 @@ from fedhet.errors import Refused, Rejected
 from fedhet.sums.masks import SumTerms, from_words
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), size=st.integers(3, 20))
 def test_any_permitted_dropout_gives_exactly_the_sum(data: st.DataObject, size: int) -> None:
     cohort = Cohort(size)
@@ -29,7 +29,7 @@ def test_any_permitted_dropout_gives_exactly_the_sum(data: st.DataObject, size: 
     assert np.allclose(whole, sum(cohort.vectors[n] for n in survivors), atol=size * 2.0**-20)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), size=st.integers(3, 20))
 def test_any_other_dropout_gives_no_sum_and_says_why(data: st.DataObject, size: int) -> None:
     cohort = Cohort(size)

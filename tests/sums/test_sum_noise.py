@@ -36,7 +36,8 @@ EVERYBODY = ("0", "1", "2")
 
 
 def summed(tmp_path, **changes):
-    return small(tmp_path, **{**DP, "secure_sum": "masked", "sum_owners": 1, **changes})
+    values = {"secure_sum": "masked", "sum_owners": 1, "image_size": 16}
+    return small(tmp_path, **(DP | values | changes))
 
 
 def part_of(tmp_path, config, **changes):

@@ -3,7 +3,6 @@
 import json
 import re
 import stat
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,16 +22,24 @@ from fedhet.protocol.messages import (
     TRAIN,
     UNIT,
     UNMASK,
-    answer,
     arrays_of,
     to_record,
 )
 from fedhet.records.run_folder import RunFolder
 from fedhet.sums.client import SumNotes
-from fedhet.testing import simulate, small
+from fedhet.testing import simulate
 
-SOME = ("fedmrl", "fd")  # by default, beside the three below; the others by mark
-SUMMED = [name for name, method in METHODS.items() if not method.strategy.not_summed]
+# Three clients with all four classes each, and no other key of the sums: two methods by default.
+PLAIN = {"clients": 3, "sum_threshold": 0, "classes_per_client": 4, "rounds": 1}
+SUMMED = [
+    pytest.param(
+        PLAIN | short(name) | {"method": name},
+        marks=() if name in ("fedmrl", "fd") else pytest.mark.matrix,
+    )
+    for name, method in METHODS.items()
+    if not method.strategy.not_summed
+]
+COUNTED = {"method": "fedssa", "sum_owners": 2, "fraction": 0.8}
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +68,11 @@ def failures(folder, round_: int) -> list[dict]:
     "changes",
     [
         {},
-        {"method": "fedssa", "sum_owners": 2, "fraction": 0.8},
+        COUNTED,
         {"method": "fedproto", "sum_owners": 1, "sum_metrics": False, "evaluate_every": 2},
+        *SUMMED,
     ],
+    ids=str,
 )
 def test_masked_and_unmasked_runs_have_the_same_bytes(whole, changes):
     runs = [whole("unmasked", **changes), whole(**changes)]
@@ -75,20 +84,6 @@ def test_masked_and_unmasked_runs_have_the_same_bytes(whole, changes):
         assert not session.verify(folder.path)[1].findings
 
 
-@pytest.mark.parametrize(
-    "method", [m if m in SOME else pytest.param(m, marks=pytest.mark.matrix) for m in SUMMED]
-)
-def test_masks_change_no_byte_with_no_other_key_of_the_sums(tmp_path, method):
-    """Of three clients, each with all four classes."""
-    runs = []
-    for mode in ("unmasked", "masked"):
-        values = {"method": method, "secure_sum": mode, "name": mode, "classes_per_client": 4}
-        runs.append(simulate(small(tmp_path, **values, **short(method), rounds=1))[0])
-    for folder in runs:
-        assert [(r["replied"], r["failures"]) for r in folder.read_rounds()] == [(3, [])]
-    assert sha(runs[0]) == sha(runs[1])
-
-
 def test_a_masked_run_differs_from_a_plain_one_by_rounding_alone(whole):
     a, b = (whole(mode).read_rounds() for mode in ("off", "masked"))
     assert sha(whole("off")) != sha(whole())
@@ -98,61 +93,34 @@ def test_a_masked_run_differs_from_a_plain_one_by_rounding_alone(whole):
         assert one["train_flops"] > 0 and other["train_flops"] is None
 
 
-def test_who_drops_out_of_training_is_left_out_and_the_sum_is_theirs_who_stayed(tmp_path):
+def test_whoever_drops_out_costs_its_part_or_the_round_and_nothing_later(tmp_path, whole):
+    """Round by round: one before its upload, one after it, both, three before theirs, nobody."""
+    absent = {(1, 2), (3, 0), (4, 0), (4, 1), (4, 2)}  # round and node, in training
+    mute = {(2, 1), (3, 3)}  # where boxes are to be opened
+
     def leave(node, message, reply):
-        return gone(message) if node == 2 and asked(message)[:2] == (TRAIN, 1) else reply
-
-    runs = [
-        simulate(config(tmp_path, mode, name=mode), tamper=leave)[0]
-        for mode in ("unmasked", "masked")
-    ]
-    assert sha(runs[0]) == sha(runs[1])
-    assert [record["replied"] for record in runs[1].read_rounds()] == [4, 5]
-    assert [f["client"] for f in failures(runs[1], 1)] == ["2"]
-
-
-def test_who_dies_between_the_messages_stays_in_the_sum_where_the_others_are_enough(
-    tmp_path, whole
-):
-    def die(node, message, reply):
-        return gone(message) if node == 1 and asked(message)[0] == UNMASK else reply
-
-    masked, _ = simulate(config(tmp_path), tamper=die)
-    assert sha(masked) == sha(whole("unmasked"))
-    assert [record["replied"] for record in masked.read_rounds()] == [5, 5]
-
-
-def test_a_sum_that_cannot_be_had_skips_its_round_which_changes_nothing(tmp_path):
-    """One leaves before its upload, another after: of the first nobody knows all seeds."""
-
-    def die(node, message, reply):
         kind, round_, _ = asked(message)
-        if round_ == 2 and (kind, node) == (UNMASK, 3):
-            return answer(message, {"error": "no"})
-        return gone(message) if round_ == 2 and (kind, node) == (TRAIN, 0) else reply
+        out = absent if kind == TRAIN else mute if kind == UNMASK else ()
+        return gone(message) if (round_, node) in out else reply
 
-    folder, grid = simulate(config(tmp_path, rounds=3), tamper=die)
-    first, second, third = folder.read_rounds()
-    assert (first["replied"], second["replied"], third["replied"]) == (5, 0, 5)
-    assert {f["client"]: f["reason"] for f in second["failures"]}["the round"] == (
-        "the sum failed: no answer from 3 (client 3: no)"
+    folder, grid = simulate(config(tmp_path, rounds=5), tamper=leave)
+    rounds = folder.read_rounds()
+    assert [record["replied"] for record in rounds] == [4, 5, 0, 0, 5]
+    assert [f["client"] for f in failures(folder, 1)] == ["2"]
+    twin, _ = simulate(config(tmp_path, "unmasked", name="twin"), tamper=leave)
+    assert [r["sha256"] for r in twin.read_rounds()] == [r["sha256"] for r in rounds[:2]]
+    third, fourth = (
+        {f["client"]: f["reason"] for f in failures(folder, round_)} for round_ in (3, 4)
     )
-    assert second["test_accuracy_mean"] == first["test_accuracy_mean"]
-    attempts = [asked(m)[2] for m in grid.sent if asked(m)[0] == TRAIN]
-    assert sorted(set(attempts)) == [1, 2, 3]
-    # Everybody starts round 3 from round 1: the states of round 2 were nobody's.
-    begun = {m.content["config"]["generation"] for m in grid.sent if asked(m)[:2] == (TRAIN, 3)}
-    assert begun == {1}
-
-
-def test_too_few_uploads_are_no_sum(tmp_path):
-    def leave(node, message, reply):
-        return gone(message) if node < 3 and asked(message)[:2] == (TRAIN, 1) else reply
-
-    folder, grid = simulate(config(tmp_path), tamper=leave)
-    reasons = {f["client"]: f["reason"] for f in failures(folder, 1)}
-    assert reasons["the round"] == "the sum failed: 2 of 5 uploads came, 4 are needed"
-    assert not [m for m in grid.sent if asked(m)[:2] == (UNMASK, 1)]
+    # Of who left before its upload nobody knows all seeds without an answer of everybody left.
+    assert third["the round"] == "the sum failed: no answer from 3"
+    assert fourth["the round"] == "the sum failed: 2 of 5 uploads came, 4 are needed"
+    assert not [m for m in grid.sent if asked(m)[:2] == (UNMASK, 4)]
+    assert rounds[1]["test_accuracy_mean"] == rounds[3]["test_accuracy_mean"]
+    assert {asked(m)[2] for m in grid.sent if asked(m)[0] == TRAIN} == {1, 2, 3, 4, 5}
+    # Everybody starts round 5 from round 2: the states of rounds 3 and 4 were nobody's.
+    begun = {m.content["config"]["generation"] for m in grid.sent if asked(m)[:2] == (TRAIN, 5)}
+    assert begun == {2}
 
 
 def test_too_few_who_are_there_are_not_even_asked(tmp_path):
@@ -170,34 +138,34 @@ def test_too_few_who_are_there_are_not_even_asked(tmp_path):
         simulate(config(tmp_path, max_skipped_rounds=0), before=away)
 
 
-@pytest.mark.parametrize(("kind", "after"), [(OWNERS, 0), (TRAIN, 3), (UNMASK, 3)])
-def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, whole, kind, after):
-    """The server dies when it gets one of the replies, in the middle of its round."""
-    values = {"method": "fedssa", "sum_owners": 2, "fraction": 0.8}
-    died = config(tmp_path, name="died", **values)
+def test_a_run_that_died_ends_with_the_same_bytes_and_repeats_no_mask(tmp_path, whole):
+    """The server dies three times, when it gets one of the replies in the middle of round 2."""
+    died, folder = config(tmp_path, name="died", **COUNTED), None
     sent: list[tuple[int, Message]] = []
-    seen = []
 
-    def crash(node, message, reply):
-        sent.append((node, reply))
-        if asked(message)[:2] == (kind, 2):
-            seen.append(node)
-            if len(seen) > after:
-                raise KeyboardInterrupt
-        return reply
+    def crashing(kind: str, after: int):
+        seen = []
 
-    with pytest.raises(KeyboardInterrupt):
-        simulate(died, tamper=crash)
-    folder = RunFolder(tmp_path / "runs" / "died")
-    kind, seen = "", []
-    keep = lambda node, message, reply: sent.append((node, reply)) or reply  # noqa: E731
-    _, grid = simulate(died, folder=folder, tamper=keep)
-    assert sha(folder) == sha(whole(**values)) and not folder.read_summary()["failures"]
+        def crash(node, message, reply):
+            sent.append((node, reply))
+            if asked(message)[:2] == (kind, 2):
+                seen.append(node)
+                if len(seen) > after:
+                    raise KeyboardInterrupt
+            return reply
+
+        return crash
+
+    for kind, after in ((OWNERS, 0), (TRAIN, 3), (UNMASK, 3)):
+        with pytest.raises(KeyboardInterrupt):
+            simulate(died, folder=folder, tamper=crashing(kind, after))
+        folder = RunFolder(tmp_path / "runs" / "died")
+    _, grid = simulate(died, folder=folder, tamper=crashing("", 0))
+    assert sha(folder) == sha(whole(**COUNTED)) and not folder.read_summary()["failures"]
     words = [a[0] for _, r in sent if r.has_content() and len(a := arrays_of(r)) == 2]
     assert len({w.tobytes() for w in words}) == len(words) > 8
     numbers = [asked(m)[2] for m in grid.sent if asked(m)[0] in {OWNERS, TRAIN}]
-    before = int(sorted(numbers)[0])
-    assert before > 3  # those of the first life are not used again
+    assert min(numbers) > 6  # those of the lives before are not used again
 
 
 def test_who_sends_nonsense_is_left_out_of_the_unit_of_weights(tmp_path):
@@ -307,6 +275,7 @@ def test_the_records_have_means_and_say_what_is_missing(whole):
     assert len(folder.clients.read_text().splitlines()) <= 1  # what its columns are called
     line = folder.read_rounds()[-1]
     assert line["evaluated_clients"] == N and line["test_accuracy_std"] is None
+    assert "unsummed_classes" not in line  # no rows of classes are sent: nobody counts owners
     _, *rows = folder.partition.read_text().split()
     assert all(re.fullmatch(r"\d,0,0,0,0", row) for row in rows)
 
@@ -322,72 +291,50 @@ def test_the_means_are_those_of_the_clients(whole):
     assert sorted({row.split(",")[1] for row in rows}, key=client_order) == list("01234")
 
 
-def certified(folder) -> Callable[[object], None]:
-    make(folder, ["localhost"], [str(k) for k in range(N)])
+def test_of_five_nodes_with_certificates_two_may_be_missing_if_the_others_sign(tmp_path, whole):
+    """In round 3 two of the three that are left do not sign who is left."""
+    make(tmp_path / "tls", ["localhost"], [str(k) for k in range(N)])
 
-    def before(grid) -> None:
+    def certify(grid) -> None:
         for node, context in grid.contexts.items():
-            own = folder / "clients" / str(node - FIRST_NODE)
+            own = tmp_path / "tls" / "clients" / str(node - FIRST_NODE)
             context.node_config |= {
-                "key": str(own), "certificate": f"{own}.crt", "ca": str(folder / "ca.crt"),
+                "key": str(own), "certificate": f"{own}.crt", "ca": str(tmp_path / "tls/ca.crt"),
             }  # fmt: skip
 
-    return before
+    def leave(node, message, reply):
+        kind, round_, _ = asked(message)
+        missing = kind == TRAIN and round_ > 1 and node in {2, 4}
+        return gone(message) if missing or (kind == AGREE and round_ == 3 and node < 2) else reply
+
+    values = {"sum_threshold": 0, "rounds": 3}
+    folder, grid = simulate(config(tmp_path, **values), tamper=leave, before=certify)
+    rounds = folder.read_rounds()
+    assert [record["replied"] for record in rounds] == [5, 3, 0]
+    assert {asked(m)[1] for m in grid.sent if asked(m)[0] == AGREE} == {2, 3}
+    assert whole("unmasked").read_rounds()[0]["sha256"] == rounds[0]["sha256"]
+    assert "1 of 3 survivors signed the list" in rounds[2]["failures"][-1]["reason"]
+    attempt = max(asked(m)[2] for m in grid.sent if asked(m)[:2] == (TRAIN, 3))
+    assert not [m for m in grid.sent if asked(m) == (UNMASK, 3, attempt)]
 
 
-def leave(node, message, reply):
-    return gone(message) if node in {2, 4} and asked(message)[:2] == (TRAIN, 2) else reply
-
-
-def test_of_five_nodes_with_certificates_two_may_be_missing(tmp_path, whole) -> None:
-    before = certified(tmp_path / "tls")
-    masked, grid = simulate(config(tmp_path, sum_threshold=0), tamper=leave, before=before)
-    assert [line["replied"] for line in masked.read_rounds()] == [5, 3]
-    assert {asked(m)[1] for m in grid.sent if asked(m)[0] == AGREE} == {2}
-    assert whole("unmasked").read_rounds()[0]["sha256"] == masked.read_rounds()[0]["sha256"]
-    without, _ = simulate(config(tmp_path, sum_threshold=0), tamper=leave)
-    assert [line["replied"] for line in without.read_rounds()] == [5, 0]
-
-
-def test_survivors_that_do_not_sign_skip_the_round(tmp_path) -> None:
-    def silent(node, message, reply):
-        if asked(message)[0] == AGREE and node in {0, 1}:
-            return gone(message)
-        return leave(node, message, reply)
-
-    before = certified(tmp_path / "tls")
-    folder, grid = simulate(config(tmp_path, sum_threshold=0), tamper=silent, before=before)
-    lines = folder.read_rounds()
-    assert [line["replied"] for line in lines] == [5, 0]
-    assert "1 of 3 survivors signed the list" in lines[1]["failures"][-1]["reason"]
-    attempt = max(asked(m)[2] for m in grid.sent if asked(m)[:2] == (TRAIN, 2))
-    assert not [m for m in grid.sent if asked(m) == (UNMASK, 2, attempt)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"aggregation": "median"}, "aggregation: 'median' is not allowed with secure-sum=masked"),
-        ({"max_weight": 0.5}, "max-weight: '0.5' is not allowed with secure-sum=masked"),
-        ({"max_update_norm": 10.0}, "max-update-norm: '10.0' is not allowed with secure-sum"),
-        ({"max_update_ratio": 0}, "max-update-ratio: '0.0' is not allowed with secure-sum"),
-        ({"method": "fedkd"}, "secure-sum: 'masked' is not allowed with method=fedkd: "),
-        ({"clients": 2}, "sum-min: 3 is more than the 2 clients of a round"),
-        ({"fraction": 0.4}, "sum-min: 3 is more than the 2 clients of a round"),
-        ({"sum_threshold": 2}, "sum-threshold: 2 is not allowed with 5 clients a round: 0, or 3"),
-        ({"sum_threshold": 6}, "sum-threshold: 6 is not allowed with 5 clients a round: 0, or 3"),
-        ({"sum_range": 1e9}, "sum-range: 1e\\+09 is too large: 5 clients with entries up to 1e"),
-        ({"hide_classes": True}, "hide-classes: unknown key"),
-    ],
+MISTAKES = (
+    ({"aggregation": "median"}, "aggregation: 'median' is not allowed with secure-sum=masked"),
+    ({"max_weight": 0.5}, "max-weight: '0.5' is not allowed with secure-sum=masked"),
+    ({"max_update_norm": 10.0}, "max-update-norm: '10.0' is not allowed with secure-sum"),
+    ({"max_update_ratio": 0}, "max-update-ratio: '0.0' is not allowed with secure-sum"),
+    ({"clients": 2}, "sum-min: 3 is more than the 2 clients of a round"),
+    ({"fraction": 0.4}, "sum-min: 3 is more than the 2 clients of a round"),
+    ({"sum_threshold": 2}, "sum-threshold: 2 is not allowed with 5 clients a round: 0, or 3"),
+    ({"sum_threshold": 6}, "sum-threshold: 6 is not allowed with 5 clients a round: 0, or 3"),
+    ({"sum_range": 1e9}, "sum-range: 1e\\+09 is too large: 5 clients with entries up to 1e"),
+    ({"hide_classes": True}, "hide-classes: unknown key"),
 )
-def test_what_does_not_go_with_sums_is_one_line(tmp_path, changes, line):
-    with pytest.raises(UserError, match=f"^{line}"):
-        config(tmp_path, **changes)
 
 
-def test_thirteen_methods_can_be_summed():
-    assert len(SUMMED) == 13
-
-
-def test_hide_classes_switched_off_is_what_older_runs_say(tmp_path):
+def test_what_does_not_go_with_sums_is_one_line(tmp_path):
+    for changes, line in MISTAKES:
+        with pytest.raises(UserError, match=f"^{line}"):
+            config(tmp_path, **changes)
+    # Switched off is what older runs say.
     assert "hide-classes" not in config(tmp_path, hide_classes=False).flat()

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedhet.errors import RunFailed
 from fedhet.protocol.flower import posted
-from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, answer, arrays_of, from_wire, to_record
+from fedhet.protocol.messages import OWNERS, TRAIN, UNMASK, answer, arrays_of, from_wire
 from fedhet.strategies.base import MethodStrategy
 from fedhet.sums.client import Part
 from fedhet.sums.masks import from_words
@@ -81,7 +80,7 @@ def reachable(root: object) -> Iterator[object]:
             ahead += [o for o in gc.get_referents(one) if type(o).__name__ != "function"]
 
 
-@pytest.mark.parametrize("method", ["fedssa", "lg_fedavg"])
+@pytest.mark.parametrize("method", ["fedssa", pytest.param("lg_fedavg", marks=pytest.mark.matrix)])
 def test_nothing_of_one_client_is_with_the_server(tmp_path, monkeypatch, caplog, method) -> None:
     caplog.set_level(logging.DEBUG)
     secrets = Secrets(monkeypatch)
@@ -236,29 +235,6 @@ def test_owners_that_cannot_be_counted_skip_the_round(tmp_path) -> None:
         "owners cannot be counted: 2 of 4 uploads came, 3 are needed"
     )
     assert second["replied"] == 4 and json.dumps(second["failures"]) == "[]"
-
-
-def test_a_server_that_sends_two_payloads_gets_no_sum(tmp_path) -> None:
-    """The digest of what was sent down is in the masks, and in the keys of the boxes."""
-
-    def lying(grid) -> None:
-        original = grid.answer
-
-        def answer_other(message: Message) -> Message:
-            if kind(message) == TRAIN and message.metadata.dst_node_id % 4 == 3:
-                sent = [array + 1 for array in arrays_of(message)]
-                message.content["arrays"] = to_record(sent)
-            return original(message)
-
-        grid.answer = answer_other
-
-    run = config(tmp_path, method="lg_fedavg", max_images=100, max_skipped_rounds=9)
-    with pytest.raises(RunFailed, match="all clients failed in every round"):
-        simulate(run, before=lying)
-    line = json.loads(
-        (next((tmp_path / "runs").iterdir()) / "rounds.jsonl").read_text().split("\n")[0]
-    )
-    assert "did not open" in reasons(line)["the round"] and line["replied"] == 0
 
 
 def test_a_server_that_asks_one_client_for_its_accuracy_is_refused(tmp_path) -> None:

@@ -19,6 +19,7 @@ from fedhet.testing import simulate, small
 )  # fmt: skip
 def test_a_cell_is_counted_as_its_run_counts(tmp_path, method, length) -> None:
     keys = {"clients": 2, "models": ["cnn-4", "cnn-5"], "dataset": "synthetic:200x4", "rounds": 2}
+    keys["image_size"] = 16
     config = small(tmp_path, method=method, partition="iid", **keys | length)
     folder, _ = simulate(config)
     spent = sum(record["train_flops"] for record in folder.read_rounds())

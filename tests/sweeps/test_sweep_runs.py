@@ -103,7 +103,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> N
         found.run(1, nothing)
     assert not found.running()
     monkeypatch.undo()
-    again = Sweep.open("s", tmp_path, cells[:1], execute)
+    again = Sweep.open("s", tmp_path, cells[:1], work.pretend)
     again.run(1, nothing)  # the lock is free
     assert again.jobs[0].state == "finished"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.written_runs import round_line, write_clients
+from helpers.written_runs import round_line
+from sweeps import cell_work as work
 
 from fedhet import cli
 from fedhet.cli import sweeps as command
@@ -26,38 +27,16 @@ def preset(tmp_path):
     return path
 
 
-def pretend(words):
-    """A run whose validation accuracy is best at lr 0.01, and whose test accuracy says 0.03."""
-    config = load_config(Path(words[1]))
-    folder = Path(words[words.index("--out") + 1]) / words[-1]
-    folder.mkdir(parents=True)
-    good = 90.0 - 1000 * abs(config.lr - 0.01) + config.seed - getattr(config.params, "lam", 0)
-    loss = None if config.lr == 0.003 and config.method == "standalone" else 1.0
-    first = round_line(1, 1.0, val_accuracy_mean=99.0)
-    last = round_line(2, 1000 * config.lr, loss, val_accuracy_mean=good)
-    (folder / "rounds.jsonl").write_text(first + last)
-    (folder / "config.yaml").write_text(Path(words[1]).read_text())
-    write_clients(folder, [[1.0], [1000 * config.lr]])
-    ending = {"status": "completed", "reason": "", "rounds": 2}
-    (folder / "summary.json").write_text(json.dumps(ending))
-    return 0
-
-
 @pytest.fixture
 def tune(preset, tmp_path, monkeypatch):
-    """The command with two workers, whose runs ``work`` does."""
+    """The command with two workers, whose runs ``do`` does."""
 
-    def run(words, work=pretend, out=None, *, as_json=True):
-        monkeypatch.setattr(cli, "execute", work)
+    def run(words, do=work.trial, out=None, *, as_json=True):
+        monkeypatch.setattr(cli, "execute", do)
         target = out or tmp_path / "best.yaml"
         command.tune(str(preset), words, target, tmp_path / "runs", workers=2, as_json=as_json)
 
     return run
-
-
-def broken(_words):
-    """A run that cannot even start."""
-    return 1
 
 
 def test_every_method_gets_as_many_trials_and_no_foreign_keys(preset):
@@ -188,12 +167,12 @@ def test_trials_of_other_code_are_not_taken_up(tmp_path, tune):
         kept = {"source_sha256": "0", "versions": {"torch": "0"}}
         (folder / "environment.json").write_text(json.dumps(kept))
     with pytest.raises(UserError, match="trials of different code .* another --runs"):
-        tune(["lr=0.01,0.02"], broken)
+        tune(["lr=0.01,0.02"], work.broken)
 
 
 def test_a_run_that_fails_is_no_result(tmp_path, tune):
     with pytest.raises(RunFailed, match="2 of 2 runs failed"):
-        tune(["lr=0.1,0.2"], broken)
+        tune(["lr=0.1,0.2"], work.broken)
     assert not (tmp_path / "best.yaml").exists()
 
 
@@ -201,7 +180,7 @@ def test_trials_on_files_of_one_name_are_not_one_run(tmp_path, tune):
     paths = ",".join(str(tmp_path / place / "t.csv") for place in ("a", "b"))
     words = ["dataset=table", "target=y", "models=mlp-5", f"data-path={paths}"]
     with pytest.raises(UserError, match="^data-path: .*a/t.csv' and .*b/t.csv' have the same"):
-        tune(words, broken)
+        tune(words, work.broken)
 
 
 def test_of_equal_trials_the_first_and_of_none_nothing(preset, tmp_path):

@@ -1,8 +1,4 @@
-"""The training loop against ``torch.optim``, bit for bit, and what it must not load."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""The training loop against ``torch.optim``, bit for bit."""
 
 import numpy as np
 import pytest
@@ -124,21 +120,3 @@ def test_training_sees_augmented_images_and_a_plain_phase_the_images() -> None:
     for plain in (False, True):
         train(Phase(loss, [(weight, 0.1)], 1, plain=plain), data, config, generator(0, "a"), 1)
     assert seen == [True, True, False, False]
-
-
-def test_a_client_loads_neither_torchs_compiler_nor_what_it_does_not_use(tmp_path: Path) -> None:
-    """In a deployment every message is a new process: what it imports is what it costs."""
-    program = (
-        "import sys; from fedhet.config.load import build_config\n"
-        "from fedhet.testing import simulate\n"
-        f"values = {{'method': 'fedssa', 'clients': 1, 'rounds': 1, 'out': {str(tmp_path)!r}}}\n"
-        "values |= {'optimizer': 'adam', 'augment': 'crop-flip'}\n"
-        "simulate(build_config(values | {'dataset': 'synthetic:240x4', 'models': 'cnn-5'}))\n"
-        "heavy = 'torch._dynamo', 'torch._inductor', 'torchvision', 'sklearn', 'ray'\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    path = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"

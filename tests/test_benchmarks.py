@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import open_file
 from benchmarks.scale import measure
 
@@ -12,6 +14,7 @@ def test_prepared_replies_are_valid(capsys):
     assert found["milliseconds_per_client_round"] > 0 and found["mebibytes_per_round"] > 3
 
 
+@pytest.mark.matrix
 def test_opening_a_file_is_measured_in_a_process_of_its_own(capsys, monkeypatch, tmp_path):
     words = ["open_file", "--rows", "9000", "--columns", "3", "--folder", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)

@@ -23,6 +23,7 @@ from fedhet.training.loop import outputs_on
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CLASSES = ("disc", "square", "cross", "ring")
+TINY = {"image_size": 16, "representation": 64}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_examples_are_short():
 
 
 def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
-    run = check_method("fedrep:METHOD", tmp_path, models=["cnn-5"])
+    run = check_method("fedrep:METHOD", tmp_path, models=["cnn-5"], **TINY)
     assert all(record["train_loss_header"] > 0 for record in run.read_rounds())
     client = make_client(small(tmp_path, method="fedrep:METHOD"), 0, tmp_path / "state")
     first, second = client.phases()
@@ -57,10 +58,11 @@ def test_fedrep_keeps_the_contract_and_trains_its_header_alone(tmp_path):
 
 def test_fedgh_keeps_the_contract(tmp_path):
     """Its steps are those of the method of this name: tests/methods/test_fedgh.py."""
-    check_method("fedgh:METHOD", tmp_path)
+    check_method("fedgh:METHOD", tmp_path, image_size=16)
 
 
 ALL_THREE = {"clients": 3, "fraction": 1.0, "dataset": "synthetic:240x4", "classes_per_client": 2}
+ALL_THREE |= TINY
 FEDMD = {"method": "fedmd:METHOD", "public_dataset": "synthetic:90x3", "alignment": 20}
 
 

@@ -31,6 +31,7 @@ class Deployed:
         self, tmp_path: Path, method: str, node: dict[str, Any] | None = None, **changes: Any
     ) -> None:
         values = {"image_size": 16, "dataset": "synthetic:120x4", "classes_per_client": 3}
+        values["representation"] = 64
         self.run = small(tmp_path, method=method, rounds=ROUND, **values | changes)
         self.states, self._kept = tmp_path / "states", tmp_path / "kept"
         self.node = node or {}

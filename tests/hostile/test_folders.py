@@ -63,8 +63,7 @@ ALIASES = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
 )
 TAG = b"method: !!python/object/apply:os.system [touch ../../imported]\n"
 CRAFTED = {
-    "a model of its own": config(models=["evil_module:make"]),
-    "data of its own": config(dataset="evil_module:load"),
+    "modules of its own": config(models=["evil_module:make"], dataset="evil_module:load"),
     "code in YAML": writes("config.yaml", TAG),
     "nested aliases": writes("config.yaml", ALIASES),
     "infinity": writes("summary.json", b'{"status":"completed","rounds":Infinity}'),

@@ -17,31 +17,41 @@ from fedhet.config.schema import RunConfig, kebab
 from fedhet.errors import UserError
 from fedhet.models.names import TORCHVISION_NAMES
 from fedhet.site.state import forgotten
-from fedhet.testing import check_method, make_client, make_strategy, simulate, small, uploads_of
+from fedhet.testing import (
+    FEDERATION,
+    check_method,
+    make_client,
+    make_strategy,
+    simulate,
+    small,
+    uploads_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-# Floats that a sampled client sends and is sent in round 3, with ten classes, d = 500 and CNN-5 for
-# images of 16 x 16 as the small model. Where None stands it depends on the classes of the others.
-OWN = 4  # classes of a client
-TINY = {"image_size": 16}
-CNN_5 = 1_216 + 12_832 + 32 * 500 + 500 + 250_500 + 5_010
+# Floats that a sampled client sends and is sent in round 3, with ten classes and CNN-5 for images
+# of 16 x 16 as the small model. Where None stands it depends on the classes of the others.
+OWN, D = 4, 128  # classes of a client, width of a representation
+TINY = {"image_size": 16, "representation": D}
+HEADER = 10 * D + 10
+CNN_5 = 1_216 + 12_832 + 32 * 500 + 500 + (500 * D + D) + HEADER
+SMALL = CNN_5 - (500 * D + D) - HEADER + 50_100 + 1_010  # of width 100, FedMRL's default
 FLOATS = {
     "standalone": (0, 0),
     "fedavg": (CNN_5, CNN_5),
-    "lg_fedavg": (5_010, 5_010),
+    "lg_fedavg": (HEADER, HEADER),
     "fml": (CNN_5, CNN_5),
     "fedkd": (None, CNN_5),
     "fedapen": (CNN_5, CNN_5),
     "fd": (OWN * 10, None),
-    "fedproto": (OWN * 500, None),
-    "fedgh": (OWN * 500, 5_010),
-    "fedssa": (OWN * 501, OWN * 501),
-    "fedmrl": (CNN_5 - 250_500 - 5_010 + 50_100 + 1_010, CNN_5 - 250_500 - 5_010 + 50_100 + 1_010),
+    "fedproto": (OWN * D, None),
+    "fedgh": (OWN * D, HEADER),
+    "fedssa": (OWN * (D + 1), OWN * (D + 1)),
+    "fedmrl": (SMALL, SMALL),
     "pfedes": (443, 443),
-    "fedclassavg": (5_010, 5_010),
-    "fedtgp": (OWN * 500, None),
-    "fedgen": (5_010, 5_010 + 280_564),
-    "pfedafm": (CNN_5 - 5_010, CNN_5 - 5_010),
+    "fedclassavg": (HEADER, HEADER),
+    "fedtgp": (OWN * D, None),
+    "fedgen": (HEADER, HEADER + 512 * 47 + 512 * D + D),
+    "pfedafm": (CNN_5 - HEADER, CNN_5 - HEADER),
     "fedl2g": (OWN * 10, 100),
 }
 
@@ -56,9 +66,10 @@ def keys_of(method):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The lines of a run without any exchange."""
+    """The lines of the same run without any exchange."""
     with forgotten():
-        return check_method("standalone", tmp_path_factory.mktemp("alone"), **TINY).read_rounds()
+        config = small(tmp_path_factory.mktemp("alone"), **FEDERATION | TINY, method="standalone")
+        return simulate(config)[0].read_rounds()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -132,7 +143,7 @@ STEPS = {
 @pytest.mark.parametrize("method", STEPS)
 def test_a_step_leaves_the_other_networks_bit_identical(tmp_path, monkeypatch, method):
     """With running statistics, which a forward pass moves as well."""
-    keys = {"models": ["shufflenet_v2_x1_0"], "dataset": "synthetic:240x4", **keys_of(method)}
+    keys = {"models": ["shufflenet_v2_x1_0"], "dataset": "synthetic:96x4", **keys_of(method)}
     client = make_client(small(tmp_path, method=method, **keys), 0, tmp_path)
     trained, plain = [], base.train
 

@@ -59,6 +59,7 @@ def test_running_statistics_are_sent_and_averaged_like_the_rest(tmp_path):
         return reply
 
     keys = {"common_model": "shufflenet_v2_x1_0", "weighting": "uniform"}
+    keys["dataset"] = "synthetic:72x4"
     config = fedavg(tmp_path, **keys, evaluate_every=9)
     simulate(config, tamper=watch)
     strategy = make_strategy(config, [[0, 1]], [50], 4)

@@ -107,7 +107,9 @@ def test_other_peoples_models_need_a_word_on_the_small_one():
 def test_one_architecture_of_images_for_all(tmp_path):
     """The small model is CNN-1 beside torchvision's; the key changes it."""
     for small_model, hidden in (("", 2000), ("cnn-5", 500)):
-        config = small(tmp_path, method="fml", models=["resnet18"], small_model=small_model)
+        config = small(
+            tmp_path, method="fml", models=["resnet18"], small_model=small_model, image_size=16
+        )
         assert make_client(config, 0, tmp_path).shared().fc1.out_features == hidden
 
 

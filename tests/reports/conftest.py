@@ -5,13 +5,28 @@ from pathlib import Path
 import pytest
 from helpers.written_runs import CLIENTS, make_run
 
+from fedhet.reports.report import Report, report
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+
+def _sweep(folder: Path) -> Path:
     """Two methods, five blocks: FedSSA is better by 1, 2, 3, 4, 5 points for every client."""
     for seed in range(5):
         base = [[0.0] * CLIENTS, [10.0, 20.0, 30.0, 40.0 + seed]]
         better = [[value + 1 + seed for value in row] for row in base]
-        make_run(tmp_path / "sweep", "standalone", seed, base)
-        make_run(tmp_path / "sweep", "fedssa", seed, better, flops=2e12)
-    return tmp_path / "sweep"
+        make_run(folder, "standalone", seed, base)
+        make_run(folder, "fedssa", seed, better, flops=2e12)
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """A sweep of ten runs, for a test to change."""
+    return _sweep(tmp_path / "sweep")
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory) -> tuple[Path, Report]:
+    """A folder with the same sweep, its report in ``out`` and their ``records``; to be read."""
+    folder = tmp_path_factory.mktemp("reported")
+    runs = _sweep(folder / "sweep")
+    return folder, report([runs], folder / "out", models=False, records=folder / "records")

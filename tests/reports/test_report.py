@@ -69,19 +69,19 @@ def test_the_beginning_of_a_longer_setting_counts_for_nothing(tmp_path):
     assert "not counted below, as the first rounds of longer settings: CIFAR-100" in said
 
 
-def test_tables_of_a_setting(sweep, tmp_path):
-    report([sweep], tmp_path / "out", models=False)
-    row = rows_of(tmp_path / "out", "paired")["FedSSA"]
+def test_tables_of_a_setting(reported):
+    out = reported[0] / "out"
+    row = rows_of(out, "paired")["FedSSA"]
     assert float(row["difference [95 %]"]) == 3 and row["clients better, %"] == "100"
     assert float(row["difference [95 %], low"]) == pytest.approx(1.036756838)
-    row = rows_of(tmp_path / "out", "accuracy")["Standalone"]
+    row = rows_of(out, "accuracy")["Standalone"]
     assert (row["accuracy [95 %]"], row["never sampled"]) == ("25.5", "1")
-    text = (tmp_path / "out" / "tables.md").read_text()
+    text = (out / "tables.md").read_text()
     assert "| FedSSA | **28.50 ± 2.45** |" in text and "| Standalone | 25.50 ± 0.49 |" in text
     assert "| FedSSA | 5 | +3.00 [+1.04, +4.96] | 100.0 | 0.0 | 0.062 | 0.062 |" in text
-    tex = next((tmp_path / "out" / "tables").glob("paired-*.tex")).read_text()
+    tex = next((out / "tables").glob("paired-*.tex")).read_text()
     assert r"\toprule" in tex and r"clients better, \%" in tex and r"\label{tab:paired-" in tex
-    with (tmp_path / "out" / "runs.csv").open() as file:
+    with (out / "runs.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 10
 
 
@@ -117,23 +117,21 @@ def test_a_strangers_record_is_text_on_the_page_and_names_no_file(tmp_path):
     assert all(re.fullmatch(r"((tables|figures)/)?[\w-]+\.[a-z]+", name) for name in names)
 
 
-def test_the_same_runs_give_the_same_bytes_from_folders_and_records(sweep, tmp_path):
-    report([sweep], tmp_path / "one", models=False, records=tmp_path / "records")
-    report([tmp_path / "records"], tmp_path / "two", models=False)
-    files = sorted(p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.*"))
+def test_the_same_runs_give_the_same_bytes_from_folders_and_records(reported, tmp_path):
+    one = reported[0] / "out"
+    report([reported[0] / "records"], tmp_path, models=False)
+    files = sorted(path.relative_to(one) for path in one.rglob("*.*"))
     assert len(files) > 15
     for file in files:
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), (
-            file
-        )
-    page = (tmp_path / "one" / "report.html").read_text()
-    assert str(tmp_path) not in page
+        assert (one / file).read_bytes() == (tmp_path / file).read_bytes(), file
+    page = (one / "report.html").read_text()
+    assert str(reported[0]) not in page
     assert not re.search(r"(src|href)=\"(?!#|data:)", page)
 
 
-def test_figures_are_svg_that_follows_the_page(sweep, tmp_path):
-    made = report([sweep], tmp_path / "out", models=False)
-    files = {path.stem: path.read_text() for path in (tmp_path / "out" / "figures").iterdir()}
+def test_figures_are_svg_that_follows_the_page(reported):
+    folder, made = reported
+    files = {path.stem: path.read_text() for path in (folder / "out" / "figures").iterdir()}
     assert {name.split("-")[0] for name in files} >= {
         "differences",
         "traffic",
@@ -147,17 +145,18 @@ def test_figures_are_svg_that_follows_the_page(sweep, tmp_path):
     rounds = next(text for name, text in files.items() if name.startswith("rounds"))
     assert ">FedSSA</text>" in rounds and ">Standalone</text>" in rounds
     assert set(made.absent) == {"t-SNE of test representations"}
-    ids = re.findall(r'id="([^"]+)"', (tmp_path / "out" / "report.html").read_text())
+    ids = re.findall(r'id="([^"]+)"', (folder / "out" / "report.html").read_text())
     assert len(ids) == len(set(ids))
 
 
-def test_a_second_report_removes_what_the_first_made_and_nothing_else(sweep, tmp_path):
-    out = tmp_path / "out"
-    make_run(sweep, "fd", 0, [[1.0] * 4], lr=0.5)
-    report([sweep], out, models=False, formats=["csv", "md"])
+def test_a_second_report_removes_what_the_first_made_and_nothing_else(tmp_path):
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    make_run(runs, "standalone", 0, [[1.0] * 4])
+    make_run(runs, "fd", 0, [[1.0] * 4], lr=0.5)
+    report([runs], out, models=False, formats=["csv", "md"])
     (out / "tables" / "notes.txt").write_text("mine")
-    shutil.rmtree(sweep / "fd-s0")
-    made = report([sweep], out, models=False, formats=["csv"])
+    shutil.rmtree(runs / "fd-s0")
+    made = report([runs], out, models=False, formats=["csv"])
     names = {path.stem for path in (out / "tables").glob("*.csv")}
     assert (
         names == {table.name for table in made.tables} and (out / "tables" / "notes.txt").exists()
@@ -165,25 +164,27 @@ def test_a_second_report_removes_what_the_first_made_and_nothing_else(sweep, tmp
     assert not (out / "tables.md").exists() and (out / "runs.csv").exists()
 
 
-def test_a_report_that_cannot_be_written_changes_nothing(sweep, tmp_path, monkeypatch):
+def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
     def full(*_args, **_more):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    out = tmp_path / "report"
-    report([sweep], out, models=False)
+    out, runs = tmp_path / "report", tmp_path / "runs"
+    for method in ("standalone", "fedssa"):
+        make_run(runs, method, 0, [[1.0] * 4])
+    report([runs], out, models=False)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    shutil.rmtree(next(path for path in sweep.iterdir() if path.name.startswith("fedssa")))
+    shutil.rmtree(runs / "fedssa-s0")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
         with pytest.raises(UserError, match="No space left on device"):
-            report([sweep], out, models=False)
+            report([runs], out, models=False)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     with pytest.raises(UserError, match="is a folder of runs"):
-        report([sweep], sweep, models=False)
+        report([runs], runs, models=False)
 
 
-def test_the_command(sweep, tmp_path, capsys):
-    out = tmp_path / "out"
+def test_the_command(reported, tmp_path, capsys):
+    out, sweep = tmp_path / "out", reported[0] / "sweep"
     assert execute(["report", str(sweep), "--out", str(out), "--no-models", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["page"] == str(out / "report.html") and said["runs"] == 10
@@ -210,11 +211,11 @@ def test_t_sne_is_drawn_from_states_and_says_why_not(tmp_path):
     assert "'standalone': " in made.absent[figure.title] and "state" in made.absent[figure.title]
 
 
+@pytest.mark.network
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-def test_in_a_browser_at_400_pixels_in_the_dark(sweep, tmp_path):
+def test_in_a_browser_at_400_pixels_in_the_dark(reported, tmp_path):
     from selenium import webdriver  # noqa: PLC0415
 
-    report([sweep], tmp_path / "out", models=False)
     options = webdriver.ChromeOptions()
     for word in (
         "--headless", "--no-sandbox", "--disable-gpu", "--blink-settings=preferredColorScheme=0",
@@ -222,7 +223,7 @@ def test_in_a_browser_at_400_pixels_in_the_dark(sweep, tmp_path):
     ):  # fmt: skip
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "out"))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(reported[0] / "out"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = webdriver.Chrome(
@@ -246,7 +247,7 @@ def test_in_a_browser_at_400_pixels_in_the_dark(sweep, tmp_path):
             assert script(first) == "FedSSA"
             script(
                 "location.hash = arguments[0]",
-                "partition-" + load_sweep(sweep).comparisons[0].setting.slug,
+                "partition-" + load_sweep(reported[0] / "sweep").comparisons[0].setting.slug,
             )
             assert script("return document.querySelector('details.setting').open")
             assert not [

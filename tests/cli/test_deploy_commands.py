@@ -55,7 +55,6 @@ MISTAKES = (
     (["node", "tls/clients/a.pub", "--server", "h", *SHARE], "not a private key"),
     ([*NODE, "--split", "tls/ca.crt"], "--split: only used with --data"),
     ([*NODE, "--public", "tls/nowhere"], "--public: '"),
-    ([*NODE, "--model", "cnn-9"], "'cnn-9' is unknown"),
     (["status", "--superlink", "tls"], "fedhet server"),
     (["status", "--superlink", "127.0.0.1:9093"], "'127.0.0.1:9093' is not a folder of"),
     (["unit", "client"], "server or node"),

@@ -110,7 +110,7 @@ def test_a_run_says_its_notes_once_nothing_is_wrong(capsys, here):
         "fedhet: note: fraction=0.01 of 4 clients is 0.04: one of 4 is trained in each round",
     ]
     assert execute(["resume", "runs/r", "rounds=2", "actors=3"]) == 0
-    assert "note: actors=3 changes nothing" in capsys.readouterr().err
+    assert "note: actors=3 has no effect" in capsys.readouterr().err
     keys = {"models": ["cnn-5"], "rounds": 1, "clients": 2, "dataset": "synthetic:60x4"}
     fedhet.run("quickstart", engine="inline", actors=2, **keys)
     assert "note: actors=2 has no effect" in capsys.readouterr().err

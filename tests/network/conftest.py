@@ -1,8 +1,10 @@
-"""What a file of tests shares: a federation of three SuperNodes."""
+"""What the files of tests share: a federation of three SuperNodes, as long as a test needs it."""
 
 import pytest
 from helpers.pace import PATIENCE
 from network.federation import Federation
+
+RUNNING: list[Federation] = []
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout reads the mark
@@ -12,9 +14,17 @@ def pytest_runtest_protocol(item: pytest.Item):
     return (yield)
 
 
-@pytest.fixture(scope="package")
+def pytest_runtest_teardown(nextitem: pytest.Item | None):
+    """End the federation before a test that does without it: nodes that wait compute, too."""
+    if "federation" not in getattr(nextitem, "fixturenames", ()):
+        for federation in RUNNING:
+            federation.stop()
+
+
+@pytest.fixture(scope="session")
 def _federation(tmp_path_factory):
     federation = Federation(tmp_path_factory.mktemp("net"), 3)
+    RUNNING.append(federation)
     try:
         yield federation
     finally:

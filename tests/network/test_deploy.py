@@ -1,10 +1,11 @@
-"""A federation with TLS by default: the bytes of a simulation, and a sum of which a node dies."""
+"""A federation with TLS has the simulation's bytes, also where a node dies within a masked sum."""
 
 import contextlib
 import json
 import sqlite3
 from pathlib import Path
 
+import pytest
 from helpers.programs import wait_for
 from network.federation import simulated_hash
 
@@ -12,6 +13,7 @@ SUMS = {"method": "lg_fedavg", "local_epochs": 20, "sum_min": 2}
 ROUNDS = 100  # more than pass until node 1 is caught in one
 
 
+@pytest.mark.network
 def test_a_federation_gives_the_bytes_of_a_simulation(federation):
     run = federation.whole().run("bytes", rounds=2)
     summary = run.result()
@@ -69,3 +71,8 @@ def test_a_node_killed_between_its_upload_and_the_unmasking_stays_in_the_sum(fed
     assert whole[-1]["sha256"] == simulated_hash(tmp_path, **twin)
     told = (run.folder / "rounds.jsonl").read_text() + (run.folder / "summary.json").read_text()
     assert '"clients.csv": "the server learned' in told and "train-images" not in told
+    found = json.loads(federation.do("status", "--superlink", "tls", "--json").stdout)
+    assert {"0": "online", "1": "online"}.items() <= {
+        node["name"]: node["status"] for node in found["nodes"]
+    }.items()
+    assert found["runs"][0]["method"] == "lg_fedavg" and found["runs"][0]["round"] >= last

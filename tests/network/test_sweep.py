@@ -1,4 +1,4 @@
-"""``fedhet sweep`` with real cells: killed in the middle, it ends in the same bytes."""
+"""``fedhet sweep`` with real cells: killed or beside another one, it ends in the same bytes."""
 
 import json
 import subprocess
@@ -12,17 +12,24 @@ from helpers.programs import wait_for
 
 from fedhet.cli.app import execute
 from fedhet.engines.system import script
+from fedhet.sweeps.grid import read_cells
+from fedhet.testing import simulate
 
-pytestmark = pytest.mark.network
 PRESET = {
     "method": "fedssa", "dataset": "synthetic:240x4", "clients": 3, "models": ["cnn-5"],
-    "local-epochs": 1, "batch-size": 16, "rounds": 30, "grid": {"seed": [0, 1]},
+    "image-size": 16, "local-epochs": 1, "batch-size": 16, "rounds": 30,
 }  # fmt: skip
 
 
-def start(folder: Path, name: str, preset: str = "tiny.yaml") -> subprocess.Popen[str]:
-    words = [script("fedhet"), "sweep", str(folder / preset), "--out", str(folder / name)]
-    return subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True)
+def preset(folder: Path, name: str, *seeds: int) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(PRESET | {"grid": {"seed": list(seeds)}}))
+    return path
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    words = [script("fedhet"), "sweep", str(path), "--out", str(path.parent / "out"), "--json"]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -32,33 +39,39 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def statuses(folder: Path) -> list[str]:
-    return [json.loads(path.read_text())["status"] for path in folder.glob("*/summary.json")]
+def alone(path: Path) -> dict[str, str]:
+    """The hashes of a preset's cells, each run by itself."""
+    found = {}
+    for cell in read_cells(path, []):
+        config = cell.config.model_copy(update={"out": str(path.parent / "alone")})
+        found[cell.name] = simulate(config)[0].read_summary()["run_sha256"]
+    return found
 
 
-def cells_in(folder: Path) -> int:
-    return sum(len(path.read_text().splitlines()) > 2 for path in folder.glob("*/rounds.jsonl"))
-
-
-def test_cells_end_with_a_killed_sweep_and_two_others_share_them_with_the_same_bytes(
-    tmp_path,
-) -> None:
-    """The command alone is killed, and two sweeps go on side by side."""
-    for preset in ("tiny.yaml", "other.yaml"):
-        (tmp_path / preset).write_text(yaml.safe_dump(PRESET))
-    killed, lines = start(tmp_path, "shared"), tmp_path / "shared"
-    wait_for(lambda: cells_in(lines) > 0, "a cell is in its rounds", pause=0.02)
+def test_a_killed_sweep_ends_its_cells_and_goes_on_with_them(tmp_path) -> None:
+    """The command alone is killed, while a cell is in its rounds."""
+    path, out = preset(tmp_path, "tiny", 0), tmp_path / "out"
+    killed = start(path)
+    wait_for(
+        lambda: any(len(p.read_bytes().splitlines()) > 1 for p in out.glob("*/rounds.jsonl")),
+        "a cell is in its rounds", pause=0.02,
+    )  # fmt: skip
     cells = psutil.Process(killed.pid).children(recursive=True)
     killed.kill()
     killed.communicate()
     _, alive = psutil.wait_procs(cells, PATIENCE)
     assert cells and not alive
-    assert set(statuses(lines)) == {"stopped"}
+    (summary,) = out.glob("*/summary.json")
+    assert json.loads(summary.read_text())["status"] == "stopped"
+    assert execute(["sweep", str(path), "--out", str(out)]) == 0
+    assert hashes(out) == alone(path)
 
-    both = [start(tmp_path, "shared", preset) for preset in ("tiny.yaml", "other.yaml")]
+
+@pytest.mark.network
+def test_two_sweeps_share_their_cells(tmp_path) -> None:
+    paths = [preset(tmp_path, name, 0, 1) for name in ("tiny", "other")]
+    both = [start(path) for path in paths]
     ended = [json.loads(one.communicate(timeout=PATIENCE)[0])["cells"] for one in both]
     assert [one.returncode for one in both] == [0, 0]
     assert [cell["state"] for cells in ended for cell in cells] == ["finished"] * 4
-    whole = ["sweep", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "whole")]
-    assert execute(whole) == 0
-    assert len(hashes(lines)) == 2 and hashes(lines) == hashes(tmp_path / "whole")
+    assert len(hashes(tmp_path / "out")) == 2 and hashes(tmp_path / "out") == alone(paths[0])

@@ -12,6 +12,10 @@ import psutil
 PATIENCE = 240.0  # seconds after which a wait is a hang, on however busy a machine
 PROXIES = dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy"), "http://127.0.0.1:9")  # nobody
 NOTEBOOK = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1"}
+BARE = {
+    "PATH": "", "SHELL": "/bin/none", "HOME": "/proc/none", "LC_ALL": "C", "PYTHONUTF8": "0",
+    "NO_COLOR": "1", "TERM": "dumb", "no_proxy": "localhost,.hospital.org",
+}  # fmt: skip
 WORK = ("dataset=synthetic:80x4", "models=cnn-5", "clients=2", "local-epochs=1", "batch-size=16")
 
 

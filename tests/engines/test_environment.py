@@ -1,6 +1,6 @@
-"""An environment that is not the developer's changes no result; each run has several variables.
+"""An environment that is not the developer's changes no result.
 
-A terminal's and proxies' stand for a command in test_inline.py as well.
+Commands with a notebook's variables, bare ones and proxies: test_inline.py and test_processes.py.
 """
 
 import json
@@ -9,32 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines.commands import NOTEBOOK, PROXIES, WORK, Command, run, summary
+from engines.commands import NOTEBOOK, PROXIES, WORK, Command, summary
 
 from fedhet.cli.app import execute
-from fedhet.config.load import load_config
-from fedhet.engines.session import find_preset
 from fedhet.engines.system import direct, free_ports
-from fedhet.testing import simulate
-
-BARE = {
-    "PATH": "", "SHELL": "/bin/none", "HOME": "/proc/none", "LC_ALL": "C", "PYTHONUTF8": "0",
-    "NO_COLOR": "1", "TERM": "dumb", "no_proxy": "localhost,.hospital.org",
-}  # fmt: skip
-
-
-def test_variables_change_nothing(tmp_path):
-    """On one CPU, as `taskset -c`, and with one worker then."""
-    where = f"out={tmp_path / 'twin'}"
-    twin, _ = simulate(load_config(find_preset("quickstart"), [*WORK, "rounds=1", where]))
-    cpu = min(os.sched_getaffinity(0))
-    alone = {"preexec_fn": lambda: os.sched_setaffinity(0, {cpu})}
-    env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"} | PROXIES | BARE
-    code, out, err = run(tmp_path, "bare", "rounds=1", env=env, **alone).end()
-    assert code == 0, err
-    assert out.splitlines()[-1] == str(tmp_path / "bare")
-    assert summary(tmp_path / "bare")["run_sha256"] == summary(twin.path)["run_sha256"]
-    assert "2 clients, 1 training process(es)" in err
 
 
 @pytest.mark.network

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engines.commands import WORK, Command, run, summary
+from engines.commands import BARE, PROXIES, WORK, Command, run, summary
 
 from fedhet.config.load import build_config, load_config
 from fedhet.engines import grid
@@ -97,8 +97,9 @@ def test_clients_that_die_or_hang_are_left_out_and_named(tmp_path, monkeypatch):
 
 
 def test_a_command_leaves_nothing_and_its_run_goes_on(tmp_path):
-    """Ctrl-C, then kill -9, then another engine to the end."""
-    command = run(tmp_path, "cut", "rounds=400", "actors=2")
+    """Ctrl-C in a bare environment, then kill -9 on one CPU, as `taskset -c`, with one worker."""
+    env = {k: v for k, v in os.environ.items() if k.lower() != "no_proxy"} | PROXIES | BARE
+    command = run(tmp_path, "cut", "rounds=400", "actors=2", env=env)
     command.wait_rounds(1)
     assert len(command.children) == 3
     command.process.send_signal(signal.SIGINT)
@@ -107,10 +108,13 @@ def test_a_command_leaves_nothing_and_its_run_goes_on(tmp_path):
     assert summary(command.folder)["status"] == "stopped"
     finished = len(command.rounds())
 
-    command = Command(command.folder, "resume", str(command.folder))
+    cpu = min(os.sched_getaffinity(0))
+    alone = {"preexec_fn": lambda: os.sched_setaffinity(0, {cpu})}
+    command = Command(command.folder, "resume", str(command.folder), "actors=0", **alone)
     command.wait_rounds(finished + 1)
     command.process.kill()
-    assert command.end()[0] == -signal.SIGKILL
+    code, _, said = command.end()
+    assert code == -signal.SIGKILL and "2 clients, 1 training process(es)" in said
     done = len(command.rounds())
     assert finished < done < 400
 

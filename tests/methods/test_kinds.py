@@ -58,7 +58,9 @@ def test_every_method_trains_every_kind(tmp_path, method, kind):
     assert record["replied"] == len(models) and not record["failures"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [k if k == TABLE else pytest.param(k, marks=pytest.mark.matrix) for k in KINDS]
+)
 def test_every_built_in_model_trains(tmp_path, kind):
     names = (*MODELS[kind], *(name for name in MORE[kind] if name in DEEP))
     values = keys("standalone", kind, models=list(names), clients=len(names), rounds=1)

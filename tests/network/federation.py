@@ -223,8 +223,11 @@ class Run:
             assert self.process.running(), self.process.log.read_text()
             rounds = self._next_round(rounds)
 
-    def catch(self, federation: Federation, k: int) -> psutil.Process:
-        """Node k's process, stopped while it trains; whichever round that is."""
+    def catch(self, federation: Federation, k: int, pause: float = 0.02) -> psutil.Process:
+        """Node k's process, stopped while it trains; whichever round that is.
+
+        ``pause`` is shorter than training lasts: every look costs some milliseconds.
+        """
         held: list[psutil.Process | None] = []
 
         def stopped() -> bool:
@@ -232,7 +235,7 @@ class Run:
             held[:] = [federation.caught(self, k)]
             return held[0] is not None
 
-        wait_for(stopped, f"node {k} trains", pause=0.02)
+        wait_for(stopped, f"node {k} trains", pause)
         assert held[0] is not None
         return held[0]
 

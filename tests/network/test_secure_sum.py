@@ -19,7 +19,7 @@ def test_a_node_killed_before_its_upload_is_left_out_of_the_sum(tmp_path, nodes)
         run = federation.run("masked", **SUMS, clients=nodes, round_timeout=round_timeout(nodes))
         run.wait_rounds(1)
         victim = nodes - 1
-        run.catch(federation, victim)
+        run.catch(federation, victim, pause=0.1)
         last = len(run.rounds()) + 1
         federation.nodes[victim].kill()
         run.wait_rounds(last)

@@ -255,4 +255,4 @@ def test_a_server_that_asks_one_client_for_its_accuracy_is_refused(tmp_path) -> 
         grid.answer = ask_more
 
     simulate(config(tmp_path, method="lg_fedavg", max_images=100), before=lying)
-    assert said == ["Refused: an accuracy of one client alone is not told"] * 4
+    assert said == ["Refused: with sum-metrics a single accuracy is not sent"] * 4

@@ -46,7 +46,7 @@ BROKEN = (
     ("shared-models: false", {"method": "fml"}, "shared-models: .* fml shares a model"),
     ("min-noise: 0.5", {}, "min-noise: this site allows at least 0.5, and the run has 0"),
     ("min-noise: 0.5", NOISE, "min-noise: .* the run has 0.1"),
-    ("class-counts: false", {}, "class-counts: .* method fedssa tells them"),
+    ("class-counts: false", {}, "class-counts: .* only runs with secure-sum"),
     ("secure-sum: required", {}, "secure-sum: this site allows only masked sums, and"),
     ("secure-sum: required", SUMS | {"secure_sum": "unmasked"}, "secure-sum: .* unmasked"),
     ("secure-sum: required", SUMS | {"sum_metrics": False}, "secure-sum: .* sum-metrics is false"),

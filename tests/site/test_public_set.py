@@ -88,7 +88,7 @@ def test_copies_in_other_places_are_the_same_and_other_images_are_refused(tmp_pa
     (record,) = run.read_rounds()
     assert (record["replied"], record["seen"]) == (2, 4)
     reasons = [failure["reason"] for failure in record["failures"]]
-    assert any("another public data set: '10 examples, sha256" in reason for reason in reasons)
+    assert any("another public data set ('10 examples, sha256" in reason for reason in reasons)
     assert any(reason.startswith("public-data (its log") for reason in reasons), reasons
     assert not any("\n" in reason or str(tmp_path) in reason for reason in reasons)
 
@@ -98,7 +98,7 @@ def test_a_deployed_node_takes_no_path_from_the_run(tmp_path):
     assert own_copy(config, {"public-path": "/mine"}, simulated=False).public_path == "/mine"
     assert own_copy(config, {}, simulated=False).public_path == ""
     assert own_copy(config, {"public-path": "/mine"}, simulated=True) is config
-    with pytest.raises(RunFailed, match="public-data: its own copy of the public"):
+    with pytest.raises(RunFailed, match="public-data: its copy of the public data set is missing"):
         deployed(tmp_path, ["", ""], method="everybody", public_path=pictures(tmp_path / "p"))
 
 

@@ -150,7 +150,7 @@ def test_every_limit_has_a_word_and_every_word_a_meaning():
 
 def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):
     config = tiny(tmp_path, method="standalone", lr=1e30, rounds=2, max_skipped_rounds=5)
-    with pytest.raises(RunFailed, match="'model/.*' is not finite after round 1: "):
+    with pytest.raises(RunFailed, match="'model/.*' is not finite after round 1, so "):
         simulate(config)
     (run,) = (tmp_path / "runs").iterdir()
     for record in RunFolder(run).read_rounds():

@@ -32,7 +32,7 @@ Connection = Annotated[
 ]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="import the code that it names, which then runs as you"),
+    typer.Option("--trust", help="import code that a run or model names, which then runs as you"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 PLAIN_INTERVAL = 5.0  # seconds between lines where no bar can be drawn

@@ -247,7 +247,7 @@ def status(
     ] = Path("tls"),
     as_json: Json = False,
 ) -> None:
-    """Nodes with their models, examples, last rounds and failures, and the runs."""
+    """List nodes with model, examples, last round and failures, and the runs."""
     from fedhet.deploy.control import Control, ServerFolder, collect
     from fedhet.deploy.network import Waiting
     from fedhet.records.summary import percent

@@ -34,11 +34,14 @@ CLASSES = 10  # of models that are listed without a data set
 def init(
     path: Annotated[str, typer.Argument(metavar="FILE", help="a table, texts, signals, images")],
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="what you know of it")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="keys that correct or add to the guesses"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the preset to write; FILE.yaml here")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the preset to write; default: FILE.yaml in this folder")
+    ] = None,
 ) -> None:
-    """Say what a file of yours holds, and write a preset that runs it."""
+    """Print what is recognised in a file of yours, and write a preset for it."""
     loading(as_json=False)
     from fedhet.config.load import build_config, read_overrides
     from fedhet.data.describe import initialise
@@ -117,7 +120,7 @@ def keys(
     word: Annotated[
         str | None,
         typer.Argument(
-            metavar="METHOD|WORD", help="add this method's own keys; or all that speak of the word"
+            metavar="METHOD|WORD", help="also this method's keys, or only keys with this word"
         ),
     ] = None,
     as_json: Json = False,

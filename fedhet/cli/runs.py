@@ -48,7 +48,7 @@ def run(  # noqa: PLR0913, PLR0917  (one argument per option)
     name: Annotated[str | None, typer.Option(help="name of the run folder")] = None,
     superlink: Connection = None,
     watching: Annotated[
-        bool, typer.Option("--watch", help="serve a page of it meanwhile, as `fedhet watch` does")
+        bool, typer.Option("--watch", help="serve a page while it runs, as `fedhet watch` does")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -123,7 +123,7 @@ def resume(  # noqa: PLR0913, PLR0917
     ] = None,
     superlink: Connection = None,
     accept_lost: Annotated[
-        bool, typer.Option(help="go on without the clients whose states are gone or damaged")
+        bool, typer.Option(help="continue without the clients whose states are lost or damaged")
     ] = False,
     trust: Trust = False,
     as_json: Json = False,

@@ -190,7 +190,7 @@ def load_inputs(value: Any) -> Inputs:
         error = errors.errors(include_url=False, include_input=False)[0]
         where = ".".join(one_line(part, 80) for part in error["loc"])
         raise ValueError(
-            f"inputs: {where or 'no description of examples'}: {error['msg']}"
+            f"inputs: {where or 'not a description of examples'}: {error['msg']}"
         ) from None
     except (TypeError, ValueError):
         raise ValueError(

@@ -197,7 +197,7 @@ def test_weighting_is_refused_where_nothing_is_weighted():
     for method in METHODS:
         values = {"method": method, "weighting": "uniform"}
         if method in UNWEIGHTED:
-            with pytest.raises(UserError, match=f"^weighting: 'uniform' changes .*{method}"):
+            with pytest.raises(UserError, match=f"^weighting: 'uniform' has no effect .*{method}"):
                 build_config(values)
         else:
             assert build_config(values).weighting == "uniform"

@@ -87,7 +87,7 @@ def test_a_node_of_other_examples_is_refused_in_the_handshake(tmp_path):
             "shape (3, 32, 32)"
         ),
         '{"kind": "signal", "shape": [6, 128]}': "signal of shape (6, 128), but this run's are",
-        "nonsense": "inputs: no description of examples",
+        "nonsense": "inputs: not a description of examples",
     }
 
     def lie(node, message, reply):

@@ -85,10 +85,10 @@ def test_quick_takes_a_tenth_of_the_rounds_and_a_fifth_of_the_epochs(tmp_path) -
         ({"seed": [0, 1]}, [["seed", "partition-sed"]], "paired: 'partition-sed' is not a key"),
         ({"seed": [0]}, "seed", "give a list of keys"),
         ("seed", ["seed"], "a map of keys to lists"),
-        ({1: [2]}, [], "'1' is not a key"),
+        ({1: [2]}, [], "'1' is not allowed: a key is a text"),
         ({"engine": ["ray", "inline"]}, [], "grid: 'engine' changes no result"),
         ({"seed": [True]}, [], "seed: 'true' is not allowed: a whole number is needed"),
-        ({"seed": [0, 1], "lr": [1, 2]}, [["seed", "lr"], ["lr"]], "'lr' is named twice"),
+        ({"seed": [0, 1], "lr": [1, 2]}, [["seed", "lr"], ["lr"]], "'lr' is in two groups"),
     ],
 )
 def test_a_wrong_grid_is_one_line(tmp_path, grid, paired, says) -> None:

@@ -136,7 +136,7 @@ def test_a_folder_that_is_another_cells_is_a_failure_and_is_left_alone(cells, tm
     found = Sweep.open("s", tmp_path, cells[:3], work.pretend)
     states = [(job.state, job.due) for job in found.jobs]
     assert states == [("failed", False), ("finished", False), ("finished", False)]
-    assert "another cell's: method is lg_fedavg, not standalone; remove '" in found.jobs[0].reason
+    assert "another cell: method is lg_fedavg, not standalone; remove '" in found.jobs[0].reason
     found.run(1, lambda now: None)
     assert found.jobs[0].state == "failed" and (renamed / "summary.json").exists()
 

@@ -99,7 +99,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line(cells, tmp_path, monkeypatch) -> N
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(sweep, "write_json", full)
-    with pytest.raises(RunFailed, match=r"cannot go on: No space left on device; when"):
+    with pytest.raises(RunFailed, match=r"cannot continue: No space left on device; when"):
         found.run(1, nothing)
     assert not found.running()
     monkeypatch.undo()

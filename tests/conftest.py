@@ -9,8 +9,8 @@ import pytest
 
 REAL = ("network", "engines", "sweeps", "docs", "deploy")  # folders, in this order
 LONG = (
-    "test_every_method.py", "test_sum_rounds.py", "test_same_bytes.py", "test_replies.py",
-    "test_new.py",
+    "test_every_method.py", "test_export.py", "test_same_bytes.py", "test_replies.py",
+    "test_sum_rounds.py", "test_report.py",
 )  # fmt: skip
 FIRST = (*REAL, *LONG, "hostile", "examples", "sums", "strategies", "methods", "cli", "export")
 

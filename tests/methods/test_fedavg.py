@@ -58,7 +58,7 @@ def test_running_statistics_are_sent_and_averaged_like_the_rest(tmp_path):
             sent[config["round"], node] = [arrays_of(one) for one in (message, reply)]
         return reply
 
-    keys = {"common_model": "shufflenet_v2_x1_0", "weighting": "uniform"}
+    keys = {"common_model": "resnet4", "weighting": "uniform"}
     keys["dataset"] = "synthetic:72x4"
     config = fedavg(tmp_path, **keys, evaluate_every=9)
     simulate(config, tamper=watch)
@@ -75,7 +75,7 @@ def test_running_statistics_are_sent_and_averaged_like_the_rest(tmp_path):
 
 def test_a_variance_below_zero_becomes_zero(tmp_path):
     """As noise on an upload may leave one; BatchNorm takes a root of it."""
-    client = make_client(fedavg(tmp_path, common_model="shufflenet_v2_x1_0"), 0, tmp_path)
+    client = make_client(fedavg(tmp_path, common_model="resnet4"), 0, tmp_path)
     arrays = [np.full(a.shape, -0.1, np.float32) for a in client.upload().to_ndarrays()]
     client.receive(type(client.upload())(tuple(arrays)))
     state = client.model.state_dict()

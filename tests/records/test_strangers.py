@@ -85,7 +85,7 @@ def test_states_outside_are_those_that_the_user_names(home, capsys, monkeypatch)
     assert execute(["verify", run]) == 0
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))  # who gets it from us
     assert execute(["verify", run]) == 3
-    assert f"state-dir={home / 'states'}` says so" in capsys.readouterr().err
+    assert f"state-dir={home / 'states'}`" in capsys.readouterr().err
     assert execute(["resume", run, "rounds=2", f"state-dir={home / 'states'}"]) == 0
     assert execute(["verify", run]) == 0
 

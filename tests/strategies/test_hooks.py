@@ -148,7 +148,7 @@ class Growing(LGFedAvgStrategy):
 
 
 def test_state_that_is_not_in_arrays_is_caught_by_the_contract(tmp_path, own):
-    with pytest.raises(AssertionError, match="beside `arrays`"):
+    with pytest.raises(AssertionError, match="keeps in `arrays`"):
         check_method(own(Growing, METHODS["lg_fedavg"].client), tmp_path, **TINY)
 
 

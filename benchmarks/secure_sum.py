@@ -49,7 +49,7 @@ def masks(clients: int, words: int) -> None:
         for name in alive:
             boxes = collector.boxes_for(name)
             started = time.perf_counter()
-            answer = members[name].unmask(1, attempt, alive, boxes)
+            answer = members[name].open_shares(1, attempt, alive, boxes)
             spent.append(time.perf_counter() - started)
             collector.answer(name, answer)
         figures[f"answer_milliseconds_{gone}_gone"] = median([1e3 * seconds for seconds in spent])

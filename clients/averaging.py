@@ -10,7 +10,7 @@ from fedhet.clients.base import MethodClient
 from fedhet.config.schema import P
 from fedhet.errors import UserError
 from fedhet.models.base import exchanged
-from fedhet.protocol.messages import Word
+from fedhet.protocol.messages import Code
 from fedhet.protocol.payload import Array, ModelArrays, Payload, blank
 from fedhet.rng import torch_seeded
 
@@ -29,7 +29,7 @@ def set_parameters(module: nn.Module, arrays: Sequence[Array]) -> None:
         raise UserError(
             f"the client's module has {len(own)} arrays {own[:3]}..., the strategy sends "
             f"{len(sent)} {sent[:3]}...: 'shared' and 'shared_module' must give the same module",
-            Word.METHOD,
+            Code.METHOD,
         )
     with torch.no_grad():
         for (name, tensor), array in zip(named.items(), arrays, strict=True):

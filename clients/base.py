@@ -23,7 +23,7 @@ from fedhet.models.names import plain_names, with_weights
 from fedhet.models.zoo import small_model
 from fedhet.protocol.checks import check_dtypes, check_forms, finite_norm
 from fedhet.protocol.flower import NumPyClient, Scalar
-from fedhet.protocol.messages import Word, telling
+from fedhet.protocol.messages import Code, coded
 from fedhet.protocol.payload import Array, Empty, Payload
 from fedhet.rng import generator, torch_seed, torch_seeded
 from fedhet.site.limits import Limits, check_steps
@@ -175,7 +175,10 @@ class MethodClient(NumPyClient, Generic[P]):
         return {"": self.infer(inputs)}
 
     def metrics(self) -> dict[str, float]:
-        """Return further numbers of this round; ``rounds.jsonl`` has means weighted by images."""
+        """Return the method's own metrics of this round, by the names in ``metric_ranges``.
+
+        ``rounds.jsonl`` has their means over clients, weighted by images.
+        """
         return {}
 
     # --- what hooks may use ------------------------------------------------------------------
@@ -227,7 +230,7 @@ class MethodClient(NumPyClient, Generic[P]):
         prepare = self.modules.get(PREPARATION, normalise)
         if self.inputs.kind == TOKENS:
             prepare = preparation(self.inputs)
-        with telling(Word.DATA):
+        with coded(Code.DATA):
             return examples_of(self.setup.data, part, self.setup.classes, self.device, prepare)
 
     def seen(self) -> Tensor:
@@ -303,7 +306,7 @@ class MethodClient(NumPyClient, Generic[P]):
         self._set_eval()
         return 0.0, len(self.setup.data.split.test), dict(self.evaluation())
 
-    def finish(self, generation: int, digest: str) -> Tensor:
+    def confusion_matrix(self, generation: int, digest: str) -> Tensor:
         """Return the confusion matrix (C, C) int64 of the test split, after the last round.
 
         ``generation`` and its ``digest`` name the client's last state. The private state keeps
@@ -397,7 +400,7 @@ class MethodClient(NumPyClient, Generic[P]):
     def _go_back_to(self, generation: int, digest: str) -> None:
         """Restore the state that the server names; raise Refused if it is no longer kept."""
         if generation == 0 and not self.setup.store.keeps_start():
-            raise Refused("generation 0 is no longer kept: it has trained since", Word.GENERATION)
+            raise Refused("generation 0 is no longer kept: it has trained since", Code.GENERATION)
         self.restore(generation, digest)
         self._keep_best(generation)
 
@@ -455,7 +458,7 @@ class MethodClient(NumPyClient, Generic[P]):
                 raise Refused(
                     f"generation {generation} does not fit this round's models with "
                     f"{self.classes} classes: {brief(error)}",
-                    Word.STATE,
+                    Code.STATE,
                 ) from error
 
     def _initialised(self) -> Modules:
@@ -478,7 +481,7 @@ class MethodClient(NumPyClient, Generic[P]):
             raise UserError(
                 f"{type(self).__name__}: tensor '{undeclared[0]}' is not declared: add it to "
                 "`initial_tensors`",
-                Word.METHOD,
+                Code.METHOD,
             )
 
     def save(self, generation: int, source: int, metrics: Mapping[str, Scalar]) -> None:

@@ -23,7 +23,7 @@ from fedhet.sums.masks import SumKey, SumTerms
 from fedhet.sums.messages import Cohort, Survivors
 
 NAMES, INSISTING = ("ash", "birch", "cedar", "dogwood", "elm"), ("ash", "birch")
-TERMS = SumTerms(least=3, threshold=4)  # one of five may drop out
+TERMS = SumTerms(min_members=3, threshold=4)  # one of five may drop out
 LIMITS = Limits.model_validate({"secure-sum": "required", "min-sum": 3})  # a site's own file
 COUNTS = {name: np.array([k, 10 + k, 0], np.uint32) for k, name in enumerate(NAMES)}
 
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
     def ask(server: Collector, attempt: int, survivors: tuple[str, ...]) -> None:
         for name in survivors:
             boxes = server.boxes_for(name)[: len(survivors)]
-            opened = site[name].unmask(1, Survivors(survivors, attempt, boxes.tobytes()))
+            opened = site[name].open_shares(1, Survivors(survivors, attempt, boxes.tobytes()))
             server.answer(name, opened)
 
     def ask_all(attempt: int, elms: bytes) -> Collector:

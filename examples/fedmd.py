@@ -28,7 +28,7 @@ from fedhet.config.registry import Method
 from fedhet.config.schema import Params, RunConfig
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, Payload
-from fedhet.strategies.averaging import mean_of_uploads
+from fedhet.strategies.averaging import average_uploads
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
 from fedhet.training.loop import Phase, outputs_on
@@ -78,7 +78,7 @@ class FedMDStrategy(MethodStrategy[FedMDParams]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Return the unweighted mean."""
         equal = [replace(upload, weight=1 / len(uploads)) for upload in uploads]
-        _, mean = mean_of_uploads(equal, self.rule)
+        _, mean = average_uploads(equal, self.rule)
         self.consensus = Scores(np.array([round_ + 1]), mean)
         return {}
 

@@ -5,6 +5,7 @@ From Python: ``run = fedhet.run("quickstart", rounds=3, engine="inline")``, then
 ``fedhet.load_sweep("runs/digits").frame()``; see :class:`fedhet.reports.frame.Runs`.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,24 +38,14 @@ if TOP != HERE:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the Python face, imported when it is used: torch takes seconds."""
+    """Return a public name, imported when it is used: torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'fedhet' has no attribute '{name}'")
-    if name == "Data":
-        from fedhet.data.sources import Data  # noqa: PLC0415
-
-        return Data
-    if name == "Inputs":
-        from fedhet.data.inputs import Inputs  # noqa: PLC0415
-
-        return Inputs
-    if name == "load_sweep":
-        from fedhet.reports.frame import load_sweep  # noqa: PLC0415
-
-        return load_sweep
-    from fedhet import api, errors  # noqa: PLC0415
-
-    return getattr(errors if hasattr(errors, name) else api, name)
+    elsewhere = {
+        "Data": "data.sources", "Inputs": "data.inputs", "load_sweep": "reports.frame",
+        "RunFailed": "errors", "UserError": "errors",
+    }  # fmt: skip
+    return getattr(import_module(f"fedhet.{elsewhere.get(name, 'api')}"), name)
 
 
 def __dir__() -> list[str]:

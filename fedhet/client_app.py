@@ -6,6 +6,7 @@ caches of its process. A failure becomes a reply that names the reason.
 
 import math
 import os
+import secrets
 import sys
 import time
 import traceback
@@ -19,7 +20,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedhet.clients.base import MethodClient, Setup
-from fedhet.config.load import envelope, find_method, from_run_config
+from fedhet.config.load import check_kind, envelope, find_method, from_run_config
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, RunFailed, UserError, brief, one_line
 from fedhet.files import check_id
@@ -27,7 +28,7 @@ from fedhet.models import build_model
 from fedhet.models.names import with_weights
 from fedhet.protocol.checks import read_arrays, read_instruction
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.messages import Reply, Word, answer, message_bytes, new_number, telling
+from fedhet.protocol.messages import MOST, Code, Reply, answer, coded, message_bytes
 from fedhet.rng import one_blas_thread
 from fedhet.site.limits import (
     Limits,
@@ -52,11 +53,11 @@ from fedhet.training.loop import without_denormals
 
 LONGEST = 400  # characters of an error's text; the server cuts a reason at 500
 # Failures that are not bugs, each with its code. They are reported without a traceback.
-KNOWN: dict[type[Exception], Word] = {
-    RunFailed: Word.NOT_FINITE,
-    torch.OutOfMemoryError: Word.MEMORY,
-    MemoryError: Word.MEMORY,
-    UserError: Word.CONFIGURATION,
+KNOWN: dict[type[Exception], Code] = {
+    RunFailed: Code.NOT_FINITE,
+    torch.OutOfMemoryError: Code.MEMORY,
+    MemoryError: Code.MEMORY,
+    UserError: Code.CONFIGURATION,
 }
 app = ClientApp()
 shown: set[tuple[object, ...]] = set()  # places of which this process has printed a traceback
@@ -106,17 +107,17 @@ class Request:
 
     def data(self) -> LocalData:
         """Return this client's id and examples."""
-        with telling(Word.DATA):
+        with coded(Code.DATA):
             return load_local(self.config, self.node, simulated=self.simulated)
 
     def device(self) -> torch.device:
         """Return where this client trains."""
-        with telling(Word.DEVICE):
+        with coded(Code.DEVICE):
             return choose_device(self.config, self.node)
 
     def model(self, data: LocalData) -> str:
         """Return the name of the model that this client trains."""
-        with telling(Word.MODEL):
+        with coded(Code.MODEL):
             return assigned_model(self.config, self.node, data, simulated=self.simulated)
 
     def store(self, client: str) -> FileStore:
@@ -198,7 +199,7 @@ def query(asked: Request) -> Message:
         "inputs": data.dataset.inputs.text(),
     }
     if asked.method.strategy.public_set == "everybody":
-        with telling(Word.PUBLIC):
+        with coded(Code.PUBLIC):
             own = own_copy(config, asked.node, simulated=asked.simulated)
             info["public"] = public_digest(own)
     if config.summed:
@@ -206,8 +207,8 @@ def query(asked: Request) -> Message:
     asked.store(data.client)  # refused where the run began with masked sums
     counts = data.class_counts()
     images = list(counts.values())
-    told = {"seen": list(counts), "images": images, "train-images": sum(images)}
-    return answer(asked.message, info | told)
+    declared = {"seen": list(counts), "images": images, "train-images": sum(images)}
+    return answer(asked.message, info | declared)
 
 
 def _check_own_choices(asked: Request, data: LocalData) -> None:
@@ -217,14 +218,11 @@ def _check_own_choices(asked: Request, data: LocalData) -> None:
         raise Refused(
             "secure-sum needs `classes` in the run's configuration: without it, the names of "
             "this node's folders would be its class list",
-            Word.CLASSES,
+            Code.CLASSES,
         )
-    kind = data.dataset.inputs.kind
-    refuses = asked.method.strategy.refuses
-    if kind in refuses:
-        raise UserError(f"method: '{config.method}' does not work with {kind}: {refuses[kind]}")
+    check_kind(config, data.dataset.inputs.kind)
     if node.get("model"):
-        with telling(Word.MODEL), torch.random.fork_rng(devices=[]):
+        with coded(Code.MODEL), torch.random.fork_rng(devices=[]):
             build_model(
                 str(node["model"]),
                 classes=len(data.dataset.classes),
@@ -274,9 +272,9 @@ def count(asked: Request) -> Message:
 
 @_answers(app.train("agree"))
 @_answers(app.train("unmask"))
-def open_sum(asked: Request) -> Message:
+def unmask(asked: Request) -> Message:
     """Sign the list of survivors, or hand over the shares that unmask the round's sum."""
-    return answer(asked.message, sums.open_masks(asked))
+    return answer(asked.message, sums.answer_unmasking(asked))
 
 
 @_answers(app.evaluate("confusion"))
@@ -285,7 +283,7 @@ def confusion(asked: Request) -> Message:
     if asked.config.summed:
         return count(asked)
     client, what = asked.client(), asked.what
-    matrix = client.finish(what.generation, what.digest)
+    matrix = client.confusion_matrix(what.generation, what.digest)
     places = matrix.nonzero()
     cells = torch.cat([places, matrix[tuple(places.T)][:, None]], dim=1)
     info = {"client": client.setup.data.client, "round": what.round}
@@ -296,7 +294,7 @@ def confusion(asked: Request) -> Message:
 def evaluate(asked: Request) -> Message:
     """Return the accuracy of a client that did not train in this round."""
     if asked.config.summed and asked.config.sum_metrics:
-        raise Refused("with sum-metrics a single accuracy is not sent", Word.INSTRUCTION)
+        raise Refused("with sum-metrics a single accuracy is not sent", Code.INSTRUCTION)
     client, what = asked.client(), asked.what
     _, images, metrics = client.evaluate([], what.fit_config())
     numbers = {k: float(v) for k, v in metrics.items()}
@@ -318,21 +316,21 @@ def _failure(message: Message, error: Exception) -> Message:
     if isinstance(error, torch.OutOfMemoryError):
         text = _out_of_memory()
     code = code_of(error)
-    lost = code is Word.STATE_LOST
+    lost = code is Code.STATE_LOST
     if is_simulated():
         return answer(message, {"error": text, "state-lost": lost})
-    if code is Word.LIMITS_FILE and error.__cause__ is not None:
+    if code is Code.LIMITS_FILE and error.__cause__ is not None:
         text = one_line(f"{text} ({error.__cause__})")  # what is wrong with the site's own file
-    number = new_number()
+    number = 1 + secrets.randbelow(MOST)
     print(f"fedhet: failed (no. {number}): {text}", file=sys.stderr, flush=True)
     return answer(message, {"error": code.value, "log": number, "state-lost": lost})
 
 
-def code_of(error: Exception) -> Word:
+def code_of(error: Exception) -> Code:
     """Return the code that a deployed node sends for an error."""
     if isinstance(error, UserError) and error.code:
-        return Word(error.code)
-    return next((word for kind, word in KNOWN.items() if isinstance(error, kind)), Word.UNEXPECTED)
+        return Code(error.code)
+    return next((code for kind, code in KNOWN.items() if isinstance(error, kind)), Code.UNEXPECTED)
 
 
 def _show(error: Exception) -> None:

@@ -49,13 +49,13 @@ class Rejected(Exception):
     """A reply, or a sum of replies, that must not be aggregated; the text is the reason."""
 
 
-def nearest(word: str, allowed: Iterable[str], least: float = 0.5) -> str:
+def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
     """Return a hint such as "(did you mean 'x'?)" with the closest allowed word, or nothing.
 
-    ``least`` is the likeness that it must have, 1 for the same word.
+    ``cutoff`` is the likeness that it must have, 1 for the same word.
     """
     by_lower = {name.lower(): name for name in allowed}
-    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=least)
+    close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
     return f" (did you mean '{by_lower[close[0]]}'?)" if close else ""
 
 

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,33 +29,16 @@ from fedhet.errors import Damaged, UserError, one_line
 CLIENT_ID = r"[A-Za-z0-9._-]{1,64}"
 NOBODY = "the round"  # in a list of failures: no client's id
 _ID_HINT = "up to 64 of A-Z a-z 0-9 . _ -"
-_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_LARGE = 1 << 64  # whole numbers from here on fit no array and no seed
 _DEPTH = 100  # levels of a YAML file
-_MANY_DIGITS = re.compile(r"[0-9]{20}")
-_umask = threading.Lock()
 # What a spreadsheet takes for a formula; a number, or an interval, is none for all its signs.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _NUMBER = re.compile(r"[-+]?[0-9.,]*%?( \[[-+0-9., ]+\])?")
-_inside: list[int] = []  # the process's own umask while somebody makes private files
 
 
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Make folders (0700) and files (0600) that only their owner can read, meanwhile.
-
-    The umask belongs to the whole process; whoever leaves last puts the old one back.
-    """
-    with _umask:
-        before = os.umask(0o077)
-        _inside.append(_inside[0] if _inside else before)
-    try:
-        yield
-    finally:
-        with _umask:
-            before = _inside.pop()
-            if not _inside:
-                os.umask(before)
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner alone (0700)."""
+    for folder in reversed([place for place in (path, *path.parents) if not place.exists()]):
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def plain_path(path: str | os.PathLike[str]) -> Path:
@@ -130,9 +112,9 @@ def replacing(
     temporary = path.with_name(f".{path.name}{owner}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with private_files() if private else contextlib.nullcontext():
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            yield temporary
+        mode = 0o600 if private else 0o666
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield temporary
         if synced:
             sync(temporary)
         temporary.replace(path)
@@ -155,10 +137,11 @@ def appearing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        with private_files():
-            temporary.mkdir(parents=True)
-            yield temporary
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(mode=0o700)
+        yield temporary
         for file in (*temporary.rglob("*"), temporary):
+            file.chmod(0o700 if file.is_dir() else 0o600)
             sync(file)
         temporary.rename(path)
     finally:
@@ -242,41 +225,9 @@ def client_order(client: str) -> tuple[int, int, str]:
 
 def cpus() -> int:
     """Return the number of CPUs that this process may use, by affinity and cgroup quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, math.ceil(min(allowed or 1, _cpu_quota())))
+    from joblib.externals.loky import cpu_count  # noqa: PLC0415  (only a run asks)
 
-
-def _cpu_quota() -> float:
-    """CPUs that the cgroups of this process, and those above it, are limited to."""
-    quota = math.inf
-    try:
-        lines = _OWN_CGROUPS.read_text("utf-8").splitlines()
-    except OSError:
-        return quota
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = _CGROUPS / controllers if controllers else _CGROUPS
-        inner = base / path.lstrip("/")
-        for folder in (inner, *inner.parents):
-            if controllers:  # cgroup v1
-                limit = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-            else:
-                limit = _number(folder / "cpu.max"), _number(folder / "cpu.max", 1)
-            if limit[0] > 0 and limit[1] > 0:
-                quota = min(quota, limit[0] / limit[1])
-            if folder == base:
-                break
-    return quota
-
-
-def _number(path: Path, word: int = 0) -> float:
-    """Return a word of a cgroup's file as a number; -1 for ``max`` and for a missing file."""
-    try:
-        return float(path.read_text("utf-8").split()[word])
-    except (OSError, ValueError, IndexError):
-        return -1.0
+    return int(cpu_count())
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -308,13 +259,6 @@ def decoded(data: bytes, source: str) -> str:
         raise Damaged.at(source, f"line {line}", "not UTF-8") from error
 
 
-def _is_large(value: Any) -> bool:
-    """Return whether a whole number in plain values needs more than 64 bits."""
-    if isinstance(value, dict | list):
-        return any(map(_is_large, value.values() if isinstance(value, dict) else value))
-    return type(value) is int and abs(value) >= _LARGE
-
-
 def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> dict[str, Any]:
     """Return a JSON object; raise Damaged for anything else, and for NaN and infinity in it."""
     try:
@@ -323,9 +267,6 @@ def parse_object(data: str | bytes, source: str = "JSON", place: str = "") -> di
         raise Damaged.at(source, place, f"not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise Damaged.at(source, place, "not a JSON object")
-    text = data if isinstance(data, str) else data.decode()
-    if _MANY_DIGITS.search(text) and _is_large(value):
-        raise Damaged.at(source, place, "a whole number too large")
     return value
 
 
@@ -411,8 +352,6 @@ def parse_yaml(text: str, source: str = "YAML") -> Any:
         _check_events(text)
         value = yaml.load(text, _Loader)
         json.dumps(value, allow_nan=False)  # plain and finite
-        if _is_large(value):
-            raise ValueError("a whole number too large")
     except yaml.YAMLError as error:
         raise Damaged.at(source, "", f"not valid YAML: {one_line(error)}") from error
     except TypeError as error:

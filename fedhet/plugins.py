@@ -24,7 +24,7 @@ from typing import Any
 
 from fedhet import HERE
 from fedhet.errors import UserError, brief, nearest
-from fedhet.files import private_files, replacing
+from fedhet.files import private_folder, replacing
 
 MAC = "mac"  # field of an identity: its MAC under the key of the user who made it
 MODEL_KEYS = ("architecture", "small-model", "student", "common-model")  # beside `models`
@@ -102,8 +102,7 @@ def _key() -> bytes:
     base = os.environ.get("XDG_STATE_HOME", "")
     path = (Path(base) if base else Path.home() / ".local" / "state") / "fedhet" / "key"
     if not path.exists():
-        with private_files():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         with replacing(path, private=True, synced=True, shared=True) as temporary:
             temporary.write_bytes(secrets.token_bytes(32))
     return path.read_bytes()

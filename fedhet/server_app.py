@@ -18,7 +18,7 @@ from fedhet.engines.launch import Launch
 from fedhet.engines.system import Interrupted
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.flower import is_simulated
-from fedhet.protocol.handshake import Admission, Handshake, Names, Roster
+from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.records.tracker import Tracker
@@ -94,20 +94,16 @@ def run(grid: Grid, launch: Launch, roster: Roster) -> None:
     simulated = is_simulated(grid)
     if simulated:
         folder.states(config)  # Damaged before anything is sent
-    handshake = Handshake(
-        grid,
-        experiment,
-        roster,
-        admission(config),
-        Names(config.client_keys),
-        str(folder.state_dir(config)),
-    )
+    strategy_type = find_method(config.method).strategy
+    public = public_digest(config) if strategy_type.public_set == "everybody" else ""
+    state_dir = str(folder.state_dir(config))
+    handshake = Handshake(grid, experiment, roster, config, state_dir, public)
     expected = len(roster.ids) or config.clients
     handshake.wait(expected, config.start_timeout, folder.wait_for)
     if not roster.classes:
         roster.fix_classes(config.classes, config.max_classes)
     folder.write_partition(roster.counts(), roster.classes)
-    strategy = find_method(config.method).strategy(config, roster)
+    strategy = strategy_type(config, roster)
     strategy.prepare(handshake, folder, kept)
     with Tracker(config, folder.path, experiment) as tracker:
         strategy.start(grid, on_round=tracker.write)
@@ -136,15 +132,6 @@ def declared_inputs(config: RunConfig) -> Inputs | None:
     if config.dataset == "texts" and config.text:  # else the first client has found it
         return Inputs(TOKENS, (config.length,), config.vocabulary, (config.text,))
     return None
-
-
-def admission(config: RunConfig) -> Admission:
-    """Return what clients may declare in this run."""
-    method = find_method(config.method)
-    masked = config.secure_sum == "masked"
-    shared = method.strategy.public_set == "everybody"
-    public = public_digest(config) if shared else ""
-    return Admission(config.max_images, config.max_classes, config.summed, masked, public)
 
 
 def _log_to_stderr() -> None:

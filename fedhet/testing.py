@@ -17,7 +17,7 @@ from flwr.app import Error, Message
 from fedhet.clients.base import MethodClient, Setup
 from fedhet.config.load import build_config, envelope, find_method
 from fedhet.config.schema import RunConfig
-from fedhet.engines.grid import FIRST_NODE, InlineGrid
+from fedhet.engines.grid import FIRST_NODE, Inline, SimulationGrid, answered, contexts_of
 from fedhet.engines.launch import Launch
 from fedhet.protocol.flower import NodeInfo
 from fedhet.protocol.handshake import ClientInfo, Roster
@@ -31,7 +31,7 @@ from fedhet.strategies.base import MethodStrategy, Upload
 Tamper = Callable[[int, Message, Message], Message | None]
 
 
-class LocalGrid(InlineGrid):
+class LocalGrid(SimulationGrid):
     """The inline engine's grid, with nodes that go offline and replies that are tampered with.
 
     ``tamper`` gets the client's number, the message and its reply, and returns the reply that the
@@ -40,7 +40,9 @@ class LocalGrid(InlineGrid):
     """
 
     def __init__(self, text: str, nodes: int, tamper: Tamper | None = None) -> None:
-        super().__init__(text, nodes)
+        super().__init__(Inline(lambda message: self.answer(message)), nodes)  # noqa: PLW0108  (tests set it)
+        self.contexts = contexts_of(text, nodes)
+        self.simulated = True
         self.tamper = tamper
         self.identities: dict[int, tuple[str, bytes]] = {}
         self.online = set(self.contexts)
@@ -76,8 +78,8 @@ class LocalGrid(InlineGrid):
         node = message.metadata.dst_node_id
         if node not in self.online:
             return Message(Error(code=5, reason="node gone"), reply_to=message)
-        reply = super().answer(message)
-        if self.tamper is None or reply is None:
+        reply = answered(self.contexts, message, simulated=self.simulated)
+        if self.tamper is None:
             return reply
         return self.tamper(node - FIRST_NODE, message, reply)
 

@@ -1,8 +1,8 @@
 """Average one homogeneous module (LG-FedAvg, FedMRL, pFedES, ...), or rows per class.
 
-A method's ``aggregate`` takes the mean of the uploads here: :func:`total_of` and :func:`means_of`
-for modules, :func:`class_sums` and :class:`ClassSums` for rows. Other rules than the mean are
-:func:`mean_of_uploads` and :func:`mean_by_class`.
+A method averages whole payloads by :func:`average_uploads` and rows of classes by
+:func:`average_by_class`, by the rule of the run (``aggregation``). Both build on sums, which
+:func:`sum_uploads` and :func:`sum_by_class` return, since ``combine`` is given sums as well.
 
 theta^t = sum_k (n_k / n) theta_k^t with n summed over the accepted replies of the round
 (FedAvg, McMahan et al. 2017, arXiv 1602.05629, Algorithm 1).
@@ -30,7 +30,7 @@ from fedhet.sums.contribution import Own, Summand, Vector, too_few
 BLOCK = 8  # uploads whose numbers are float64 at a time: they stay in the cache
 
 
-def mean_of_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
+def average_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array, ...]:
     """Return the weighted mean of payloads of equal shapes: float64 sums, float32 result.
 
     A rule other than the mean is taken coordinate by coordinate, without weights.
@@ -38,17 +38,17 @@ def mean_of_uploads(uploads: Sequence[Upload], rule: Rule = MEAN) -> tuple[Array
     if rule.name != "mean":
         columns = zip(*(upload.payload.flat for upload in uploads), strict=True)
         return tuple(rule.middle_of(list(column)) for column in columns)
-    return means_of(total_of(uploads), uploads[0].payload.flat)
+    return means_of(sum_uploads(uploads), uploads[0].payload.flat)
 
 
-def total_of(uploads: Sequence[Upload]) -> Vector:
-    """Return the :func:`weighted_total` of uploads, whose shares add up to 1 but for rounding."""
-    total = weighted_total([u.payload for u in uploads], [u.weight for u in uploads])
+def sum_uploads(uploads: Sequence[Upload]) -> Vector:
+    """Return the :func:`weighted_sum` of uploads, whose shares add up to 1 but for rounding."""
+    total = weighted_sum([u.payload for u in uploads], [u.weight for u in uploads])
     total[-1] = 1.0
     return total
 
 
-def weighted_total(payloads: Sequence[Payload], weights: Sequence[float]) -> Vector:
+def weighted_sum(payloads: Sequence[Payload], weights: Sequence[float]) -> Vector:
     """Return the weighted sum (L + 1,) float64 of flat payloads, and at its end of the weights.
 
     Block by block over the payloads, so that no second copy of all is made.
@@ -59,13 +59,13 @@ def weighted_total(payloads: Sequence[Payload], weights: Sequence[float]) -> Vec
     stop = 0
     for stack in stacks:
         start, stop = stop, stop + stack[0].size
-        total[start:stop] = _weighted_sum(shares, stack).ravel()
+        total[start:stop] = _sum_in_blocks(shares, stack).ravel()
     total[-1] = shares.sum()
     return total
 
 
 def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
-    """Return :func:`weighted_total`'s sum over the weights: float32, of the shapes of ``like``.
+    """Return :func:`weighted_sum`'s sum over the weights: float32, of the shapes of ``like``.
 
     Without any weight ``like`` stays as it is.
     """
@@ -79,7 +79,7 @@ def means_of(total: Vector, like: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(found)
 
 
-def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
+def _sum_in_blocks(weights: Array, arrays: Sequence[Array]) -> Array:
     """Return sum_i weights_i arrays_i, float64, by BLAS: other orders differ in the last bits."""
     total = np.zeros(arrays[0].shape)
     for start in range(0, len(arrays), BLOCK):
@@ -92,14 +92,14 @@ def _weighted_sum(weights: Array, arrays: Sequence[Array]) -> Array:
 class ClassSums:
     """Weighted rows (C, w) summed by class, their weights (C,) and owners (C,), all float64.
 
-    If every row weighs 1 the weights are the owners. A class has a mean if it has ``least`` owners.
+    If every row weighs 1 the weights are the owners. A class with ``min_owners`` has a mean.
     With ``steps`` the rows are steps, from what clients received to what they have now.
     """
 
     rows: Vector
     weights: Vector
     owners: Vector
-    least: int = 1
+    min_owners: int = 1
     steps: bool = False
 
     @classmethod
@@ -117,7 +117,7 @@ class ClassSums:
     @property
     def present(self) -> Array:
         """Return which classes (C,) have a mean."""
-        return (self.owners >= self.least) & (self.weights > 0)
+        return (self.owners >= self.min_owners) & (self.weights > 0)
 
     def means(self, before: Array) -> Array:
         """Return means (C, w) float32; classes without one keep theirs of ``before``."""
@@ -134,10 +134,10 @@ def class_totals(
     """Return a round's total, as ``combine`` is given it, by class."""
     found = ClassSums.of(total, strategy.classes, weighted=weighted)
     strategy.short_classes = too_few(found.owners, strategy.min_owners)
-    return replace(found, least=strategy.min_owners, steps=strategy.adds_steps)
+    return replace(found, min_owners=strategy.min_owners, steps=strategy.adds_steps)
 
 
-def class_sums(
+def sum_by_class(
     classes: Array,
     rows: Sequence[Array],
     weights: Array | None,
@@ -158,7 +158,7 @@ def class_sums(
     return ClassSums(_row_sums(classes, rows, weights, count), behind, owners)
 
 
-def mean_by_class(
+def average_by_class(
     classes: Array,
     rows: Sequence[Array],
     weights: Array | None,
@@ -167,11 +167,11 @@ def mean_by_class(
 ) -> Array:
     """Return the mean of rows by class; classes without a row keep theirs of ``before`` (C, w).
 
-    Arguments as of :func:`class_sums`. A rule other than the mean is taken without weights.
+    Arguments as of :func:`sum_by_class`. A rule other than the mean is taken without weights.
     """
     if rule.name != "mean":
         return rule.middle_by_class(classes, np.concatenate(rows), before)
-    return class_sums(classes, rows, weights, len(before), rule).means(before)
+    return sum_by_class(classes, rows, weights, len(before), rule).means(before)
 
 
 def _row_sums(classes: Array, rows: Sequence[Array], weights: Array | None, count: int) -> Vector:
@@ -229,14 +229,14 @@ class AveragingStrategy(MethodStrategy[P]):
     def aggregate(self, uploads: Sequence[Upload], round_: int) -> Mapping[str, float]:
         """Replace the shared module by the uploads' mean, trimmed mean or median."""
         if self.rule.name == "mean":
-            return self.combine(total_of(uploads), round_)
-        self.tensors = mean_of_uploads(uploads, self.rule)
+            return self.combine(sum_uploads(uploads), round_)
+        self.tensors = average_uploads(uploads, self.rule)
         return {}
 
     @classmethod
     def contribution(cls, upload: Payload, own: Own) -> Summand:
         """Return w_k times the shared arrays, flat, and w_k."""
-        total = weighted_total([upload], [own.weight])
+        total = weighted_sum([upload], [own.weight])
         return Summand(total[:-1], total[-1:])
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:

@@ -36,12 +36,10 @@ from fedhet.protocol.handshake import ClientInfo, Handshake, Roster
 from fedhet.protocol.messages import (
     EVALUATE,
     TRAIN,
-    WINDOW,
     Instruction,
     Reply,
     distinct,
     exchange,
-    longest_first,
     message_bytes,
     read_reply,
     request,
@@ -344,12 +342,8 @@ class MethodStrategy(Strategy, Generic[P]):
         timeout = self.config.round_timeout
         self.deadline = time.monotonic() + timeout
         messages = self.configure_train(round_, *nothing, grid)
-        clients = {node: client for client, node in self.roster.nodes.items()}
-        seconds = [self.aggregator.seconds(clients[m.metadata.dst_node_id]) for m in messages]
-        processes = self.config.processes(len(self.roster.ids))
-        messages, window = longest_first(messages, seconds, processes)
         share = self.aggregator.train_share
-        arrived = self._exchange(grid, messages, share * timeout, window)
+        arrived = self._exchange(grid, messages, share * timeout)
         _, numbers = self.aggregate_train(round_, arrived)
         left = self.deadline - time.monotonic()
         if self._evaluates(round_) and left > 0:
@@ -360,10 +354,14 @@ class MethodStrategy(Strategy, Generic[P]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one train message per sampled client that is online, in client order."""
+        """Return one train message per sampled client that is online, the longest job first.
+
+        So the processes of a simulation end the round together.
+        """
         made: dict[Hashable, tuple[Payload, ArrayRecord]] = {}
         messages = []
-        for client in self.aggregator.members(server_round, self._sampled(server_round)):
+        members = self.aggregator.members(server_round, self._sampled(server_round))
+        for client in sorted(members, key=self.aggregator.seconds, reverse=True):
             info = self.roster.infos[client]
             group = self.broadcast_group(info)
             if group not in made:
@@ -389,7 +387,7 @@ class MethodStrategy(Strategy, Generic[P]):
 
         The global arrays stay in the strategy: of a round that counts, only its numbers return.
         """
-        numbers = self.aggregator.aggregate(server_round, self._read(replies))
+        numbers = self.aggregator.combine_replies(server_round, self._read(replies))
         if numbers is None:
             return None, None
         self.ledger.round.numbers |= numbers
@@ -473,7 +471,7 @@ class MethodStrategy(Strategy, Generic[P]):
         It carries ``arrays`` and names the generation that the client must go on from.
         """
         what = Instruction(
-            experiment=self.folder.experiment,
+            experiment=self.handshake.experiment,
             round=round_,
             generation=self.roster.generations[client],
             digest=self.roster.digests.get(client, ""),
@@ -484,11 +482,11 @@ class MethodStrategy(Strategy, Generic[P]):
         return request(kind, self.roster.nodes[client], what, self.config.round_timeout, arrays)
 
     def _exchange(
-        self, grid: Grid, messages: Iterable[Message], timeout: float, window: int = WINDOW
+        self, grid: Grid, messages: Iterable[Message], timeout: float
     ) -> Iterator[Message]:
         """Send messages; yield replies as they come, and note the receiver of each message."""
         clients = {node: client for client, node in self.roster.nodes.items()}
-        for sent, reply in exchange(grid, messages, timeout, window):
+        for sent, reply in exchange(grid, messages, timeout):
             self._clients[reply.metadata.reply_to_message_id] = clients[sent.metadata.dst_node_id]
             yield reply
 

@@ -12,7 +12,7 @@ from fedhet.config.schema import P, Params, RunConfig
 from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
-from fedhet.strategies.averaging import ClassSums, class_sums, mean_by_class
+from fedhet.strategies.averaging import ClassSums, average_by_class, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import MEAN, Rule
 from fedhet.sums.contribution import Own, Summand
@@ -49,7 +49,7 @@ def sums_of(
 ) -> ClassSums:
     """Return sums by class of one client's vectors, or of all clients'."""
     ids = np.concatenate([p.classes for p in payloads])
-    return class_sums(ids, [p.vectors for p in payloads], weights, classes, rule)
+    return sum_by_class(ids, [p.vectors for p in payloads], weights, classes, rule)
 
 
 class ClassVectorStrategy(MethodStrategy[P]):
@@ -128,7 +128,7 @@ class PrototypeStrategy(ClassVectorStrategy[PP]):
         """Return means (C, d) per class of the uploads; absent classes keep their prototype."""
         payloads = payloads_of(uploads)
         classes, rows = np.concatenate([p.classes for p in payloads]), [p.vectors for p in payloads]
-        return mean_by_class(classes, rows, weights, self.prototypes, self.rule)
+        return average_by_class(classes, rows, weights, self.prototypes, self.rule)
 
     def count(self, uploads: Sequence[Upload]) -> Mapping[str, float]:
         """Keep the number of images of each class that came; return how many classes are known."""

@@ -31,7 +31,7 @@ from fedhet.config.schema import Params, RunConfig
 from fedhet.errors import Rejected, UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassTotals, ClassVectors, Payload
-from fedhet.strategies.averaging import class_sums, class_totals
+from fedhet.strategies.averaging import class_totals, sum_by_class
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import ClassVectorStrategy, declared
 from fedhet.sums.contribution import Vector
@@ -148,7 +148,7 @@ class FDStrategy(ClassVectorStrategy[FDParams]):
         """Store vectors in a fixed order, and their sums and numbers per class."""
         order = np.lexsort((owners, labels))
         self.owners, self.labels, self.vectors = owners[order], labels[order], vectors[order]
-        found = class_sums(self.labels, [self.vectors], None, self.classes)
+        found = sum_by_class(self.labels, [self.vectors], None, self.classes)
         self.sums, self.counts = found.rows, np.bincount(self.labels, minlength=self.classes)
 
 

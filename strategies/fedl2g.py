@@ -50,7 +50,7 @@ from fedhet.errors import Rejected
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, ClassVectors, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import class_totals, mean_by_class
+from fedhet.strategies.averaging import average_by_class, class_totals
 from fedhet.strategies.base import Upload
 from fedhet.strategies.class_vectors import (
     ClassVectorStrategy,
@@ -168,7 +168,7 @@ class FedL2GStrategy(ClassVectorStrategy[FedL2GParams]):
             return self.combine(replace(sums, rows=sums.rows / UNIT).summand().flat, round_)
         classes = np.concatenate([p.classes for p in payloads])
         rows = [p.vectors for p in payloads]
-        means = mean_by_class(classes, rows, None, np.zeros_like(self.guides), self.rule)
+        means = average_by_class(classes, rows, None, np.zeros_like(self.guides), self.rule)
         return self._step(means, len(np.unique(classes)))
 
     @classmethod

@@ -22,7 +22,7 @@ from fedhet.errors import Rejected, RunFailed
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import Array, HeaderRows, Payload
 from fedhet.rng import torch_seeded
-from fedhet.strategies.averaging import class_sums, class_totals
+from fedhet.strategies.averaging import class_totals, sum_by_class
 from fedhet.strategies.base import MethodStrategy, Upload
 from fedhet.strategies.robust import ROBUST
 from fedhet.sums.contribution import Own, Summand, Vector
@@ -115,7 +115,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         shares = (
             np.repeat([u.weight for u in uploads], [len(c) for c in classes]) if whole else None
         )
-        sums = class_sums(ids, rows, shares, self.classes, self.rule)
+        sums = sum_by_class(ids, rows, shares, self.classes, self.rule)
         return self.combine(sums.summand(weighted=whole).flat, round_)
 
     @classmethod
@@ -125,7 +125,7 @@ class FedSSAStrategy(MethodStrategy[FedSSAParams]):
         classes, rows = _unpack(upload)
         kept = own.shares(classes)
         weights = np.full(int(kept.sum()), own.weight) if whole else None
-        sums = class_sums(classes[kept], [rows[kept]], weights, own.classes)
+        sums = sum_by_class(classes[kept], [rows[kept]], weights, own.classes)
         return sums.summand(weighted=whole)
 
     def combine(self, total: Vector, round_: int) -> Mapping[str, float]:

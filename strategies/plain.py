@@ -20,11 +20,10 @@ from fedhet.protocol.checks import (
     check_origin,
     check_trained,
     read_confusion,
-    reply_limit,
     size,
 )
 from fedhet.protocol.handshake import ClientInfo
-from fedhet.protocol.messages import CONFUSION, Reply, replies
+from fedhet.protocol.messages import CONFUSION, QUERY_BYTES, Reply, replies
 from fedhet.protocol.payload import Payload
 from fedhet.records.ledger import Ledger
 from fedhet.site.privacy import sigma
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 
+MANY_BYTES = 256 << 20  # of a reply whose shapes vary
 MOST_FLOPS = 1000.0  # times the median of a round, per image: models differ in size
 SWOLLEN = 10.0  # times the usual size: such a download is not from an honest round
 
@@ -91,9 +91,10 @@ class PlainAggregator:
 
     def limit(self, client: str) -> int:
         """Return the bytes above which a reply is refused unread."""
-        return reply_limit(self.strategy.expect(self.roster.infos[client]))
+        expected = self.strategy.expect(self.roster.infos[client])
+        return MANY_BYTES if expected is None else 4 * expected.bytes + QUERY_BYTES
 
-    def aggregate(
+    def combine_replies(
         self, round_: int, replies: Sequence[tuple[str, Reply]]
     ) -> Mapping[str, float] | None:
         """Check and aggregate replies, in client order; None if too few of them are valid."""
@@ -103,7 +104,8 @@ class PlainAggregator:
             try:
                 found.append(self.valid(info, reply, round_))
             except Rejected as reason:
-                self.ledger.reject(client, str(reason), reply.arrays, reply.message_bytes)
+                why = f"{reason}{self._sent_too_much(info, round_)}"
+                self.ledger.reject(client, why, reply.arrays, reply.message_bytes)
             else:
                 self.ledger.spend(client, reply.metrics)
         outliers = self.outliers(found)
@@ -139,13 +141,6 @@ class PlainAggregator:
             except Rejected as reason:
                 log.warning("client %s is not in confusion.csv: %s", client, one_line(str(reason)))
         return found
-
-    def valid(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
-        """Return a reply with its payload; raise Rejected if anything about it is wrong."""
-        try:
-            return self._checked(info, reply, round_)
-        except Rejected as reason:
-            raise Rejected(f"{reason}{self._sent_too_much(info, round_)}") from reason
 
     def outliers(self, found: Sequence[Valid]) -> Mapping[str, str]:
         """Return reasons by client, for FLOPs and steps that are far from everybody's."""
@@ -188,7 +183,8 @@ class PlainAggregator:
         reply = one.reply
         self.ledger.reject(one.info.client, reason, reply.arrays, reply.message_bytes)
 
-    def _checked(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
+    def valid(self, info: ClientInfo, reply: Reply, round_: int) -> Valid:
+        """Return a reply with its payload; raise Rejected if anything about it is wrong."""
         strategy = self.strategy
         check_trained(info, reply, round_, self.config, strategy.metric_ranges)
         images = reply.metrics.get("num-examples")

@@ -1,4 +1,4 @@
-"""Combine values: capped shares, and means that a few false uploads cannot move.
+"""Robust aggregation: the trimmed mean, the median, and weights with an upper bound.
 
 ``trimmed-mean`` and ``median`` are those of Yin, Chen, Ramchandran and Bartlett 2018,
 "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (arXiv 1803.01498),

@@ -2,15 +2,13 @@
 
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
 from helpers.tiny import tiny
 
-from fedhet import files
 from fedhet.export.model import export
-from fedhet.files import appearing, plain_path, private_files, replacing
+from fedhet.files import appearing, plain_path, replacing
 from fedhet.testing import simulate
 
 
@@ -125,29 +123,6 @@ def test_a_pipe_is_not_replaced(tmp_path):
     assert names(tmp_path) == ["pipe"] and (tmp_path / "pipe").is_fifo()
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "limits", "count"),
-    [
-        ("0::/a/b\n", {"a/cpu.max": "250000 100000", "a/b/cpu.max": "max 100000"}, 3),
-        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
-        ("4:cpu,cpuacct:/c\n3:memory:/\n",
-         {"cpu,cpuacct/c/cpu.cfs_quota_us": "200000", "cpu,cpuacct/c/cpu.cfs_period_us": "100000"},
-         2),
-        ("0::/gone\n", {}, 8),
-    ],
-)  # fmt: skip
-def test_cpus_are_those_that_the_process_may_use(monkeypatch, tmp_path, cgroup, limits, count):
-    own = tmp_path / "cgroup"
-    own.write_text(cgroup)
-    for name, text in limits.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(files, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(files, "_OWN_CGROUPS", own)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert files.cpus() == count
-
-
 # --- who else on the machine can read what is made from examples: nobody ----------------------
 
 
@@ -188,22 +163,3 @@ def test_what_is_made_from_examples_is_its_owners_alone(tmp_path, monkeypatch):
     state = next((tmp_path / "state").rglob("client.json")).parent
     export(state, tmp_path / "model")
     assert readable(tmp_path / "model") == []
-
-
-@pytest.mark.usefixtures("usual_umask")
-def test_the_users_umask_comes_back_whoever_leaves_last():
-    entered, leave = threading.Event(), threading.Event()
-
-    def other():
-        with private_files():
-            entered.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=other)
-    with private_files():
-        thread.start()
-        assert entered.wait(60)
-    assert os.umask(0o077) == 0o077  # the other thread is still making its files
-    leave.set()
-    thread.join()
-    assert os.umask(0o022) == 0o022

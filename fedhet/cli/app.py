@@ -79,7 +79,7 @@ def execute(arguments: list[str]) -> int:
     except (UserError, RunFailed) as error:
         return _complain(str(error), error.exit_code)
     except click.ClickException as error:
-        return _complain(_usage(error, arguments), UserError.exit_code)
+        return _complain(_usage(error), UserError.exit_code)
     except (click.Abort, KeyboardInterrupt):  # Ctrl-C before anything was started
         return 130
     except Interrupted as error:
@@ -115,25 +115,13 @@ def _call(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
+def _usage(error: click.ClickException) -> str:
     """Return what is wrong with the words; keys of a configuration are no options."""
-    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
-        kind = error.param.type
-        if isinstance(kind, click.IntRange):
-            value = error.message.partition(" is not ")[0].strip("'")
-            least = f" of at least {kind.min}" if kind.min is not None else ""
-            most = f" and at most {kind.max}" if kind.max is not None else ""
-            name = error.param.opts[0]
-            return f"{name}: '{value}' is not allowed: a whole number{least}{most} is needed"
-    if not isinstance(error, click.NoSuchOption):
-        return error.format_message()
-    word = next((w for w in arguments if w.partition("=")[0] == error.option_name), "")
-    key, _, value = word.lstrip("-").partition("=")
-    if key not in {kebab(name) for name in RunConfig.model_fields if name != "params"}:
-        return error.format_message()
-    following = [*arguments, ""][arguments.index(word) + 1]
-    value = value or ("" if following.startswith("-") else following) or "VALUE"
-    return f"No such option '{error.option_name}': keys are written without dashes: {key}={value}"
+    if isinstance(error, click.NoSuchOption):
+        key = error.option_name.lstrip("-")
+        if key in {kebab(name) for name in RunConfig.model_fields if name != "params"}:
+            return f"No such option '--{key}': keys are written without dashes: {key}=VALUE"
+    return error.format_message()
 
 
 def _complain(message: str, code: int) -> int:

@@ -184,7 +184,7 @@ def _print_commands(
 ) -> None:
     """Print one command line per cell, for a scheduler; it holds in any folder."""
     from fedhet.config.load import read_overrides
-    from fedhet.engines.session import PATHS
+    from fedhet.config.schema import PATHS
 
     name = chosen.preset if _shipped(chosen.preset, path) else str(path.absolute())
     changed = read_overrides(chosen.overrides)
@@ -269,7 +269,7 @@ class SweepProgress:
         from fedhet.sweeps.sweep import ENDED, FAILED
 
         self.quiet, self.blind = quiet, blind
-        self.told = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
+        self.shown = {job.cell.name for job in found.jobs if job.state in ENDED - {FAILED}}
         self.waiting: set[str] = set()
         rounds = sum(job.cell.config.rounds for job in found.jobs)
         self.bar = RunProgress("rounds", rounds, quiet=True, silent=quiet)
@@ -298,8 +298,8 @@ class SweepProgress:
                 now = f"{datetime.now():%H:%M:%S}"
                 tell(f"waiting since {now} for {name}, which another process is running")
             ended = job.state in ENDED and (job.state != FAILED or job.process is not None)
-            if ended and name not in self.told:
-                self.told.add(name)
+            if ended and name not in self.shown:
+                self.shown.add(name)
                 figure = headline(job.cell.config.metric, {} if self.blind else job.last)
                 why = f": {job.reason}" if job.reason else ""
                 tell(f"{name} {job.state}, {figure}, {job.cell.label}{why}{more}")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedhet.config.registry import METHODS
+from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import RunConfig, Schema, kebab
 from fedhet.data.inputs import IMAGE, kind_of
 from fedhet.errors import UserError, nearest
@@ -170,7 +170,6 @@ def check_cohort(config: RunConfig) -> None:
 
 COMMON = {kebab(name) for name in RunConfig.model_fields if name != "params"}
 SWEEPS = "several values are several runs: write `grid: {%s}` in a preset for `fedhet sweep`"
-_SHOWN = 4  # keys of other methods that are named
 _PLAIN = {
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -201,10 +200,9 @@ _TEXTS = {
 }  # any commas
 
 
-def method_keys(name: str) -> Mapping[str, str]:
-    """Return the keys that only a method of ours accepts, each with its meaning."""
-    fields = METHODS[name].params.model_fields
-    return {kebab(field): what.description or "" for field, what in fields.items()}
+def method_keys(method: Method) -> set[str]:
+    """Return the kebab-case keys that only this method accepts."""
+    return {kebab(name) for name in method.params.model_fields}
 
 
 def unknown_key(key: str, method: str, own: set[str]) -> str:
@@ -213,39 +211,21 @@ def unknown_key(key: str, method: str, own: set[str]) -> str:
         return f"params: unknown key; write the method's keys beside the others: {sorted(own)}"
     if key in {"grid", "paired"}:
         return f"{key}: this is a preset of many runs: `fedhet sweep` runs them"
-    plain, known = re.sub("[-_]+", "-", key.lower()).strip("-"), COMMON | own
-    others = [name for name in METHODS if plain in method_keys(name)]
-    if others and plain not in known:
-        return f"{key}: only method {' or '.join(others)} has this key, and method is '{method}'"
-    symbol = _of_symbol(key)
-    if symbol:
-        return f"{key}: unknown key; did you mean '{symbol}' ({key})?"
-    whole = plain in known and key[-1] not in "-_"
-    alike = {} if whole else _alike(plain, known)
-    hint = nearest(plain, sorted(known), 0.8 if alike else 0.5)
-    whose = [f"{k} is {' and '.join(names)}" for k, names in list(alike.items())[:_SHOWN]]
-    return f"{key}: unknown key{hint}{'; ' if whose else ''}{', '.join(whose)}"
-
-
-def _of_symbol(key: str) -> str:
-    """Return the common key whose meaning begins with that symbol of the papers, or nothing."""
-    fields = RunConfig.model_fields.items()
-    found = (
-        kebab(name) for name, field in fields if f"{field.description} ".startswith(f"{key},")
-        or f"{field.description} ".startswith(f"{key};")
-    )  # fmt: skip
-    return next(found, "")
-
-
-def _alike(word: str, known: set[str]) -> dict[str, list[str]]:
-    """Keys of single methods that may have been meant, and whose they are: a beginning, a slip."""
-    found: dict[str, list[str]] = {}
-    for name in METHODS:
-        for key in method_keys(name):
-            begins = re.match(rf"{re.escape(word)}(-|\d)", key) is not None
-            if key not in known and (begins or nearest(word, [key], 0.8)):
-                found.setdefault(key, []).append(f"{name}'s")
-    return found
+    plain, owners = re.sub("[-_]+", "-", key.lower()).strip("-"), dict[str, list[str]]()
+    for name, known in METHODS.items():
+        for other in method_keys(known) - own:
+            owners.setdefault(other, []).append(name)
+    if plain in owners:
+        only = " or ".join(owners[plain])
+        return f"{key}: only method {only} has this key, and method is '{method}'"
+    for name, field in RunConfig.model_fields.items():  # a symbol of the papers
+        if re.match(rf"{re.escape(key)}[ ,;]", f"{field.description} "):
+            return f"{key}: unknown key; did you mean '{kebab(name)}' ({key})?"
+    hint = nearest(plain, sorted(COMMON | own | owners.keys()))
+    whose = [
+        f"{k} is a key of {', '.join(names)}" for k, names in owners.items() if f"'{k}'" in hint
+    ]
+    return f"{key}: unknown key{hint}{''.join(f'; {one}' for one in whose)}"
 
 
 def check_single(schema: type[Schema], key: str, value: Any) -> None:

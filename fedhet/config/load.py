@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fedhet import plugins
 from fedhet.config import checks
-from fedhet.config.checks import COMMON, check_single, unknown_key, wrong_value
+from fedhet.config.checks import COMMON, check_single, method_keys, unknown_key, wrong_value
 from fedhet.config.registry import METHODS, Method
 from fedhet.config.schema import KEY_POLICIES, TUNABLE, Params, RunConfig, Schema, kebab
 from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, is_hub, kind_of
@@ -58,11 +58,6 @@ def folder_name(method: str) -> str:
     """Return what a run of the method is called by default: of ``module:METHOD`` the module."""
     module, _, name = method.rpartition(":")
     return (module if module and name == "METHOD" else name)[:40]
-
-
-def method_keys(method: Method) -> set[str]:
-    """Return the kebab-case keys that only this method accepts."""
-    return {kebab(name) for name in method.params.model_fields}
 
 
 def read_overrides(pairs: Sequence[str]) -> dict[str, str]:
@@ -177,11 +172,7 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
             f"small-model: '{config.small_model}' has no effect with method={config.method}, "
             "which does not share a model"
         )
-    if kind in method.strategy.refuses:
-        raise UserError(
-            f"method: '{config.method}' is not allowed with dataset={config.dataset}: "
-            f"{method.strategy.refuses[kind]}"
-        )
+    check_kind(config, kind)
     if config.aggregation not in method.strategy.aggregations:
         raise UserError(
             f"aggregation: '{config.aggregation}' is not allowed with method={config.method}, "
@@ -199,6 +190,17 @@ def build_config(values: Mapping[str, Any]) -> RunConfig:
     if method.strategy.public_set != "nobody":
         _check_public(config)
     return config
+
+
+def check_kind(config: RunConfig, kind: str) -> None:
+    """Raise UserError if method or `augment` do not work with that ``kind`` (empty: unknown)."""
+    refuses = find_method(config.method).strategy.refuses
+    where = f"is not allowed with dataset={config.dataset} (kind {kind})"
+    if kind in refuses:
+        raise UserError(f"method: '{config.method}' {where}: {refuses[kind]}")
+    own = {"crop-flip": IMAGE, "jitter-scale": SIGNAL}.get(config.augment, kind)
+    if kind not in {"", own}:
+        raise UserError(f"augment: '{config.augment}' {where}: it is for {own}s")
 
 
 def _check_public(config: RunConfig) -> None:
@@ -318,12 +320,6 @@ def _check_data_keys(config: RunConfig, values: Mapping[str, Any]) -> None:
                 f"to dataset={' or '.join(datasets)}"
             )
     kind = kind_of(config.dataset)
-    for augment, own in (("crop-flip", IMAGE), ("jitter-scale", SIGNAL)):
-        if config.augment == augment and kind not in ("", own):
-            raise UserError(
-                f"augment: '{augment}' is not allowed with dataset={config.dataset}: it is for "
-                f"{own}s"
-            )
     # Of files it shows when they are opened: a folder of several names its clients.
     named = (*DATASETS, "image-folder")
     if config.partition == "natural" and kind and config.dataset not in named:

@@ -77,6 +77,8 @@ TUNABLE = frozenset({
     "lr", "local-epochs", "local-steps", "batch-size", "momentum", "weight-decay", "lr-schedule",
     "optimizer", "grad-clip", "augment", "class-weights",
 })  # fmt: skip
+# Keys whose value is a path: the business of one machine.
+PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
 REGISTERED, OFF = "registered", "off"
 KEY_POLICIES = ("auto", REGISTERED, OFF)  # or a folder
 Precision = Literal["fp32", "tf32", "bf16"]

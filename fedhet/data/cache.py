@@ -26,7 +26,7 @@ from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.data.labels import Content, Reading, Source
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
-from fedhet.files import appearing, private_files
+from fedhet.files import appearing, private_folder
 
 _FORMAT = 6
 _EXAMPLES = "examples.npy"
@@ -102,15 +102,14 @@ def open_dataset(  # noqa: PLR0913 - one keyword per configuration key
     if found is not None:
         return found
     try:
-        with private_files():
-            cache.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
+        private_folder(cache)
+        with FileLock(f"{folder}.lock", mode=0o600):
+            found = _load(folder)
+            if found is None:
+                with appearing(folder) as temporary:
+                    _write(temporary, source, image, wanted)
+                    shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
                 found = _load(folder)
-                if found is None:
-                    with appearing(folder) as temporary:
-                        _write(temporary, source, image, wanted)
-                        shutil.rmtree(folder, ignore_errors=True)  # one that is damaged
-                    found = _load(folder)
     except OSError as error:
         raise UserError(
             f"cache folder {cache}: cannot write ({error.strerror or error}); "

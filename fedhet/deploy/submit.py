@@ -13,7 +13,6 @@ from fedhet.deploy.network import Waiting
 from fedhet.engines.launch import Launch, OnRounds, Reader, conclude, raise_unless_completed
 from fedhet.engines.system import Interrupted, undisturbed
 from fedhet.errors import RunFailed, UserError
-from fedhet.files import private_files
 from fedhet.protocol.flower import NamedControl
 
 POLL = 0.2  # seconds between looks at rounds.jsonl
@@ -102,9 +101,9 @@ def _restored_on_error(*paths: Path) -> Iterator[None]:
     """
     copies = {path: path.with_name(f".{path.name}.before") for path in paths if path.exists()}
     try:
-        with private_files():  # nobody reads them meanwhile
-            for path, copy in copies.items():
-                shutil.copy2(path, copy)
+        for path, copy in copies.items():
+            copy.touch(mode=0o600)  # nobody reads it meanwhile
+            shutil.copy2(path, copy)
         try:
             yield
         except BaseException:

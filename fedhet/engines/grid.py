@@ -12,15 +12,16 @@ import math
 import os
 import secrets
 import sys
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, TextIO
+from typing import IO, Any, Protocol, TextIO
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -48,84 +49,40 @@ DIES = (
 )
 
 
-class InlineGrid(Grid):
-    """Flower's Grid, answered by the ClientApp in this process when replies are pulled.
+class Executor(Protocol):
+    """What has the messages of a simulation answered: this process, worker processes, or Ray."""
 
-    One pull answers all pushed messages. No other process works meanwhile, so ``round-timeout``
-    does not apply.
-    """
+    def submit(self, message: Message) -> None:
+        """Take a message, which has an id."""
+
+    def replies(self, patience: float) -> list[Message]:
+        """Return the replies that have come; wait up to ``patience`` seconds for the first."""
+
+    def cancel(self, identities: Collection[str]) -> None:
+        """Give up the messages with these ids, and end what works at them."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class SimulationGrid(Grid):
+    """Flower's Grid, whose messages an executor takes in the order in which they are pushed."""
 
     pull_interval = 0.0  # what marks a simulation's grid
-
-    def __init__(self, text: str, nodes: int, between: Callable[[], None] = lambda: None) -> None:
-        """``text`` is the run's envelope; ``between`` is called whenever messages are pushed."""
-        self.contexts = contexts_of(text, nodes)
-        self.between = between
-        self.simulated = True
-        self.waiting: dict[str, Message] = {}
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return all of them."""
-        return sorted(self.contexts)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep the messages until they are pulled; returns their ids."""
-        self.between()
-        given = list(messages)
-        identities = [posted(message) for message in given]
-        self.waiting.update(zip(identities, given, strict=True))
-        return identities
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Have those messages answered, in their order, and return the replies."""
-        chosen = [self.waiting.pop(i) for i in list(message_ids) if i in self.waiting]
-        replies = [self.answer(message) for message in chosen]
-        return [reply for reply in replies if reply is not None]
-
-    def answer(self, message: Message) -> Message | None:
-        """Return the ClientApp's reply to one message; None if there is to be none."""
-        with simulating(self.simulated):
-            return client_app.app(message, self.contexts[message.metadata.dst_node_id])
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push and pull; ``timeout`` has no meaning here."""
-        del timeout
-        return self.pull_messages(self.push_messages(messages))
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return ``Message(...)``, which replaces this."""
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
-    def set_run(self, run: Any) -> None:
-        """Do nothing: Flower knows of no run here."""
-
-    @property
-    def run(self) -> Any:
-        """Raise NotImplementedError: there is none."""
-        raise NotImplementedError("a simulation of fedhet's runs without a Flower run")
-
-
-class ExecutorGrid(InlineGrid):
-    """Flower's Grid, answered by other processes, in the order in which messages are pushed."""
-
     poll_interval = 0.0  # a pull waits by itself
 
     def __init__(
-        self, text: str, nodes: int, executor: "WorkerPool | RayTasks", between: Callable[[], None]
+        self, executor: Executor, nodes: int, between: Callable[[], None] = lambda: None
     ) -> None:
-        """As of :class:`InlineGrid`."""
-        super().__init__(text, nodes, between)
-        self.executor = executor
-        self.replies: dict[str, Message] = {}  # that nobody has pulled yet
+        """``between`` is called whenever messages are pushed."""
+        be_one_process()
+        self.executor, self.between = executor, between
+        self.nodes = range(FIRST_NODE, FIRST_NODE + nodes)
+        self._replies: dict[str, Message] = {}  # that nobody has pulled yet
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return all of them."""
+        return self.nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand the messages to the executor; returns their ids."""
@@ -139,16 +96,70 @@ class ExecutorGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; wait a little while there is none."""
         asked = list(message_ids)
-        patience = 0.0 if any(i in self.replies for i in asked) else LOOK
+        patience = 0.0 if any(i in self._replies for i in asked) else LOOK
         for reply in self.executor.replies(patience):
-            self.replies[reply.metadata.reply_to_message_id] = reply
-        return [self.replies.pop(i) for i in asked if i in self.replies]
+            self._replies[reply.metadata.reply_to_message_id] = reply
+        return [self._replies.pop(i) for i in asked if i in self._replies]
 
     def cancel(self, message_ids: Collection[str]) -> None:
         """Give up messages that nobody waits for any more; ends clients that hang."""
         self.executor.cancel(message_ids)
         for identity in message_ids:
-            self.replies.pop(identity, None)
+            self._replies.pop(identity, None)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Raise NotImplementedError: :func:`fedhet.protocol.messages.exchange` replaces this."""
+        raise NotImplementedError
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Raise NotImplementedError: ``Message(...)`` replaces this."""
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        """Do nothing: Flower knows of no run here."""
+
+    @property
+    def run(self) -> Any:
+        """Raise NotImplementedError: there is none."""
+        raise NotImplementedError("a simulation of fedhet's runs without a Flower run")
+
+
+class Inline:
+    """This process itself: a message is answered when it is submitted.
+
+    No other process works meanwhile, so ``round-timeout`` does not apply.
+    """
+
+    def __init__(self, answer: Callable[[Message], Message | None]) -> None:
+        self._answer = answer
+        self._done: list[Message] = []
+
+    def submit(self, message: Message) -> None:
+        """Answer a message, which has an id."""
+        if (reply := self._answer(message)) is not None:
+            self._done.append(reply)
+
+    def replies(self, patience: float) -> list[Message]:
+        """Return the replies that have come; none comes later, but who asks waits all the same."""
+        if not self._done:
+            time.sleep(patience)
+        found, self._done = self._done, []
+        return found
+
+    def cancel(self, identities: Collection[str]) -> None:
+        """Do nothing: every message is answered."""
+
+    def close(self) -> None:
+        """Do nothing: there are no processes."""
 
 
 def run(launch: Launch, on_rounds: OnRounds) -> None:
@@ -172,7 +183,7 @@ def run(launch: Launch, on_rounds: OnRounds) -> None:
             text = launch.envelope()
             grid = _grid(launch, text, reader.read, stack)
             begun = True
-            server_app.app(grid, _context({"config": text}, 0, {}))
+            server_app.app(grid, _context(text, 0, {}))
         reader.read()
     except (Interrupted, KeyboardInterrupt) as interrupt:
         ending = ("stopped", str(interrupt) or "SIGINT")
@@ -195,37 +206,37 @@ def _grid(
     config, early = launch.config, take_early()
     if config.engine != "processes" and early is not None:
         early.close()
+    executor: Executor
     if config.engine == "inline":
-        return InlineGrid(text, config.clients, between)
-    executor: WorkerPool | RayTasks
-    if config.engine == "ray":
+        executor = Inline(partial(answered, contexts_of(text, config.clients)))
+    elif config.engine == "ray":
         executor = RayTasks(launch, text)
     else:
         executor = WorkerPool(launch, text, early or ForkServer())
     stack.callback(executor.close)
-    return ExecutorGrid(text, config.clients, executor, between)
+    return SimulationGrid(executor, config.clients, between)
 
 
 def contexts_of(text: str, nodes: int) -> dict[int, Context]:
     """Return Flower's context of each node, by its id."""
     be_one_process()
     return {
-        FIRST_NODE + k: _context(
-            {"config": text}, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes}
-        )
+        FIRST_NODE + k: _context(text, FIRST_NODE + k, {"partition-id": k, "num-partitions": nodes})
         for k in range(nodes)
     }
 
 
-def _context(run_config: dict[str, str], node: int, node_config: dict[str, int]) -> Context:
-    return Context(
-        run_id=1,
-        node_id=node,
-        node_config=dict(node_config),
-        state=RecordDict(),
-        run_config=dict(run_config),
-        series_id=0,
-    )
+def _context(text: str, node: int, node_config: Mapping[str, int]) -> Context:
+    """Return a context whose run config is the run's envelope."""
+    return Context(1, node, dict(node_config), RecordDict(), {"config": text}, series_id=0)
+
+
+def answered(
+    contexts: Mapping[int, Context], message: Message, *, simulated: bool = True
+) -> Message:
+    """Return the ClientApp's reply to a message; not ``simulated``: as a deployed node's."""
+    with simulating(simulated):
+        return client_app.app(message, contexts[message.metadata.dst_node_id])
 
 
 # --- worker processes ---------------------------------------------------------------------------
@@ -366,10 +377,7 @@ def answer_all(connection: Connection, order: Mapping[str, Any]) -> None:
     look_here()
     contexts = contexts_of(order["text"], order["nodes"])
     while True:
-        message = connection.recv()
-        with simulating():
-            reply = client_app.app(message, contexts[message.metadata.dst_node_id])
-        connection.send(reply)
+        connection.send(answered(contexts, connection.recv()))
 
 
 # --- Ray ----------------------------------------------------------------------------------------
@@ -396,6 +404,14 @@ def _own_ray() -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about this at every start
     }
+
+
+def gpu_part(tasks: int, gpus: int) -> float:
+    """Return the part of a GPU for each of so many tasks of Ray, which splits none over devices.
+
+    It is rounded down, so that the parts of a device add up to no more than 1.
+    """
+    return math.floor(1e4 / math.ceil(tasks / gpus)) / 1e4
 
 
 class RayTasks:
@@ -428,9 +444,7 @@ class RayTasks:
                 _check_shared_folder(ray, launch.folder.path)
             gpus = int(ray.cluster_resources().get("GPU", 0)) if memory or joined else 0
             gpus = gpus if config.device in {"auto", "cuda"} else 0
-            # Ray never splits one task over devices: share what the fullest device must hold,
-            # rounded down so that the shares of a device do not add up to more than 1.
-            share = math.floor(1e4 / math.ceil(count / gpus)) / 1e4 if gpus else 0
+            share = gpu_part(count, gpus) if gpus else 0
             # A task whose process dies is repeated once: a client starts from the generation that
             # the server names, so that changes nothing.
             remote = ray.remote(num_cpus=config.threads, num_gpus=share, max_retries=1)
@@ -492,8 +506,8 @@ def _answer(order: Mapping[str, Any], message: Message) -> Message:
     """Answer one message in a process of Ray's."""
     contexts, log = _prepared(**order)
     # Not for the whole process: Ray prints a line of its own before each task.
-    with simulating(), contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-        return client_app.app(message, contexts[message.metadata.dst_node_id])
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        return answered(contexts, message)
 
 
 @cache
@@ -519,18 +533,15 @@ def _check_shared_folder(ray: Any, folder: Path) -> None:
         place = affinity(node["NodeID"], soft=False)
         try:
             ray.get(write.options(scheduling_strategy=place).remote(str(proof)), timeout=START)
-            seen = proof.exists()
+            seen, why = proof.exists(), "it has another folder of that name"
         except (ray.exceptions.RayError, OSError) as error:
-            raise UserError(
-                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} cannot write to "
-                f"'{folder}': {brief(error)}; `out` must lie on a disk that all machines see"
-            ) from error
+            seen, why = False, brief(error)
         finally:
             proof.unlink(missing_ok=True)
         if not seen:
             raise UserError(
-                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} sees another "
-                f"'{folder}' than this one: `out` must lie on a disk that all machines see"
+                f"engine: '{machine}' of RAY_ADDRESS={os.environ['RAY_ADDRESS']} does not see "
+                f"'{folder}' ({why}): `out` must lie on a disk that all machines see"
             )
 
 

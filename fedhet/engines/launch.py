@@ -71,12 +71,12 @@ class Reader:
         self.on_rounds = on_rounds
         self.tell = tell
         self.size = -1
-        self.told = ""
+        self.last = ""
 
     def say(self, text: str) -> None:
         """Tell something that is not what was told last."""
-        if text and text != self.told:
-            self.told = text
+        if text and text != self.last:
+            self.last = text
             self.tell(text)
 
     def read(self) -> None:

@@ -18,16 +18,17 @@ from fedhet import TOP
 from fedhet.config import checks
 from fedhet.config.load import (
     build_config,
+    check_kind,
     check_replies,
     find_method,
     method_name,
     read_overrides,
     resumed_config,
 )
-from fedhet.config.schema import RunConfig
+from fedhet.config.schema import PATHS, RunConfig
 from fedhet.data.cache import Dataset
-from fedhet.data.inputs import IMAGE, SIGNAL, Inputs
-from fedhet.data.partition import Partition, says_clients
+from fedhet.data.inputs import Inputs
+from fedhet.data.partition import Partition, count_clients, says_clients
 from fedhet.deploy import bundle
 from fedhet.deploy.control import ServerFolder, connect, tls_of
 from fedhet.deploy.submit import submit_remote
@@ -55,8 +56,6 @@ from fedhet.site.local_data import (
 from fedhet.sums.contribution import about_few, too_few
 
 ANSWER = 5.0  # seconds within which the address of a Ray cluster takes a connection
-# Keys whose value is a path.
-PATHS = ("out", "data-path", "partition-file", "public-path", "state-dir")
 
 
 class ProgressDisplay(Protocol):
@@ -241,7 +240,7 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
     status = folder.read_summary().get("status")
     completed = status == "completed"
     records = folder.read_rounds()  # whether they are what was written is seen to later
-    finished = max((r["round"] for r in records if isinstance(r.get("round"), int)), default=0)
+    finished = records[-1]["round"] if records else 0
     if config.rounds < finished:
         raise UserError(f"rounds: {config.rounds} is not allowed: {finished} are finished already")
     if completed and config.rounds == (finished or folder.started_config()["rounds"]):
@@ -256,10 +255,7 @@ def _check_resumable(folder: RunFolder, config: RunConfig) -> None:
         )
     last = records[-1] if records else {}
     if status == "failed" and finished == config.rounds and nobody_replied(last):
-        try:
-            first = next(f"client {f['client']}: {f['reason']}" for f in last["failures"])
-        except (StopIteration, LookupError, TypeError):
-            first = "the reason is not recorded"
+        first = "".join(f"client {f['client']}: {f['reason']}" for f in last["failures"][:1])
         raise UserError(
             f"run '{folder.path}' has no round left, and all clients failed in the last one "
             f"({first}): when that is repaired, continue with rounds=N, N > {finished}, or "
@@ -336,12 +332,19 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def resolve_clients(config: RunConfig) -> RunConfig:
-    """Return the configuration with a number for ``clients: 0``: of the file, the data, or 10."""
+    """Return the configuration with a number for ``clients: 0``."""
+    return config.model_copy(update={"clients": clients_of(config)})
+
+
+def clients_of(config: RunConfig) -> int:
+    """Return the number of clients: as configured, else of the file or the data, else 10."""
     if config.clients:
-        return config
-    if config.partition in ("file", "natural") or says_clients(config.partition):
-        return config.model_copy(update={"clients": len(load_partition(config, 0)[1].ids)})
-    return config.model_copy(update={"clients": DEFAULT_CLIENTS})
+        return config.clients
+    if config.partition == "file":
+        return count_clients(config.partition_file)
+    if config.partition == "natural" or says_clients(config.partition):
+        return len(load_partition(config, 0)[1].ids)
+    return DEFAULT_CLIENTS
 
 
 def check_state_dir(config: RunConfig) -> None:
@@ -379,22 +382,6 @@ def check_declared(config: RunConfig) -> None:
             )
 
 
-def check_kind(config: RunConfig, inputs: Inputs) -> None:
-    """Check that method and `augment` work with this kind of examples."""
-    refuses = find_method(config.method).strategy.refuses
-    if inputs.kind in refuses:
-        raise UserError(
-            f"method: '{config.method}' is not allowed with dataset={config.dataset} (kind "
-            f"{inputs.kind}): {refuses[inputs.kind]}"
-        )
-    own = {"crop-flip": IMAGE, "jitter-scale": SIGNAL}.get(config.augment, inputs.kind)
-    if inputs.kind != own:
-        raise UserError(
-            f"augment: '{config.augment}' is not allowed with dataset={config.dataset} (kind "
-            f"{inputs.kind}): it is for {own}s"
-        )
-
-
 def few_owners(config: RunConfig, dataset: Dataset, partition: Partition) -> list[str]:
     """Return a line if no class has owners enough to be summed: nothing would be shared."""
     strategy = find_method(config.method).strategy
@@ -414,7 +401,7 @@ def check_simulation(config: RunConfig) -> tuple[Dataset, Partition]:
     choose_device(config, {})
     check_replies(config)
     dataset, partition = load_partition(config, config.clients)
-    check_kind(config, dataset.inputs)
+    check_kind(config, dataset.inputs.kind)
     check_models(config, len(dataset.classes), dataset.inputs)
     return dataset, partition
 

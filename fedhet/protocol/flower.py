@@ -22,6 +22,9 @@ from uuid import uuid4
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.client import NumPyClient  # why: the class whose `fit` Flower's users know; compat
 from flwr.common import Scalar  # why: the type of that `fit`'s numbers; compat
+from flwr.proto import control_pb2 as control  # why: the messages of the calls below
+from flwr.proto import fleet_pb2 as fleet  # why: as above
+from flwr.proto import runtime_pb2 as runtime  # why: as above
 from flwr.proto.node_pb2 import NodeInfo  # why: what `get_nodes` gives, which the Grid only types
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # why: a message wants to know its process
@@ -142,6 +145,14 @@ def posted(message: Message, identity: str = "") -> str:
     return identity
 
 
+def _version(component: str) -> Any:
+    """Return what adds our version to calls; servers of Flower's refuse those without."""
+    # why: as above
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    return RuntimeVersionHttpInterceptor(component_name=component)
+
+
 class ControlCalls:
     """Calls of the Control API at ``address`` (``host:port``), whose certificate ``ca`` signed.
 
@@ -152,11 +163,8 @@ class ControlCalls:
         # why: `flwr supernode ...` and `flwr list` do the same at two CPU seconds a call
         from flwr.supercore.control import ControlHttpClient
 
-        # why: the SuperLink refuses calls that do not tell their version
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
         self._client = ControlHttpClient.from_server_address(
-            address, False, ca, [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+            address, False, ca, [_version("flwr CLI")]
         )
 
     def close(self) -> None:
@@ -165,21 +173,15 @@ class ControlCalls:
 
     def register(self, name: str, key: bytes) -> None:
         """Let the owner of a public key (PEM) take part under ``name``."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest  # why: the call's message
-
-        self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+        self._client.RegisterNode(control.RegisterNodeRequest(public_key=key, name=name))
 
     def nodes(self) -> list[NodeInfo]:
         """Return all nodes that were ever registered, with ``node_id``, ``name`` and ``status``."""
-        from flwr.proto.control_pb2 import ListNodesRequest  # why: the call's message
-
-        return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
+        return list(self._client.ListNodes(control.ListNodesRequest()).nodes_info)
 
     def runs(self, limit: int) -> list[Any]:
         """Return Flower's ``Run`` messages of the last runs."""
-        from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
-
-        return list(self._client.ListRuns(ListRunsRequest(limit=limit)).run_dict.values())
+        return list(self._client.ListRuns(control.ListRunsRequest(limit=limit)).run_dict.values())
 
 
 class NamedControl(ControlCalls):
@@ -207,11 +209,10 @@ class NamedControl(ControlCalls):
             fab_to_proto,  # why: the app as the call takes it
             user_config_to_proto,  # why: the run configuration as the call takes it
         )
-        from flwr.proto.control_pb2 import StartRunRequest  # why: the call's message
         from flwr.supercore.fab import Fab  # why: the app and its digest
 
         content = packed_app(app)
-        asked = StartRunRequest(
+        asked = control.StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto({"config": envelope}),
             federation=self._federation,
@@ -234,19 +235,15 @@ class NamedControl(ControlCalls):
 
     def status(self, run_id: int) -> tuple[str, str]:
         """Return Flower's status of a run, such as ``finished:failed``, and its details."""
-        from flwr.proto.control_pb2 import ListRunsRequest  # why: the call's message
-
         with _calling():
-            run = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id]
+            run = self._client.ListRuns(control.ListRunsRequest(run_id=run_id)).run_dict[run_id]
         said = run.status
         return ":".join(filter(None, (said.status, said.sub_status))), said.details or "N/A"
 
     def stop(self, run_id: int) -> None:
         """Stop a run."""
-        from flwr.proto.control_pb2 import StopRunRequest  # why: the call's message
-
         with _calling():
-            self._client.StopRun(StopRunRequest(run_id=run_id))
+            self._client.StopRun(control.StopRunRequest(run_id=run_id))
 
 
 @contextlib.contextmanager
@@ -277,11 +274,11 @@ def activate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", heartbeat:
 
     ``heartbeat`` is the interval in seconds that it promises. Raises httpx's errors.
     """
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest  # why: the call's message
-
     asked = key_as_sent(key.public_key())
     with contextlib.closing(_fleet(address, ca, key)) as client:
-        client.ActivateNode(ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat))
+        client.ActivateNode(
+            fleet.ActivateNodeRequest(public_key=asked, heartbeat_interval=heartbeat)
+        )
 
 
 def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: int) -> None:
@@ -289,17 +286,12 @@ def deactivate(address: str, ca: bytes, key: "EllipticCurvePrivateKey", node: in
 
     A SuperNode does so when it ends; one that was killed could not. Raises httpx's errors.
     """
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest  # why: the call's message
-
     with contextlib.closing(_fleet(address, ca, key)) as client:
-        client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+        client.DeactivateNode(fleet.DeactivateNodeRequest(node_id=node))
 
 
 def _fleet(address: str, ca: bytes, key: "EllipticCurvePrivateKey") -> Any:
     """Return Flower's client of the Fleet API, which signs calls with ``key``."""
-    # why: see ControlCalls
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
     # why: a SuperNode tells only "failed", here the server's number says what is wrong
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -308,8 +300,7 @@ def _fleet(address: str, ca: bytes, key: "EllipticCurvePrivateKey") -> Any:
 
     return FleetHttpClient.from_server_address(
         address, False, ca,
-        [RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-         NodeAuthHttpInterceptor(key, key.public_key())],
+        [_version("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())],
     )  # fmt: skip
 
 
@@ -326,24 +317,20 @@ class Tasks:
         self._client = self._connect()
 
     def _connect(self, *more: Any) -> Any:
-        # why: the SuperNode refuses calls that do not tell their version
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
         # why: the same API that Flower's executor and its ClientApp programs call
         from flwr.supercore.runtime import RuntimeHttpClient
 
-        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-        return RuntimeHttpClient.from_server_address(self.address, True, None, [version, *more])
+        own = [_version("flwr-clientapp"), *more]
+        return RuntimeHttpClient.from_server_address(self.address, True, None, own)
 
     def next(self) -> "Task | None":
         """Return the next task, if there is one."""
-        from flwr.proto.runtime_pb2 import AcquireTaskRequest  # why: the call's message
         from flwr.supercore.constant import TaskType  # why: the kinds of tasks
 
         # why: the token belongs to every later call about the task
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        request = runtime.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         found = self._client.AcquireTask(request)
         if not (found.HasField("task") and found.token):
             return None
@@ -397,11 +384,9 @@ class Task:
         self._context = context
 
     def _beat(self) -> bool:
-        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest  # why: the call's message
-
         # Flower's own function ends the process when the SuperNode has given the task up.
         with contextlib.suppress(Exception):
-            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            self._client.SendTaskHeartbeat(runtime.SendTaskHeartbeatRequest())
         return True
 
 

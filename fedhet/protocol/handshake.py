@@ -16,7 +16,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ from flwr.serverapp import Grid
 from pydantic import Field, StrictBytes, StrictInt, StrictStr
 from pydantic.dataclasses import dataclass as wired
 
-from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED
+from fedhet.config.schema import KEY_POLICIES, OFF, REGISTERED, RunConfig
 from fedhet.data.inputs import Inputs, load_inputs
 from fedhet.errors import RunFailed, UserError, one_line
 from fedhet.files import client_order, is_id
@@ -63,17 +63,6 @@ PRINTABLE = r"^(?: |[^\p{C}\p{Z}])+$"
 Name = Annotated[StrictStr, Field(max_length=MAX_TEXT, pattern=PRINTABLE)]
 EXACT = 2**53  # counts below are exact as floats, too
 Count = Annotated[StrictInt, Field(ge=1, lt=EXACT)]
-
-
-@dataclass(frozen=True)
-class Admission:
-    """What a run allows its clients to declare."""
-
-    max_images: int = 1_000_000
-    max_classes: int = 1_000
-    hidden: bool = False  # its clients tell neither their classes nor how many images they have
-    masked: bool = False  # they tell a key for sums (secure-sum) instead
-    public: str = ""  # what everybody must have as the public data set; empty: clients use none
 
 
 @wired(frozen=True, config=WIRE)
@@ -116,44 +105,47 @@ class ClientInfo:
     inputs: Inputs | None = None  # what its examples are; None in records older than the question
 
 
-def read_declaration(reply: Reply, rules: Admission) -> tuple[ClientInfo, Declaration]:
+def read_declaration(
+    reply: Reply, config: RunConfig, public: str = ""
+) -> tuple[ClientInfo, Declaration]:
     """Return a client's declaration; raise a one-line ValueError if any part is invalid.
 
     Class names must be distinct. Each seen class needs a positive number of images, and these must
-    add up to the training images. If the run hides classes, none of these may be declared.
+    add up to the training images. In a run with sums none of these may be declared. ``public`` is
+    the digest of the public data set that everybody must have.
     """
     client = reply.info.get("client")
     if not isinstance(client, str) or not is_id(client):
         raise ValueError(f"client id {shown(client)} is not allowed")
-    told, who = from_wire(Declaration, reply.info), f"client '{client}'"
-    if rules.hidden and {told.seen, told.images, told.train_images} != {None}:
+    declared, who = from_wire(Declaration, reply.info), f"client '{client}'"
+    if config.summed and {declared.seen, declared.images, declared.train_images} != {None}:
         raise ValueError(f"{who} sends its classes or counts, which this run hides")
-    seen, images, total = told.seen or (), told.images or (), told.train_images or 0
-    if not told.classes:
+    seen, images, total = declared.seen or (), declared.images or (), declared.train_images or 0
+    if not declared.classes:
         raise ValueError(f"{who} declares no classes")
-    for key, names in {"classes": told.classes, "seen": seen}.items():
-        if len(names) > rules.max_classes:
-            raise ValueError(f"{key}: {len(names)} names, max-classes is {rules.max_classes}")
+    for key, names in {"classes": declared.classes, "seen": seen}.items():
+        if len(names) > config.max_classes:
+            raise ValueError(f"{key}: {len(names)} names, max-classes is {config.max_classes}")
         if len(set(names)) < len(names):
             raise ValueError(f"{key}: {len(names)} names, {len(set(names))} different ones")
-    if max((*images, total)) > rules.max_images:
-        raise ValueError(f"{who} declares more images than max-images={rules.max_images}")
-    if unknown := sorted(set(seen) - set(told.classes)):
+    if max((*images, total)) > config.max_images:
+        raise ValueError(f"{who} declares more images than max-images={config.max_images}")
+    if unknown := sorted(set(seen) - set(declared.classes)):
         raise ValueError(f"{who} has seen class '{unknown[0]}', which is not in its own list")
-    if rules.public and told.public != rules.public:
+    if public and declared.public != public:
         raise ValueError(
-            f"{who} has another public data set ({shown(told.public)}) than the server "
-            f"('{rules.public}'): give both the same images"
+            f"{who} has another public data set ({shown(declared.public)}) than the server "
+            f"('{public}'): give both the same images"
         )
     fits = len(images) == len(seen) and sum(images) == total > 0
-    if not rules.hidden and not fits:
+    if not config.summed and not fits:
         raise ValueError(
             f"{who} declares {total} training images, but {sum(images)} in {len(images)} counts "
             f"of {len(seen)} classes"
         )
-    inputs = load_inputs(told.inputs)
-    about = told.classes, seen, images, total, told.model, told.device, (), inputs
-    return ClientInfo(client, *about), told
+    inputs = load_inputs(declared.inputs)
+    about = declared.classes, seen, images, total, declared.model, declared.device, (), inputs
+    return ClientInfo(client, *about), declared
 
 
 # --- keys of nodes ----------------------------------------------------------------------------
@@ -179,7 +171,7 @@ def identities(grid: Grid) -> dict[int, NodeIdentity]:
 class Names:
     """Checks whether a node may use a client id."""
 
-    def __init__(self, policy: str = OFF) -> None:
+    def __init__(self, policy: str) -> None:
         """``policy``: auto, registered, off, or a folder of ``<client>.pub``; UserError."""
         self.policy = policy
         self._keys = {} if policy in KEY_POLICIES else _read_keys(Path(policy))
@@ -255,9 +247,7 @@ class Roster:
         self.lost: dict[str, dict[str, Any]] = {}  # whose state is gone: since when, and why
         self.keys: dict[str, SumKey] = {}  # for sums, where the run has masks
         self.classes: tuple[str, ...] = ()
-        self.inputs: Inputs | None = (
-            None  # what examples are: the run's word, or that of most clients
-        )
+        self.inputs: Inputs | None = None  # of the run, or of most clients
         self.refused: dict[int, str] = {}  # reason by node
         self._unbooked: list[tuple[str, str]] = []  # refusals that stand in no round yet
 
@@ -443,28 +433,6 @@ HEARD = 10.0  # seconds for nodes to fetch why they are refused, before a run wi
 SETTLE_SECONDS = 10.0  # with clients=0 on a network: no new node for this long means "all here"
 
 
-class _Waiting:
-    """Reports how many clients are missing: after a few seconds, and whenever this changes."""
-
-    def __init__(self, tell: Callable[[str], None], timeout: float) -> None:
-        self.tell, self.timeout = tell, timeout
-        self.begun, self.since = time.monotonic(), f"{datetime.now():%H:%M:%S}"
-        self.told = ""
-
-    def say(self, known: int, expected: int, refused: Iterable[str]) -> None:
-        """Tell that so many clients are known, of ``expected`` (0: unsaid)."""
-        if time.monotonic() - self.begun < min(PATIENT, self.timeout / 2):
-            return
-        of = f"{expected - known} of {expected} clients" if expected else "clients"
-        reasons = "; ".join(sorted(set(refused)))
-        text = f"waiting for {of} since {self.since}, until start-timeout={self.timeout:g} s"
-        text += f" (refused: {reasons})" if reasons else ""
-        if text != self.told:
-            self.told = text
-            log.info("%s", text)
-            self.tell(text)
-
-
 class Handshake:
     """Keeps a roster's nodes up to date; remembers who was asked, and how often."""
 
@@ -473,23 +441,23 @@ class Handshake:
         grid: Grid,
         experiment: str,
         roster: Roster,
-        rules: Admission = Admission(),  # noqa: B008  (frozen)
-        names: Names | None = None,
+        config: RunConfig | None = None,
         state_dir: str = "",
+        public: str = "",
     ) -> None:
-        """``state_dir`` is where simulated clients keep their notes."""
+        """Take a ``state_dir`` of simulated clients, and ``public`` for read_declaration."""
         self.grid = grid
         self.experiment = experiment
         self.roster = roster
-        self.rules = rules
+        self.config, self.public = config or RunConfig(), public
         self.state_dir = state_dir
         self._mail = Mail(grid)
-        self._names = names or Names()
+        self._names = Names(self.config.client_keys)
         self._expected = 0
         self._online: dict[int, NodeIdentity] = {}
         self._asked: dict[int, float] = {}  # nodes that have not answered yet, and since when
         self._tries: Counter[int] = Counter()
-        self._told: set[int] = set()  # nodes that know why they are refused
+        self._informed: set[int] = set()  # nodes that know why they are refused
         self._notices = Mail(grid)  # what tells them
 
     def wait(
@@ -503,36 +471,41 @@ class Handshake:
         Raises RunFailed if nobody came.
         """
         try:
-            self._wait(clients, timeout, _Waiting(tell, timeout))
+            self._wait(clients, timeout, tell)
         finally:
             tell("")
 
-    def _wait(self, clients: int, timeout: float, waiting: "_Waiting") -> None:
-        deadline = time.monotonic() + timeout
-        last_news = time.monotonic()
+    def _wait(self, clients: int, timeout: float, tell: Callable[[str], None]) -> None:
+        begun = last_news = time.monotonic()
+        since, said = f"{datetime.now():%H:%M:%S}", ""
         while True:
             if self.query(patience=0.0) or self._asked:
                 last_news = time.monotonic()
             nodes = self.roster.nodes
             expected = clients or self._expected
+            reasons = distinct(self.roster.refused.values())
+            refused = f" (refused: {reasons})" if reasons else ""
             if nodes and expected and len(nodes) >= expected:
                 break
             settled = time.monotonic() - last_news > SETTLE_SECONDS
             if self._final(expected) or self._all_refuse(expected, settled=settled):
                 break
-            if (nodes and not expected and settled) or time.monotonic() > deadline:
+            if (nodes and not expected and settled) or time.monotonic() > begun + timeout:
                 break
-            waiting.say(len(nodes), expected, self.roster.refused.values())
+            of = f"{expected - len(nodes)} of {expected} clients" if expected else "clients"
+            text = f"waiting for {of} since {since}, until start-timeout={timeout:g} s{refused}"
+            if text != said and time.monotonic() >= begun + min(PATIENT, timeout / 2):
+                said = text
+                log.info("%s", text)
+                tell(text)
             time.sleep(self._mail.interval)
         if not nodes:
             self._until_heard()
-            reasons = distinct(self.roster.refused.values()) or "no node is online"
+            reasons = reasons or "no node is online"
             if self._all_refuse(expected, settled=True):
                 raise RunFailed(f"no node can take part in this run: {reasons}")
             raise RunFailed(f"no client joined within start-timeout={timeout:g} s: {reasons}")
         if expected and len(nodes) < expected:
-            reasons = distinct(self.roster.refused.values())
-            refused = f" (refused: {reasons})" if reasons else ""
             log.warning("starting with %d of %d clients%s", len(nodes), expected, refused)
 
     def _final(self, expected: int) -> bool:
@@ -561,7 +534,7 @@ class Handshake:
         if self._online.keys() - online:
             roster.refused.clear()  # what a vanished node held may be free now: ask again
             self._tries.clear()
-            self._told.clear()
+            self._informed.clear()
         self._online = now
         roster.nodes = {client: node for client, node in roster.nodes.items() if node in online}
         self._asked = {node: since for node, since in self._asked.items() if node in online}
@@ -576,14 +549,14 @@ class Handshake:
             if not self._asked or time.monotonic() > max(self._asked.values()) + patience:
                 break
             mail.pause()
-        self._tell_refused()
+        self._inform_refused()
         return new
 
-    def _tell_refused(self) -> None:
+    def _inform_refused(self) -> None:
         """Tell nodes on a network, once, why the run does without them; no answer is waited for."""
         refused = self.roster.refused
-        new = [node for node in refused if node in self._online and node not in self._told]
-        self._told.update(new)
+        new = [node for node in refused if node in self._online and node not in self._informed]
+        self._informed.update(new)
         if new and not self._mail.simulated:
             for node in new:
                 why = Instruction(self.experiment, refused=refused[node][:LONGEST_TEXT])
@@ -608,12 +581,12 @@ class Handshake:
             return []  # the node restarted, or the message expired: it is asked again
         try:
             if reply.error:
-                self._told.add(node)  # it says so itself
+                self._informed.add(node)  # it says so itself
                 raise ValueError(reply.error)
-            info, declared = read_declaration(reply, self.rules)
+            info, declared = read_declaration(reply, self.config, self.public)
             client, key = info.client, None
-            if self.rules.masked:
-                key = SumKey.told(declared.sum_key)
+            if self.config.secure_sum == "masked":
+                key = SumKey.of_fields(declared.sum_key)
             if not self._mail.simulated:
                 self._names.check(client, node, self._online)
             if client in self.roster.nodes:

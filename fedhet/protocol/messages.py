@@ -2,7 +2,7 @@
 
 A request holds ``arrays`` (the payload) and ``config`` (an :class:`Instruction`); a reply holds
 ``arrays``, ``metrics`` (numbers only: Flower's MetricRecord takes no text) and ``info`` (texts).
-A client that takes no part says why by a :class:`Word`.
+A client that takes no part says why by an error :class:`Code`.
 """
 
 import contextlib
@@ -56,6 +56,7 @@ INTRODUCE, UNIT, OWNERS = "query.introduce", "train.unit", "train.owners"
 AGREE, UNMASK = "train.agree", "train.unmask"
 QUERY_BYTES = 1 << 20  # largest reply that carries no arrays
 LONGEST_TEXT = 4096  # characters of a text in an instruction; a path is the longest
+NUMBERS = {np.dtype(code) for code in "?bhilBHILefd"}
 MAX_ARRAYS = 10_000  # of one payload: each costs its reader some 20 microseconds
 WIRE = ConfigDict(extra="forbid")  # of a class that is read from the other side
 Wired = TypeVar("Wired")
@@ -208,7 +209,7 @@ def _read(stream: io.BytesIO) -> Array:
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("array is not in NumPy's format 1.0")
     shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype.kind not in "biuf" or any(size < 0 for size in shape):
+    if dtype not in NUMBERS or any(size < 0 for size in shape):
         raise ValueError(f"array holds {dtype} of shape {shape}, not numbers")
     left = len(stream.getbuffer()) - stream.tell()
     if math.prod(shape) * dtype.itemsize > left:
@@ -257,7 +258,7 @@ def read_reply(message: Message, limit: int = QUERY_BYTES) -> Reply:
             return Reply({"error": reason}, message_bytes=size)
         info = dict(content.config_records["info"].items())
         if "error" in info:
-            reason = told(info["error"], info.get("log"))
+            reason = failure_text(info["error"], info.get("log"))
             lost = info.get("state-lost") is True
             return Reply({"error": reason, "state-lost": lost}, message_bytes=size)
         metrics = {
@@ -303,22 +304,22 @@ def to_record(arrays: Sequence[Array]) -> ArrayRecord:
 # --- why a client takes no part ----------------------------------------------------------------
 
 
-# A deployed node sends a word of this list and a number; its own log has the text under that
+# A deployed node sends a code of this list and a number; its own log has the text under that
 # number. What its disk looks like, how its classes are called and what an exception says stays
 # there. The number is drawn: one that counts would tell how often a site has failed. A simulation
 # is one owner's on one machine: there the whole text is sent.
 MOST = 999_999  # the largest number of an entry
 
 
-class Word(StrEnum):
-    """What a deployed node says when it fails, and what that means."""
+class Code(StrEnum):
+    """Error codes of a deployed node, each with its meaning."""
 
     meaning: str
 
-    def __new__(cls, word: str, meaning: str = "") -> "Word":
-        """Make a member from its word and its meaning."""
-        made = str.__new__(cls, word)
-        made._value_, made.meaning = word, meaning
+    def __new__(cls, code: str, meaning: str = "") -> "Code":
+        """Make a member from its code and its meaning."""
+        made = str.__new__(cls, code)
+        made._value_, made.meaning = code, meaning
         return made
 
     INSTRUCTION = "instruction", "it received an invalid instruction"
@@ -378,27 +379,22 @@ class Word(StrEnum):
     BOXES = "boxes-malformed", "the boxes differ in size or number from what was agreed"
 
 
-def refusal(word: Word) -> Refused:
+def refusal(code: Code) -> Refused:
     """Return the refusal whose text is an error code and its meaning."""
-    return Refused(f"{word}: {word.meaning}", word)
+    return Refused(f"{code}: {code.meaning}", code)
 
 
 @contextlib.contextmanager
-def telling(word: Word) -> Iterator[None]:
-    """Within this block a mistake that has no word of its own is told by this one."""
+def coded(code: Code) -> Iterator[None]:
+    """Give a UserError without a code this one, within this block."""
     try:
         yield
     except UserError as error:
-        error.code = error.code or word
+        error.code = error.code or code
         raise
 
 
-def new_number() -> int:
-    """Return the number of an entry in a node's log."""
-    return 1 + secrets.randbelow(MOST)
-
-
-def told(error: object, number: object) -> str:
+def failure_text(error: object, number: object) -> str:
     """Return what the server shows of a failure: its code, where to look, what the code means.
 
     Without a number it is a simulated client's text, and shown as it is, on one line.
@@ -406,10 +402,10 @@ def told(error: object, number: object) -> str:
     if number is None:
         return one_line(error) or "failed without a reason"
     place = number if type(number) is int and 1 <= number <= MOST else "unknown"
-    word = next((one for one in Word if one == str(error)), None)
-    if word is None:
+    code = next((one for one in Code if one == str(error)), None)
+    if code is None:
         return f"an unknown error code (its log: no. {place})"
-    return f"{word} (its log: no. {place}): {word.meaning}"
+    return f"{code} (its log: no. {place}): {code.meaning}"
 
 
 def distinct(reasons: Iterable[str]) -> str:
@@ -425,7 +421,6 @@ NETWORK_POLL = 0.25
 WINDOW = 64  # messages under way in a simulation
 BATCH = 64  # messages in one request to the SuperLink
 PULLS = 64  # requests for replies at a time on a network
-LONG_JOB = 0.3  # seconds; three sweeps of Flower's simulator
 PULL_PATIENCE = 0.5  # seconds to wait for pulls that are under way
 # A SuperLink that is short of CPU drops replies ("database is locked"), and a node that died and
 # came back has forgotten what it was asked. A node that is silent for this long, and for three
@@ -452,14 +447,14 @@ class Mail:
     of them is under way; on a network every node gets its message at once.
     """
 
-    def __init__(self, grid: Grid, window: int = WINDOW) -> None:
+    def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.simulated = is_simulated(grid)
         if not self.simulated:
             take_damaged_replies()
         polls = getattr(grid, "poll_interval", SIMULATION_POLL)  # 0: its pulls wait themselves
         self.interval = polls if self.simulated else NETWORK_POLL  # seconds
-        self.window = window if self.simulated else sys.maxsize
+        self.window = WINDOW if self.simulated else sys.maxsize
         self.waiting: deque[Message] = deque()
         self.pending: dict[str, _Sent] = {}  # a message that was repeated has several ids
         self._took: list[float] = []  # seconds of those that are answered
@@ -615,14 +610,11 @@ class Mail:
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], timeout: float, window: int = WINDOW
+    grid: Grid, messages: Iterable[Message], timeout: float
 ) -> Iterator[tuple[Message, Message]]:
-    """Yield every message with its reply, as they arrive; missing ones become error replies.
-
-    In a simulation ``window`` messages are under way at a time, the first ones first.
-    """
+    """Yield every message with its reply, as they arrive; missing ones become error replies."""
     deadline = time.monotonic() + timeout
-    mail = Mail(grid, window)
+    mail = Mail(grid)
     mail.add(messages)
     while mail:
         yield from mail.poll()
@@ -642,22 +634,6 @@ def replies(
     whose = {id(message): client for client, message in messages.items()}
     for sent, message in exchange(grid, messages.values(), timeout):
         yield whose[id(sent)], read_reply(message, limit)
-
-
-def longest_first(
-    messages: Iterable[Message], seconds: Sequence[float], processes: int
-) -> tuple[list[Message], int]:
-    """Return the order of sending and the window, by the seconds that each takes (0: unknown).
-
-    Long jobs start longest first, so that the processes of a simulation end a round together.
-    Flower's simulator takes what is under way in the order of its nodes: only twice as many as
-    can run are. Short jobs must not wait for its sweeps, and go as they are.
-    """
-    given = list(messages)
-    if min(seconds, default=0.0) < LONG_JOB:
-        return given, WINDOW
-    order = sorted(range(len(given)), key=lambda i: -seconds[i])
-    return [given[i] for i in order], 2 * processes
 
 
 def _error(message: Message, code: int, reason: str) -> Message:

@@ -32,7 +32,6 @@ from fedhet.files import (
     decoded,
     finite,
     plain_path,
-    private_files,
     read_bytes,
     read_json,
     read_jsonl,
@@ -92,8 +91,7 @@ class RunFolder:
             raise UserError(f"run folder '{path}' cannot be made: {error.strerror}") from error
         folder = cls(path)
         try:
-            with private_files():
-                folder.checkpoint.parent.mkdir()
+            folder.checkpoint.parent.mkdir(mode=0o700)
             write_json(folder.environment, made_by)
             folder.write_config(config, secrets.token_hex(8))
         except BaseException as error:
@@ -359,7 +357,8 @@ class Lines:
         """Add ``text``, whole lines; a full disk may leave a part of it, which no mark covers."""
         data = text.encode()
         new = not self.path.exists()
-        with private_files(), self.path.open("ab") as file:
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "ab") as file:
             file.write(data)
         sync(self.path)
         if new:

@@ -64,7 +64,7 @@ def summarise(
         },
         "best_validation_round": best.get("round"),
         "best_validation_test_accuracy_mean": best.get("test_accuracy_mean"),
-        f"best_validation_test_{config.metric}_mean": metric_mean(config, best),
+        f"best_validation_test_{config.metric}_mean": best.get(f"test_{config.metric}_mean"),
         "uplink_floats_per_client_round": total("uplink_floats") / max(1, replied),
         "downlink_floats_per_client_round": total("downlink_floats") / max(1, sent),
         "uplink_bytes_total": total("uplink_bytes"),
@@ -83,14 +83,6 @@ def summarise(
         "clients_lost": rounds[-1]["lost"] if rounds else [],
         "run_sha256": rounds[-1]["sha256"] if rounds else None,
     }
-
-
-def metric_mean(config: RunConfig, figures: Mapping[str, Any], part: str = "test") -> float | None:
-    """Mean of the run's ``metric`` in a line of ``rounds.jsonl`` or in ``summary.json``.
-
-    ``part`` is ``test`` or ``val``; None where no client has it.
-    """
-    return figures.get(f"{part}_{config.metric}_mean")
 
 
 def gain(config: RunConfig, value: float) -> float:
@@ -152,7 +144,7 @@ def best_round(config: RunConfig, rounds: Sequence[Mapping[str, Any]]) -> Mappin
         (gain(config, value), -line["round"], line)
         for line in rounds
         if line["test_accuracy_mean"] is not None
-        and (value := metric_mean(config, line, "val")) is not None
+        and (value := line.get(f"val_{config.metric}_mean")) is not None
     ]
     return max(validated, key=lambda one: one[:2])[2] if validated else {}
 
@@ -272,9 +264,9 @@ def privacy_summary(
         return None
     from fedhet.site.privacy import noise_multiplier, sigma  # noqa: PLC0415  (torch)
 
-    told = dict.fromkeys(clients, 0.0)
+    spent = dict.fromkeys(clients, 0.0)
     for record in rounds:
-        told |= record.get("epsilon_spent", {})
+        spent |= record.get("epsilon_spent", {})
     of_sum = {
         "mechanism": "discrete Gaussian noise on the sum of clipped vectors, of which every client "
         "adds a share",
@@ -292,8 +284,8 @@ def privacy_summary(
         "sigma": sigma(config),
         "uploads_planned": config.rounds,
         "amplification_by_sampling": "not counted",
-        "epsilon_spent": {client: told[client] for client in sorted(told, key=client_order)},
-        "epsilon_spent_max": max(told.values(), default=0.0),
+        "epsilon_spent": {client: spent[client] for client in sorted(spent, key=client_order)},
+        "epsilon_spent_max": max(spent.values(), default=0.0),
         "not_covered": list(NOT_COVERED_IN_SUMS if config.summed else NOT_COVERED),
     }
 

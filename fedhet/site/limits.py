@@ -15,7 +15,7 @@ from fedhet.config.schema import RunConfig, Schema, Words
 from fedhet.errors import Refused, UserError
 from fedhet.files import parse_object, read_yaml
 from fedhet.models.names import is_built_in
-from fedhet.protocol.messages import Word
+from fedhet.protocol.messages import Code
 from fedhet.site.privacy import noise_multiplier
 
 # Honest payloads of all methods had norms from 1 to 56 in five rounds of three clients on digits; a
@@ -76,13 +76,13 @@ def read_limits(node: Mapping[str, Any]) -> Limits:
     try:
         values = read_yaml(Path(str(node["limits"])))
     except UserError as error:
-        raise Refused("limits: the file of this site cannot be read", Word.LIMITS_FILE) from error
+        raise Refused("limits: the file of this site cannot be read", Code.LIMITS_FILE) from error
     try:
         return Limits.model_validate(values)
     except ValidationError as error:
         key = error.errors(include_url=False)[0]["loc"][0]
         raise Refused(
-            f"limits: the file of this site is wrong at '{key}'", Word.LIMITS_FILE
+            f"limits: the file of this site is wrong at '{key}'", Code.LIMITS_FILE
         ) from error
 
 
@@ -142,7 +142,7 @@ def check_upload(limits: Limits, size: int) -> None:
 
 def _broken(limit: str, allowed: object, found: str) -> Refused:
     text = f"limit {limit}: this site allows {allowed}, and {found}"
-    return Refused(text, Word(f"limit-{limit}"))
+    return Refused(text, Code(f"limit-{limit}"))
 
 
 def _check_noise(limits: Limits, config: RunConfig) -> None:

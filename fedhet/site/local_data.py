@@ -35,7 +35,7 @@ from fedhet.data.preparation import normalise, preparation
 from fedhet.errors import Refused, UserError
 from fedhet.files import check_id
 from fedhet.models.names import with_weights
-from fedhet.protocol.messages import Word
+from fedhet.protocol.messages import Code
 from fedhet.protocol.payload import Array
 from fedhet.rng import generator
 from fedhet.training.loop import Examples
@@ -204,7 +204,7 @@ def open_private(config: RunConfig, path: str) -> Dataset:
         raise Refused(
             f"target: a run over nodes must name the classes (labels or classes), or the node "
             f"would send the values of column '{config.target}' as their names",
-            Word.CLASSES,
+            Code.CLASSES,
         )
     return _open(config, config.dataset if files else FOLDER, path, declared=True)
 
@@ -344,28 +344,19 @@ def own_copy(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> 
     return config.model_copy(update={"public_path": str(node.get("public-path", ""))})
 
 
+@lru_cache(maxsize=2)
 def open_public(config: RunConfig) -> Dataset:
     """Return the data set of ``public-dataset`` and ``public-path``; UserError if it is none."""
-    return _opened(*_public_key(config))
-
-
-def _public_key(config: RunConfig) -> tuple[str, str, Inputs, int]:
-    image = Inputs.image(config.image_size, grey=config.grey)
-    # Its seed is other than the clients', should both be synthetic.
-    return config.public_dataset or FOLDER, config.public_path, image, config.data_seed + 1
-
-
-@lru_cache(maxsize=2)
-def _opened(name: str, path: str, image: Inputs, seed: int) -> Dataset:
+    name, path = config.public_dataset or FOLDER, config.public_path
     if name == FOLDER and not path:
         raise UserError(
             "public-path: '' is not allowed: this run uses a public data set; a node names its own "
             "copy (`fedhet node --public FOLDER`, or public-path in its node-config)"
         )
     try:
-        high, wide, channels = image.image_shape
+        seed = config.data_seed + 1  # other than the clients', should both be synthetic
         dataset = open_dataset(
-            name, data_path=path, image_size=(high, wide), grey=channels == 1, seed=seed
+            name, data_path=path, image_size=config.image_size, grey=config.grey, seed=seed
         )
     except UserError as error:
         raise UserError(f"public data set: {error}") from error
@@ -377,14 +368,10 @@ def _opened(name: str, path: str, image: Inputs, seed: int) -> Dataset:
     return dataset
 
 
+@lru_cache(maxsize=2)
 def public_digest(config: RunConfig) -> str:
     """Return the number of examples and SHA-256 of them as models see them, labels and classes."""
-    return _digest(*_public_key(config))
-
-
-@lru_cache(maxsize=2)
-def _digest(*key: Any) -> str:
-    dataset = _opened(*key)
+    dataset = open_public(config)
     examples = dataset.examples
     shape = [examples.shape, examples.dtype.str, dataset.classes]
     whole = hashlib.sha256(json.dumps(shape).encode())

@@ -45,7 +45,7 @@ from pydantic.dataclasses import dataclass as wired
 
 from fedhet.config.schema import RunConfig
 from fedhet.errors import Refused, UserError
-from fedhet.protocol.messages import Word, from_wire
+from fedhet.protocol.messages import Code, from_wire
 from fedhet.protocol.payload import Array, Payload
 from fedhet.rng import generator
 from fedhet.site.state import FileStore
@@ -115,12 +115,12 @@ def sum_sigma(config: RunConfig, entries: int, bits: int) -> float:
     return (config.dp_clip + rounding) * noise_multiplier(config)
 
 
-def share_steps(config: RunConfig, entries: int, bits: int, least: int) -> int:
-    """Return the width of one client's share, steps of 2^-bits, in sums of ``least`` clients.
+def share_steps(config: RunConfig, entries: int, bits: int, clients: int) -> int:
+    """Return the width of one client's share, steps of 2^-bits, in sums of ``clients`` clients.
 
     A whole number, rounded up. UserError if its noise does not fit into words.
     """
-    share = sum_sigma(config, entries, bits) / math.sqrt(least)
+    share = sum_sigma(config, entries, bits) / math.sqrt(clients)
     needed = config.dp_clip + TAIL * share
     if needed > config.sum_range:
         raise UserError(
@@ -221,13 +221,13 @@ class Budget:
         """
         if not self.config.dp_clip:
             if self.account is not None:
-                raise Refused("this run began with noise (dp-clip), which is now off", Word.BUDGET)
+                raise Refused("this run began with noise (dp-clip), which is now off", Code.BUDGET)
             return
         if self.account is None:
             if source > 0:
                 raise Refused(
                     f"the account of the privacy budget is missing for generation {source}",
-                    Word.STATE,
+                    Code.STATE,
                 )
             return
         self._check_agreed(self.account)
@@ -295,7 +295,7 @@ class Budget:
             if account is not None:
                 self._check_agreed(account)
             elif before is not None:
-                raise Refused("the account of the privacy budget is missing", Word.STATE)
+                raise Refused("the account of the privacy budget is missing", Code.STATE)
             else:
                 account = Account(_agreed(self.config), secrets.token_hex(32))
             yield account
@@ -307,7 +307,7 @@ class Budget:
         try:
             return None if note is None else from_wire(Account, note)
         except ValueError as error:
-            raise Refused("the account of the privacy budget is damaged", Word.STATE) from error
+            raise Refused("the account of the privacy budget is damaged", Code.STATE) from error
 
     def _check_agreed(self, account: Account) -> None:
         """Raise Refused if the run began with another budget."""
@@ -317,7 +317,7 @@ class Budget:
             if now != before:
                 raise Refused(
                     f"{key.replace('_', '-')} is {now} now, but this run began with {before}",
-                    Word.BUDGET,
+                    Code.BUDGET,
                 )
 
     @property
@@ -331,7 +331,7 @@ class Budget:
         return Refused(
             f"privacy budget spent: {account.uploads} uploads of this client have cost epsilon "
             f"{self.epsilon:.6g} of dp-epsilon={self.config.dp_epsilon:g}",
-            Word.BUDGET,
+            Code.BUDGET,
         )
 
 

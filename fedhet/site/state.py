@@ -22,7 +22,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedhet.errors import Damaged, Refused
-from fedhet.files import private_files, read_json, read_tensors, replacing, sync
+from fedhet.files import private_folder, read_json, read_tensors, replacing, sync
 from fedhet.plugins import MAC, sign
-from fedhet.protocol.messages import Word
+from fedhet.protocol.messages import Code
 from fedhet.training.loop import Fixed
 
 Bundle = dict[str, Tensor]
@@ -125,20 +124,20 @@ class FileStore:
         except (OSError, Damaged) as error:
             why = error.what if isinstance(error, Damaged) else error
             raise Refused(
-                f"state '{path}': generation {generation} cannot be read: {why}", Word.STATE_LOST
+                f"state '{path}': generation {generation} cannot be read: {why}", Code.STATE_LOST
             ) from error
         client = said.get("client", "")
         own = digest_of(client, generation, bundle)
         if said.get("digest") != own:
             raise Refused(
                 f"state '{path}': generation {generation} is damaged: its digest differs",
-                Word.STATE_LOST,
+                Code.STATE_LOST,
             )
         if digest and digest != own:
             raise Refused(
                 f"state '{path}' of client '{client}' is not the generation {generation} that the "
                 "server asks for: it is another client's, another run's, or older",
-                Word.STATE_LOST,
+                Code.STATE_LOST,
             )
         return bundle
 
@@ -215,9 +214,9 @@ class FileStore:
         except FileNotFoundError:
             return None
         except (OSError, Damaged) as error:
-            raise Refused(f"state '{path}': cannot be read: {error}", Word.STATE) from error
+            raise Refused(f"state '{path}': cannot be read: {error}", Code.STATE) from error
         if not note:
-            raise Refused(f"state '{path}': is damaged: its digest differs", Word.STATE)
+            raise Refused(f"state '{path}': is damaged: its digest differs", Code.STATE)
         return note
 
     def write_note(self, name: str, note: Mapping[str, Any]) -> None:
@@ -233,7 +232,7 @@ class FileStore:
             lock.acquire()
         except OSError as error:
             raise Refused(
-                f"state '{self.folder}': cannot be locked: {error}", Word.STATE
+                f"state '{self.folder}': cannot be locked: {error}", Code.STATE
             ) from error
         try:
             yield
@@ -261,14 +260,13 @@ class FileStore:
             raise Refused(
                 f"state '{self.folder}': {what} cannot be written: "
                 f"{getattr(error, 'strerror', None) or error}",
-                Word.STATE,
+                Code.STATE,
             ) from error
 
     def _make(self) -> None:
         """Make the folder, if it is not there."""
         made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
-        with private_files():
-            self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         for place in made if self.sync else []:
             sync(place.parent)
 
@@ -303,17 +301,6 @@ def instance(
         }
         _BUILT[key] = placed, Fixed(placed.values())
     return _BUILT[key]
-
-
-@contextmanager
-def forgotten() -> Iterator[None]:
-    """Forget the modules that are built within this block."""
-    kept = dict(_BUILT)
-    try:
-        yield
-    finally:
-        _BUILT.clear()
-        _BUILT.update(kept)
 
 
 def to_bundle(

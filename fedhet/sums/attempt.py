@@ -76,7 +76,7 @@ class Collector:
         self.terms = terms
         self.masked = masked
         self.needed = terms.needed(len(self.cohort))
-        self.least = terms.survivors(len(self.cohort))
+        self.min_survivors = terms.survivors(len(self.cohort))
         self.survivors: list[str] = []
         self._total = np.zeros(length, np.uint32)
         self._uploaded: dict[str, Array | None] = {}  # the boxes of each
@@ -96,10 +96,9 @@ class Collector:
     def close(self) -> list[str]:
         """End the uploads; return V, those who are summed, or raise Rejected if they are few."""
         self.survivors = [client for client in self.cohort if client in self._uploaded]
-        if len(self.survivors) < self.least:
-            raise Rejected(
-                f"{len(self.survivors)} of {len(self.cohort)} uploads came, {self.least} are needed"
-            )
+        if len(self.survivors) < self.min_survivors:
+            came = f"{len(self.survivors)} of {len(self.cohort)} uploads came"
+            raise Rejected(f"{came}, {self.min_survivors} are needed")
         self._shares = {client: {} for client in self.survivors}
         return self.survivors
 
@@ -327,7 +326,7 @@ class Introductions:
     def __init__(self, handshake: Handshake, fail: Callable[[str, str], None]) -> None:
         """``fail`` is told who is left out of the round, and why."""
         self.handshake, self.fail = handshake, fail
-        self.told: dict[str, set[str]] = {}
+        self.introduced: dict[str, set[str]] = {}
         self.strange: dict[str, set[str]] = {}
 
     def of(self, members: list[str], patience: float) -> list[str]:
@@ -336,12 +335,12 @@ class Introductions:
         for client, reason in failed.items():
             if client in members:
                 self.fail(client, f"not introduced: {reason}")
-        return self._agreeing([c for c in members if c not in failed and c in self.told])
+        return self._agreeing([c for c in members if c not in failed and c in self.introduced])
 
     def _introduce(self, patience: float) -> dict[str, str]:
         """Tell everybody online whom they do not know yet; return reasons of those that failed."""
         shake, roster, failed = self.handshake, self.handshake.roster, {}
-        due = {c: set(roster.keys) - self.told.get(c, set()) for c in sorted(roster.nodes)}
+        due = {c: set(roster.keys) - self.introduced.get(c, set()) for c in sorted(roster.nodes)}
         what = Instruction(shake.experiment, state_dir=shake.state_dir)
         messages = {}
         for client in (c for c, new in due.items() if new):
@@ -353,7 +352,7 @@ class Introductions:
             if reply.error or not isinstance(strangers, list | tuple):
                 failed[client] = reply.error or "its answer is invalid"
                 continue
-            self.told.setdefault(client, set()).update(due[client])
+            self.introduced.setdefault(client, set()).update(due[client])
             self.strange.setdefault(client, set()).update(map(str, strangers))
         return failed
 

@@ -47,12 +47,12 @@ from fedhet.protocol.messages import (
     CONFUSION,
     OWNERS,
     UNIT,
+    Code,
     Instruction,
     Reply,
-    Word,
+    coded,
     pack,
     refusal,
-    telling,
     to_wire,
     unpack,
 )
@@ -150,20 +150,20 @@ class Member:
         Attempt numbers grow over the whole run, so that a round can be repeated.
         """
         if len(set(cohort)) != len(cohort):
-            raise refusal(Word.TWICE)
+            raise refusal(Code.TWICE)
         if self.client not in cohort:
-            raise refusal(Word.ABSENT)
+            raise refusal(Code.ABSENT)
         if any(client not in self.keys for client in cohort):
-            raise refusal(Word.STRANGER)
+            raise refusal(Code.STRANGER)
         if len({self.keys[client] for client in cohort}) != len(cohort):
-            raise refusal(Word.TWICE)
-        if len(cohort) < self.terms.least:
-            raise refusal(Word.SMALL)
+            raise refusal(Code.TWICE)
+        if len(cohort) < self.terms.min_members:
+            raise refusal(Code.SMALL)
         needed = self.terms.needed(len(cohort))
         if not len(cohort) // 2 < needed <= len(cohort):
-            raise refusal(Word.THRESHOLD)
+            raise refusal(Code.THRESHOLD)
         if self.kept is not None and attempt <= self.kept.attempt:
-            raise refusal(Word.OLD)
+            raise refusal(Code.OLD)
 
     def commits(self, round_: int, cohort: Cohort, payload: bytes) -> bool:
         """Return whether the last upload was the answer to this very request."""
@@ -200,7 +200,7 @@ class Member:
         self.kept = Commitment(round_, attempt, digest.hex(), tuple(members), fewest_alive=alive)
         return masked, np.frombuffer(b"".join(boxes), np.uint8).reshape(-1, BOX_BYTES)
 
-    def unmask(
+    def open_shares(
         self,
         round_: int,
         attempt: int,
@@ -220,7 +220,7 @@ class Member:
         if gone and self.terms_for(kept.cohort).agreed:
             self._check_agreed(kept, alive, signatures)
         if boxes.size != len(alive) * BOX_BYTES:
-            raise refusal(Word.BOXES)
+            raise refusal(Code.BOXES)
         found = self._secrets(round_, attempt, bytes.fromhex(kept.digest), kept.cohort)
         shares, closed = [], []
         for other, box in zip(alive, boxes.reshape(-1, BOX_BYTES), strict=True):
@@ -254,19 +254,19 @@ class Member:
         """Return the commitment and V in order, if this client may answer for V at all."""
         kept, alive = self.kept, tuple(sorted(survivors))
         if kept is None or (kept.round, kept.attempt) != (round_, attempt):
-            raise refusal(Word.UNASKED)
+            raise refusal(Code.UNASKED)
         if len(set(alive)) != len(alive):
-            raise refusal(Word.TWICE)
+            raise refusal(Code.TWICE)
         if not set(alive) <= set(kept.cohort):
-            raise refusal(Word.OUTSIDE)
+            raise refusal(Code.OUTSIDE)
         if self.client not in alive:
-            raise refusal(Word.LEFT_OUT)
+            raise refusal(Code.LEFT_OUT)
         # Check the terms of the upload and the present ones, since they may have changed.
         masked_under, count = kept.fewest_alive or len(kept.cohort), len(kept.cohort)
         if len(alive) < max(masked_under, self.terms_for(kept.cohort).survivors(count)):
-            raise refusal(Word.FEW)
+            raise refusal(Code.FEW)
         if kept.answered not in ((), alive) or kept.signed not in ((), alive):
-            raise refusal(Word.OTHER)
+            raise refusal(Code.OTHER)
         return kept, alive
 
     def _check_agreed(
@@ -274,7 +274,7 @@ class Member:
     ) -> None:
         """Raise Refused unless this client signed V, and enough others signed the same."""
         if not kept.signed:
-            raise refusal(Word.UNSIGNED)
+            raise refusal(Code.UNSIGNED)
         text, valid = self._list(kept, alive), 0
         for client in alive:
             try:
@@ -283,7 +283,7 @@ class Member:
                 continue
             valid += 1
         if valid < self.terms.needed(len(kept.cohort)):
-            raise refusal(Word.UNSIGNED)
+            raise refusal(Code.UNSIGNED)
 
     def _list(self, kept: Commitment, alive: Sequence[str]) -> bytes:
         """Return what is signed: V, in this round and attempt of this cohort's run."""
@@ -374,7 +374,7 @@ class SumNotes:
                 try:
                     before = known.get(client, key)
                     if before.public != key.public:
-                        raise Refused(f"'{client}' has another key than before", Word.PROOF)
+                        raise Refused(f"'{client}' has another key than before", Code.PROOF)
                     if ca is not None:
                         check_proof(key, ca, self.run, client)
                     private.exchange(X25519PublicKey.from_public_bytes(key.public))
@@ -408,17 +408,17 @@ class SumNotes:
             member.kept = replace(member.kept, reply=_note(full))
         return full
 
-    def unmask(self, round_: int, survivors: Survivors) -> Opened:
+    def open_shares(self, round_: int, survivors: Survivors) -> Opened:
         """Return what makes the sum readable; raise Refused for what the rules forbid."""
         boxes = np.frombuffer(survivors.boxes or b"", np.uint8)
         signed = dict(zip(survivors.members, survivors.signatures, strict=False))
         with self._changing() as member:
-            return member.unmask(round_, survivors.attempt, survivors.members, boxes, signed)
+            return member.open_shares(round_, survivors.attempt, survivors.members, boxes, signed)
 
     def sign(self, round_: int, survivors: Survivors, node: NodeCertificate | None) -> bytes:
         """Return the signature of who is left; raise Refused for what the rules forbid."""
         if node is None:
-            raise refusal(Word.PROOF)
+            raise refusal(Code.PROOF)
         with self._changing() as member:
             return member.sign(round_, survivors.attempt, survivors.members, node.key)
 
@@ -452,7 +452,7 @@ class SumNotes:
         note = self.store.read_note(KEY)
         if note is None:
             text = f"client '{self.client}' has lost its key for the sums of this run"
-            raise Refused(text, Word.STATE)
+            raise Refused(text, Code.STATE)
         with self._sound():
             return X25519PrivateKey.from_private_bytes(bytes.fromhex(note["private"]))
 
@@ -463,7 +463,7 @@ class SumNotes:
             yield
         except (KeyError, TypeError, ValueError) as error:
             text = f"the notes of client '{self.client}' for sums are damaged"
-            raise Refused(text, Word.STATE) from error
+            raise Refused(text, Code.STATE) from error
 
 
 def _note(reply: Reply) -> dict[str, Any]:
@@ -496,8 +496,8 @@ class Part:
     _steps: list[NDArray[np.int64]] = field(default_factory=list)  # of the vector's parts
 
     def __post_init__(self) -> None:
-        told = self.cohort.told
-        self.shared = None if told is None else frozenset(told)  # classes whose rows may be summed
+        shared = self.cohort.shared  # classes whose rows may be summed
+        self.shared = None if shared is None else frozenset(shared)
 
     def train(self, what: Instruction, received: Sequence[Array]) -> Answer:
         """Train and answer with the masked vector."""
@@ -507,14 +507,14 @@ class Part:
             client.leaving, client.shared_classes = self, self.shared
             _, _, found = client.fit(list(received), what.fit_config())
             numbers = {name: float(value) for name, value in found.items()}
-            told = numbers
+            shown = numbers
             if self.metrics is not None:
                 images = float(sum(self._own().images))
                 self._put(self.metrics.vector(numbers | {"train_images": images}))
-                told = {name: value for name, value in numbers.items() if name == SPENT}
+                shown = {name: value for name, value in numbers.items() if name == SPENT}
             info = {"client": client.setup.data.client, "round": what.round}
             info |= {"digest": client.saved_digest}
-            return Reply(info, told, [to_words(np.concatenate(self._steps))]), numbers
+            return Reply(info, shown, [to_words(np.concatenate(self._steps))]), numbers
 
         return self._once(what, trained)
 
@@ -540,7 +540,7 @@ class Part:
         return self._once(what, counted)
 
     def _confusion(self, what: Instruction, own: Own, largest: float) -> Vector:
-        matrix = self.client.finish(what.generation, what.digest).numpy()
+        matrix = self.client.confusion_matrix(what.generation, what.digest).numpy()
         every = frozenset(range(len(matrix)))
         matrix[
             sorted(every - (set(own.seen) & (every if self.shared is None else self.shared)))
@@ -624,7 +624,7 @@ def own_key(asked: Any, client: str) -> dict[str, Any]:
     if asked.config.secure_sum != "masked":
         asked.store(client)  # refused where the run began with masked sums
         return {}
-    with telling(Word.PROOF):
+    with coded(Code.PROOF):
         key = asked.sum_notes(client).key(NodeCertificate.of(asked.node))
     return {"sum-key": list(astuple(key))}
 
@@ -644,7 +644,7 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise Refused(str(error), Word.INSTRUCTION) from error
+        raise Refused(str(error), Code.INSTRUCTION) from error
 
 
 def answer(asked: Any) -> Answer:
@@ -680,7 +680,7 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
     agreed = default_unit(config, weighs_images=weighs)
     if (agreed and unit != agreed) or (not agreed and unit & (unit - 1)):
         wanted = agreed or "a power of two"
-        raise Refused(f"unit of weights is {unit}, must be {wanted}", Word.INSTRUCTION)
+        raise Refused(f"unit of weights is {unit}, must be {wanted}", Code.INSTRUCTION)
     if weighs and images > unit:
         print(
             f"fedhet: {images} training examples count as {unit}, the most that a client had when "
@@ -688,7 +688,7 @@ def _check_unit(unit: int, config: RunConfig, images: int, *, weighs: bool) -> N
         )  # fmt: skip
 
 
-def open_masks(asked: Any) -> dict[str, Any]:
+def answer_unmasking(asked: Any) -> dict[str, Any]:
     """Sign the list of survivors, or open the boxes for this client. Needs no examples."""
     with _readable():
         survivors = read_sum(Survivors, asked.message)
@@ -696,4 +696,4 @@ def open_masks(asked: Any) -> dict[str, Any]:
     if asked.kind == AGREE:
         signature = notes.sign(round_, survivors, NodeCertificate.of(asked.node))
         return {"client": notes.client, "round": round_, "signature": signature}
-    return to_wire(notes.unmask(round_, survivors))
+    return to_wire(notes.open_shares(round_, survivors))

@@ -95,20 +95,20 @@ def ownership(own: Own) -> Vector:
     return found
 
 
-def too_few(owners: Vector, least: int) -> int:
-    """Return how many classes have owners, and fewer than ``least``, by their sum (C,)."""
+def too_few(owners: Vector, min_owners: int) -> int:
+    """Return how many classes have owners, and fewer than ``min_owners``, by their sum (C,)."""
     rounded = np.rint(owners)
-    return int(((rounded > 0) & (rounded < least)).sum())
+    return int(((rounded > 0) & (rounded < min_owners)).sum())
 
 
-def about_few(owners: Vector, least: int) -> str:
+def about_few(owners: Vector, min_owners: int) -> str:
     """Return a line about :func:`too_few` in a sum (C,) of owners; empty if there are none."""
-    few, owned = too_few(owners, least), int((np.rint(owners) > 0).sum())
+    few, owned = too_few(owners, min_owners), int((np.rint(owners) > 0).sum())
     if not few:
         return ""
     line = (
-        f"{few} of {owned} classes have fewer than sum-owners={least} owners, so their rows are "
-        "not shared"
+        f"{few} of {owned} classes have fewer than sum-owners={min_owners} owners, so their rows "
+        "are not shared"
     )
     if few < owned:
         return line
@@ -190,16 +190,16 @@ class SumMetrics:
             found += [cut, float(there)]
         return found
 
-    def means(self, total: Vector, clients: int, least: int = 1) -> dict[str, Summed]:
+    def means(self, total: Vector, clients: int, min_clients: int = 1) -> dict[str, Summed]:
         """Return the means of a sum of so many clients' :meth:`vector`.
 
-        Nothing of what fewer than ``least`` of them have.
+        Nothing of what fewer than ``min_clients`` of them have.
         """
         found: dict[str, Summed] = {}
         places = [*self.scales.items(), *(("", 0.0) for _ in WIDE), *self.unchained.items()]
         for (name, scale), (value, there) in zip(places, total.reshape(-1, 2), strict=True):
             count = round(float(there)) if name else 0
-            if count >= max(1, least):
+            if count >= max(1, min_clients):
                 found[name] = Summed(float(value) * scale / count, count)
         lower = self.largest / 2**BITS
         wide = total[2 * len(self.scales) : self.chained].reshape(-1, 2)

@@ -36,7 +36,7 @@ from pydantic import Field, StrictBytes
 from pydantic.dataclasses import dataclass as wired
 
 from fedhet.errors import Refused
-from fedhet.protocol.messages import WIRE, Word, from_wire
+from fedhet.protocol.messages import WIRE, Code, from_wire
 
 # --- bytes ------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def grid(vector: Vector, bits: int, largest: float) -> NDArray[np.int64]:
     Raises Refused, which names no value, for an entry beyond ``largest`` or not finite.
     """
     if not np.isfinite(vector).all() or (np.abs(vector) > largest).any():
-        raise Refused(f"an entry is not finite, or beyond sum-range={largest:g}", Word.RANGE)
+        raise Refused(f"an entry is not finite, or beyond sum-range={largest:g}", Code.RANGE)
     steps: NDArray[np.int64] = np.rint(np.ldexp(vector, bits)).astype(np.int64)
     return steps
 
@@ -251,7 +251,7 @@ class SumKey:
     signature: Blob = b""
 
     @classmethod
-    def told(cls, parts: Sequence[bytes] | None) -> "SumKey":
+    def of_fields(cls, parts: Sequence[bytes] | None) -> "SumKey":
         """Return the key of these fields; raise ValueError, in one line, if they are none."""
         if parts is None or len(parts) != len(fields(cls)):
             raise ValueError("a key comes with its certificate and its signature")
@@ -265,7 +265,7 @@ class SumKey:
     @classmethod
     def load(cls, kept: Sequence[str]) -> "SumKey":
         """Return what :meth:`dump` gave; raise ValueError or TypeError for anything else."""
-        return cls.told([bytes.fromhex(part) for part in kept])
+        return cls.of_fields([bytes.fromhex(part) for part in kept])
 
 
 def prove(
@@ -279,7 +279,7 @@ def prove(
 def check_proof(own: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
     """Raise Refused unless the CA vouches that the key which signed ``own`` is that client's."""
     if not own.certificate:
-        raise Refused(f"the key of '{name}' comes without a proof", Word.PROOF)
+        raise Refused(f"the key of '{name}' comes without a proof", Code.PROOF)
     try:
         certificate = x509.load_der_x509_certificate(own.certificate)
         certificate.verify_directly_issued_by(ca)
@@ -287,17 +287,17 @@ def check_proof(own: SumKey, ca: x509.Certificate, run: str, name: str) -> None:
         key = certificate.public_key()
         until, since = certificate.not_valid_after_utc, certificate.not_valid_before_utc
     except Exception as error:  # a stranger's bytes: the parser has a dozen kinds, and new ones
-        raise Refused(f"the certificate of '{name}' is not from our CA", Word.PROOF) from error
+        raise Refused(f"the certificate of '{name}' is not from our CA", Code.PROOF) from error
     if [one.value for one in names] != [name]:
-        raise Refused(f"the certificate for '{name}' has another name", Word.PROOF)
+        raise Refused(f"the certificate for '{name}' has another name", Code.PROOF)
     if not since <= datetime.now(UTC) <= until:
-        raise Refused(f"the certificate of '{name}' is not valid now: check the clock", Word.PROOF)
+        raise Refused(f"the certificate of '{name}' is not valid now: check the clock", Code.PROOF)
     if not isinstance(key, EllipticCurvePublicKey):
-        raise Refused(f"the certificate of '{name}' has no elliptic curve key", Word.PROOF)
+        raise Refused(f"the certificate of '{name}' has no elliptic curve key", Code.PROOF)
     try:
         key.verify(own.signature, encode([PURPOSE, run, name, own.public]), ECDSA(SHA384()))
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
-        raise Refused(f"the sum key of '{name}' is not signed with its key", Word.PROOF) from error
+        raise Refused(f"the sum key of '{name}' is not signed with its key", Code.PROOF) from error
 
 
 def certified_key(certificate: bytes) -> EllipticCurvePublicKey:
@@ -313,12 +313,12 @@ def certified_key(certificate: bytes) -> EllipticCurvePublicKey:
 
 @dataclass(frozen=True)
 class SumTerms:
-    """What is asked of every sum: the least members, and the threshold (0: a majority).
+    """What is asked of every sum: its minimum of members, and the threshold (0: a majority).
 
     ``agreed``: the survivors sign who is left before they open a share (all keys have proofs).
     """
 
-    least: int = 3
+    min_members: int = 3
     threshold: int = 0
     agreed: bool = False
 
@@ -329,17 +329,17 @@ class SumTerms:
     def survivors(self, members: int) -> int:
         """Return how few of ``members`` may be summed: m.
 
-        With an agreement the threshold and ``least`` are enough: as t > n/2, no two lists of
+        With an agreement the threshold and ``min_members`` are enough: as t > n/2, no two lists of
         survivors have the signatures of t honest members. Without it a server can tell every member
         other survivors, and nobody sees what the others were told. To learn the sum of s members
         alone it needs t - s shares of their self masks from others, and the pair seeds of those
         others, who gave shares instead, from the s themselves: each opens n - m of them at most.
-        With m >= n + least - t no s below ``least`` is enough.
+        With m >= n + min_members - t no s below ``min_members`` is enough.
         """
         needed = self.needed(members)
         if self.agreed:
-            return max(needed, self.least)
-        return max(needed, self.least, min(members, members + self.least - needed))
+            return max(needed, self.min_members)
+        return max(needed, self.min_members, min(members, members + self.min_members - needed))
 
     def fewest(self, members: int) -> int:
         """Return of how few members the sum can be had, also by a server that lies to each."""

@@ -57,8 +57,8 @@ class Introduction:
         columns = (self.keys, self.certificates, self.signatures)
         if any(len(column) != len(set(self.members)) for column in (self.members, *columns)):
             raise ValueError("members: one is named twice, or keys and proofs are not as many")
-        told = zip(self.members, *columns, strict=True)
-        return {member: SumKey.told(key) for member, *key in told}
+        rows = zip(self.members, *columns, strict=True)
+        return {member: SumKey.of_fields(key) for member, *key in rows}
 
 
 @dataclass(frozen=True, config=WIRE)
@@ -66,14 +66,14 @@ class Cohort:
     """What a train message says of its sum: who is in it, which attempt it is.
 
     ``size`` is the number of clients in a whole round of the run; it decides the words' unit.
-    ``told`` are the classes that have owners enough for their rows to be summed; None: nobody has
+    ``shared`` are the classes that have owners enough for their rows to be summed; None: nobody has
     counted. ``unit`` is the unit of weights, in images.
     """
 
     members: Ids
     attempt: Number
     size: Number
-    told: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
+    shared: tuple[Annotated[StrictInt, Field(ge=0)], ...] | None = None
     unit: Number = 1
 
     def __post_init__(self) -> None:
@@ -115,8 +115,8 @@ def digest_of_sent(message: Message, what: Instruction, cohort: Cohort, config: 
     """
     record = message.content.array_records.get("arrays")
     sent = bytes(record[PACKED].data) if record else b""
-    told = cohort.told
-    may = "all" if told is None else ",".join(map(str, told))
+    shared = cohort.shared
+    may = "all" if shared is None else ",".join(map(str, shared))
     kind = message.metadata.message_type
     units = (cohort.size, cohort.unit)
     parts: list[Part] = [kind, sent, config, *units, int(what.evaluate), may, *what.classes]

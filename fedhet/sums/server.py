@@ -137,7 +137,7 @@ class SumAggregator:
         self.unit = int(marks.get("unit", 0)) or default_unit(
             config, weighs_images=strategy.weighs_images(config, config.params)
         )
-        self.told: tuple[int, ...] | None = None  # classes whose rows may be summed
+        self.shared: tuple[int, ...] | None = None  # classes whose rows may be summed
         self._counted: list[str] | None = None  # of whom: a resumed run counts again
         self.few = int(marks.get("few", 0))  # classes whose rows may not
         self._numbers = AttemptCounter(strategy.folder.attempts)
@@ -179,7 +179,7 @@ class SumAggregator:
         self._length = self._length or len(self._blank())
         length = self._length + len(self.metrics) * self.config.sum_metrics
         self._attempt = attempt = self._new(round_, clients, length)
-        if len(clients) < attempt.collector.least:
+        if len(clients) < attempt.collector.min_survivors:
             return []
         self.records = {SUM: to_sum(attempt.cohort)}
         return clients
@@ -194,7 +194,7 @@ class SumAggregator:
 
     def _new(self, round_: int, members: list[str], length: int) -> Attempt:
         size = max(self.config.cohort(len(self.roster.ids)), len(members))
-        about = (tuple(sorted(members)), self._numbers.next(), size, self.told, max(1, self.unit))
+        about = (tuple(sorted(members)), self._numbers.next(), size, self.shared, max(1, self.unit))
         return Attempt(self.handshake, self.config, round_, Cohort(*about), length)
 
     def _introduced(self, clients: list[str]) -> list[str]:
@@ -260,14 +260,14 @@ class SumAggregator:
 
     def _count(self, round_: int, members: list[str]) -> list[str]:
         """Count the owners of each class among ``members``; return who is in the count."""
-        self.told, self._counted = None, None
+        self.shared, self._counted = None, None
         attempt = self._new(round_, members, len(self.roster.classes))
-        least = self.config.sum_owners
+        min_owners = self.config.sum_owners
         owners = np.rint(self._ask(attempt, OWNERS, attempt.total, self._short))
-        self.told, before = tuple(np.flatnonzero(owners >= least).tolist()), self.few
-        self.few = too_few(owners, least)
+        self.shared, before = tuple(np.flatnonzero(owners >= min_owners).tolist()), self.few
+        self.few = too_few(owners, min_owners)
         if self.few != before and self.few and self.counts_owners:
-            log.warning("round %d: %s", round_, about_few(owners, least))
+            log.warning("round %d: %s", round_, about_few(owners, min_owners))
         self._counted = sorted(attempt.collector.survivors, key=client_order)
         return self._counted
 
@@ -291,7 +291,7 @@ class SumAggregator:
     ) -> Any:
         """Send a message of a kind to the members of an attempt; return what ``learn`` makes."""
         traffic, cohort = self.ledger.round, to_sum(attempt.cohort)
-        members = attempt.members if len(attempt.members) >= attempt.collector.least else []
+        members = attempt.members if len(attempt.members) >= attempt.collector.min_survivors else []
         messages = {c: self.strategy.message(kind, c, attempt.round) for c in members}
         for message in messages.values():
             message.content[SUM] = cohort
@@ -313,7 +313,7 @@ class SumAggregator:
 
     # --- the replies -------------------------------------------------------------------------
 
-    def aggregate(
+    def combine_replies(
         self, round_: int, replies: Sequence[tuple[str, Reply]]
     ) -> Mapping[str, float] | None:
         """Add up the replies, have the masks taken off, combine; None if there is no sum."""
@@ -340,8 +340,8 @@ class SumAggregator:
             numbers["short_classes"] = float(self.strategy.short_classes)
         survivors, means = attempt.collector.survivors, {}
         if self.config.sum_metrics:
-            least = attempt.collector.terms.least
-            means = self.metrics.means(total[self._length :], len(survivors), least)
+            few = attempt.collector.terms.min_members
+            means = self.metrics.means(total[self._length :], len(survivors), few)
         self.ledger.add_total(total[: self._length + self.metrics.chained], means)
         for client in sorted(survivors, key=client_order):
             reply, payload = taken[client]

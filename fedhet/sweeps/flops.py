@@ -15,11 +15,12 @@ from fedhet.config.load import find_method
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset
 from fedhet.data.inputs import DATASETS, Inputs
-from fedhet.data.partition import ClientSplit, count_clients, says_clients
+from fedhet.data.partition import ClientSplit
 from fedhet.data.sources import find_source
+from fedhet.engines.session import clients_of
 from fedhet.errors import RunFailed, UserError, brief
 from fedhet.protocol.handshake import ClientInfo, Roster
-from fedhet.site.local_data import DEFAULT_CLIENTS, LocalData, load_partition, reading_of
+from fedhet.site.local_data import LocalData, reading_of
 from fedhet.site.state import FileStore
 from fedhet.training.loop import set_trainable
 
@@ -76,17 +77,6 @@ def _once(known: dict[object, T | Unknown], key: object, make: Callable[[], T]) 
     if isinstance(found, UserError | RunFailed):
         raise found
     return found
-
-
-def clients_of(config: RunConfig) -> int:
-    """Return the number of clients, counted in the partition's file or data if left open."""
-    if config.clients:
-        return config.clients
-    if config.partition == "file":
-        return count_clients(config.partition_file)
-    if config.partition == "natural" or says_clients(config.partition):
-        return len(load_partition(config, 0)[1].ids)
-    return DEFAULT_CLIENTS
 
 
 def extent(config: RunConfig) -> tuple[int, int, Inputs]:

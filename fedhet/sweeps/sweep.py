@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 
 from fedhet.config.load import RESUMABLE
 from fedhet.config.schema import RunConfig
+from fedhet.engines.grid import gpu_part
 from fedhet.engines.session import check_ray_address
 from fedhet.engines.system import end_with_maker, look_away
 from fedhet.errors import Damaged, RunFailed, UserError, one_line
@@ -183,7 +184,7 @@ class Local:
         """Return whether there is room; a cell with another engine than inline runs alone."""
         if any(one.cell.config.engine != "inline" for one in (job, *running)):
             return not running
-        return len(running) < (workers or default_workers(job.cell.config.threads))
+        return len(running) < (workers or max(1, cpus() // job.cell.config.threads))
 
     @staticmethod
     def start(job: Job, order: Order) -> BaseProcess:
@@ -315,14 +316,13 @@ def joined(address: str) -> Iterator[OnRay]:
 def gpu_share(config: RunConfig, machines: Sequence[dict[str, float]]) -> float:
     """Return the part of a GPU that a cell asks for; 0 if it uses none or there is none.
 
-    It is the share of the machine with the most CPUs per GPU. Ray never splits one cell over
-    devices. Rounded down, so that the shares of a device add up to no more than 1.
+    It is the share of the machine with the most CPUs per GPU.
     """
     crowds = [one.get("CPU", 0.0) // config.threads / one["GPU"] for one in machines
               if one.get("GPU")]  # fmt: skip
     if config.device not in {"auto", "cuda"} or not crowds:
         return 0.0
-    return min(1.0, math.floor(1e4 / max(1, math.ceil(max(crowds)))) / 1e4)
+    return gpu_part(max(1, math.ceil(max(crowds))), 1)
 
 
 def for_ray(cell: Cell) -> Cell:
@@ -542,11 +542,6 @@ class Sweep:
             job.conclude()
         with contextlib.suppress(OSError):  # the next command writes it anew
             write_json(self.folder / "sweep.json", self.index())
-
-
-def default_workers(threads: int) -> int:
-    """Return how many cells of so many threads fit the CPUs that this process may use."""
-    return max(1, cpus() // threads)
 
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:

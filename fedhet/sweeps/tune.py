@@ -17,7 +17,8 @@ from typing import Any, get_args
 import numpy as np
 import yaml
 
-from fedhet.config.load import find_method, method_keys, method_name
+from fedhet.config.checks import method_keys
+from fedhet.config.load import find_method, method_name
 from fedhet.config.schema import TUNABLE, RunConfig, kebab
 from fedhet.errors import UserError, nearest
 from fedhet.files import read_jsonl, read_yaml

@@ -27,8 +27,8 @@ RUNS = (  # what tests/config/test_config.py cannot know: data, devices, folders
     (["device=cuda:99"], ["device", "'cuda:99'"]),
     (["clients=0", "min-replies=11"], ["min-replies", "11", "10 clients"]),
     (["partition=file", "partition-file=/no/such.csv"], ["partition-file", "/no/such.csv"]),
-    (["--rounds", "3"], ["No such option '--rounds'", "rounds=3"]),
-    (["--local-epochs=3"], ["'--local-epochs'", "local-epochs=3"]),
+    (["--rounds", "3"], ["No such option '--rounds'", "rounds=VALUE"]),
+    (["--local-epochs=3"], ["'--local-epochs'", "local-epochs=VALUE"]),
 )
 COMMANDS = (
     (["rum"], ["No such command 'rum'", "'run'"]),
@@ -42,8 +42,8 @@ COMMANDS = (
     (["models", "cnn5"], ["did you mean 'cnn-5'"]),
     (["keys", "roundz"], ["no key has 'roundz' in its name", "did you mean 'rounds'"]),
     (["partition", "quickstart", "--plot", "x.gif"], ["--plot", "'x.gif'", ".png"]),
-    (["models", "--classes", "0"], ["--classes: '0'", "at least 1"]),
-    (["sweep", "compare/digits", "--workers", "no"], ["--workers: 'no'", "a whole number"]),
+    (["models", "--classes", "0"], ["'--classes'", "0 is not in the range x>=1"]),
+    (["sweep", "compare/digits", "--workers", "no"], ["'--workers'", "'no'"]),
     (["report", ".", "--out", "."], ["--out: '.' is a folder of runs"]),
     (["partition", "quickstart", "clients=x"], ["clients", "'x'"]),
 )

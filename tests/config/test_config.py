@@ -8,13 +8,13 @@ import pytest
 import yaml
 from helpers.flower_internals import read_run_config, with_overrides
 
+from fedhet.config.checks import method_keys
 from fedhet.config.load import (
     build_config,
     envelope,
     find_method,
     from_run_config,
     load_config,
-    method_keys,
 )
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import QUIET, RunConfig, kebab

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhet import client_app
 from fedhet.protocol.flower import posted, simulating
-from fedhet.protocol.messages import Word, arrays_of, instruction, to_record
+from fedhet.protocol.messages import Code, arrays_of, instruction, to_record
 from fedhet.testing import LocalGrid, simulate, small
 
 ROUND, NODE = 3, 100  # the round that is played again and again, and whose
@@ -107,7 +107,7 @@ class Deployed:
         assert not reply.has_error() and set(reply.content) == {"info"}, name
         info = dict(reply.content.config_records["info"].items())
         assert set(info) == {"error", "log", "state-lost"} and type(info["log"]) is int
-        return Word(str(info["error"])).value
+        return Code(str(info["error"])).value
 
     def check_honest_round(self) -> None:
         """The third round ends as if nothing had come before it; then everything is reset."""

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedhet.protocol.messages import PACKED, Word
+from fedhet.protocol.messages import PACKED, Code
 
 LOST = [  # the state that is meant is not there
     {"round": 3, "generation": 1, "digest": "0" * 64}, {"digest": "0" * 64},
@@ -71,8 +71,8 @@ def test_a_message_of_another_form_is_refused(tmp_path, capfd):
         words.append(client.refusal(content))
     lost = [client.refusal(client.instruction(**change)) for change in LOST]
     said = capfd.readouterr().err
-    assert not {Word.UNEXPECTED.value, Word.STATE_LOST.value} & set(words)
-    assert set(lost) == {Word.STATE_LOST.value}
+    assert not {Code.UNEXPECTED.value, Code.STATE_LOST.value} & set(words)
+    assert set(lost) == {Code.STATE_LOST.value}
     assert "Traceback" not in said and said.count("fedhet: failed (no. ") == len(words) + len(lost)
     client.check_honest_round()
 
@@ -161,7 +161,7 @@ def test_arrays_that_are_not_the_methods_are_refused(tmp_path, capfd, method):
         for name, arrays in payloads(method, client.arrays)
     }
     assert "Traceback" not in capfd.readouterr().err
-    assert not {Word.UNEXPECTED.value, Word.STATE_LOST.value} & set(words.values()), words
+    assert not {Code.UNEXPECTED.value, Code.STATE_LOST.value} & set(words.values()), words
     client.check_honest_round()
 
 
@@ -209,7 +209,7 @@ def test_no_message_escapes_or_changes_a_state(tmp_path, capfd, method):
         info = dict(client.ask(content, kind).content["info"].items())
         if "error" in info:
             assert set(info) == {"error", "log", "state-lost"}
-            assert Word(str(info["error"])) != Word.UNEXPECTED
+            assert Code(str(info["error"])) != Code.UNEXPECTED
         if "error" in info or kind != "train":
             assert client.stamps() == stamps
         else:

@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from helpers.built import forgotten
 from helpers.products import PRODUCT, short
 from methods.byhand import ROUND, filled, same, some_arrays
 
 from fedhet.clients import base
-from fedhet.config.load import build_config, load_config, method_keys
+from fedhet.config.checks import method_keys
+from fedhet.config.load import build_config, load_config
 from fedhet.config.registry import METHODS
 from fedhet.config.schema import RunConfig, kebab
 from fedhet.errors import UserError
 from fedhet.models.names import TORCHVISION_NAMES
-from fedhet.site.state import forgotten
 from fedhet.testing import (
     FEDERATION,
     check_method,

@@ -9,7 +9,7 @@ import torch
 from fedhet.clients.fedssa import stabilisation
 from fedhet.errors import RunFailed
 from fedhet.protocol.payload import HeaderRows
-from fedhet.strategies.averaging import mean_by_class
+from fedhet.strategies.averaging import average_by_class
 from fedhet.strategies.fedssa import FedSSAParams
 from fedhet.testing import make_client, make_strategy, simulate, small, uploads_of
 
@@ -44,7 +44,7 @@ def test_whole_headers_are_averaged_with_sample_weights(tmp_path):
 
 
 def test_a_mean_by_class_by_hand():
-    means = mean_by_class(
+    means = average_by_class(
         np.array([2, 0, 2]),
         [np.array([[1, 2], [5, 5]], np.float32), np.array([[3, 6]], np.float32)],
         None,

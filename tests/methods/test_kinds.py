@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.built import forgotten
 from helpers.products import short
 
 from fedhet.clients.base import PREPARATION
@@ -13,7 +14,6 @@ from fedhet.data.preparation import preparation
 from fedhet.errors import UserError
 from fedhet.models.names import MODELS, MORE
 from fedhet.models.zoo import SMALLEST
-from fedhet.site.state import forgotten
 from fedhet.testing import check_method, make_client, simulate, small
 
 KINDS = (SIGNAL, TABLE, TOKENS)

@@ -47,7 +47,7 @@ def test_a_machine_without_the_disk_is_named_before_anything_starts(cluster, tmp
     monkeypatch.setattr(grid, "_write_proof", lambda path: None)  # it writes to a disk of its own
     ray.init(log_to_driver=False, logging_level="ERROR")
     try:
-        with pytest.raises(UserError, match=r"has another '.*' than this one: `out` must lie on"):
+        with pytest.raises(UserError, match=r"another folder of that name.: `out` must lie on"):
             grid._check_shared_folder(ray, tmp_path)
     finally:
         ray.shutdown()

@@ -9,7 +9,7 @@ from helpers.pace import Clock
 
 from fedhet.protocol import messages as delivery
 from fedhet.protocol.flower import DAMAGED, be_one_process, posted, take_damaged_replies
-from fedhet.protocol.messages import NO_REPLY, NOT_SENT, WINDOW, exchange, longest_first
+from fedhet.protocol.messages import NO_REPLY, NOT_SENT, exchange
 
 
 class Network:
@@ -59,14 +59,6 @@ def test_what_cannot_be_sent_is_answered_with_an_error():
     assert [reply.error.code for reply in replies] == [NOT_SENT, NOT_SENT] != [NO_REPLY] * 2
 
 
-def test_long_jobs_go_longest_first_and_few_at_a_time():
-    given = messages(1, 2, 3, 4)
-    ordered, window = longest_first(given, [1.0, 3.0, 2.0, 3.0], processes=2)
-    assert [message.metadata.dst_node_id for message in ordered] == [2, 4, 3, 1]
-    assert window == 4
-    assert longest_first(given, [1.0, 3.0, 0.0, 3.0], processes=2) == (given, WINDOW)
-
-
 class Simulator(Network):
     """Flower's in-memory grid; answers nothing."""
 
@@ -76,12 +68,13 @@ class Simulator(Network):
         return []
 
 
-def test_only_a_window_is_under_way_in_a_simulation_and_all_on_a_network():
+def test_only_a_window_is_under_way_in_a_simulation_and_all_on_a_network(monkeypatch):
+    monkeypatch.setattr(delivery, "WINDOW", 4)
     simulator, network = Simulator(), Network()
     many = list(range(10, 210))
-    assert len(list(exchange(simulator, messages(*many), timeout=0.05, window=4))) == 200
+    assert len(list(exchange(simulator, messages(*many), timeout=0.05))) == 200
     assert len(simulator.sent) == 4
-    replies = [reply for _, reply in exchange(network, messages(*many), timeout=5.0, window=4)]
+    replies = [reply for _, reply in exchange(network, messages(*many), timeout=5.0)]
     assert sorted(reply.metadata.src_node_id for reply in replies) == many
     assert not any(reply.has_error() for reply in replies)
 

@@ -4,7 +4,8 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedhet.config.load import envelope
-from fedhet.protocol.handshake import Admission, Handshake, Roster
+from fedhet.config.schema import RunConfig
+from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.testing import LocalGrid, simulate, small
 
 
@@ -39,7 +40,7 @@ def test_a_refused_answer_leaves_no_ghost_in_the_way_of_the_real_owner(grid):
 
 def test_a_run_that_hides_classes_is_told_none(grid):
     roster = Roster()
-    assert Handshake(grid, "x", roster, Admission(hidden=True)).query() == []
+    assert Handshake(grid, "x", roster, RunConfig(secure_sum="unmasked")).query() == []
     assert "this run hides" in roster.refused[100]
 
     def silent(node, message, reply):
@@ -48,7 +49,7 @@ def test_a_run_that_hides_classes_is_told_none(grid):
         return Message(RecordDict({"info": ConfigRecord(info)}), reply_to=message)
 
     grid.tamper = silent
-    assert len(Handshake(grid, "x", Roster(), Admission(hidden=True)).query()) == 3
+    assert len(Handshake(grid, "x", Roster(), RunConfig(secure_sum="unmasked")).query()) == 3
 
 
 def test_max_images_is_the_most_that_a_client_may_declare(grid):
@@ -57,7 +58,7 @@ def test_max_images_is_the_most_that_a_client_may_declare(grid):
     sizes = {client: info.train_images for client, info in roster.infos.items()}
     most = sorted(sizes.values())[1]
     second = Roster()
-    found = Handshake(grid, "x", second, Admission(max_images=most)).query()
+    found = Handshake(grid, "x", second, RunConfig(max_images=most)).query()
     assert found == [client for client, size in sizes.items() if size <= most]
 
 
@@ -72,7 +73,7 @@ def test_the_union_of_classes_is_bounded(grid):
 
     grid.tamper = more
     roster = Roster()
-    Handshake(grid, "x", roster, Admission(max_classes=64)).query()
+    Handshake(grid, "x", roster, RunConfig(max_classes=64)).query()
     assert roster.ids == ["0", "1", "2"]
     roster.fix_classes((), 64)
     assert roster.ids == ["0", "2"] and len(roster.classes) == 14

@@ -5,10 +5,11 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from helpers.tiny import tiny
 
 from fedhet.config.load import envelope
+from fedhet.config.schema import RunConfig
 from fedhet.deploy.certs import make
-from fedhet.engines.grid import InlineGrid
+from fedhet.engines.grid import SimulationGrid
 from fedhet.protocol.flower import key_as_sent
-from fedhet.protocol.handshake import Handshake, Names, Roster
+from fedhet.protocol.handshake import Handshake, Roster
 from fedhet.protocol.messages import TRAIN, Instruction, request
 from fedhet.testing import LocalGrid
 
@@ -31,14 +32,14 @@ def grid(tmp_path, monkeypatch):
     """Three nodes as on a network, of which the third answers as client 1."""
     grid = LocalGrid(envelope(tiny(tmp_path), {}), 3)
     grid.contexts[102].node_config["partition-id"] = 1
-    monkeypatch.delattr(InlineGrid, "pull_interval")
+    monkeypatch.delattr(SimulationGrid, "pull_interval")
     return grid
 
 
 def asked(grid, policy):
     """Who is admitted when the liar is asked first; reasons by node."""
     roster = Roster()
-    handshake = Handshake(grid, "x", roster, names=Names(str(policy)))
+    handshake = Handshake(grid, "x", roster, RunConfig(client_keys=str(policy)))
     grid.online = {102}
     handshake.query(patience=60)
     grid.online = {100, 101, 102}
@@ -62,7 +63,7 @@ def test_without_keys_the_first_is_believed(grid):
 def test_a_key_without_a_name_cannot_take_a_registered_one(grid, keys):
     grid.identities = {101: ("1", keys[1]["1"])}
     roster = Roster()
-    Handshake(grid, "x", roster, names=Names("auto")).query(patience=60)
+    Handshake(grid, "x", roster, RunConfig(client_keys="auto")).query(patience=60)
     assert roster.nodes == {"0": 100, "1": 101}
     assert "the name of another node's key" in roster.refused[102]
     nodes, refused = asked(grid, "registered")

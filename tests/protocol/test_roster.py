@@ -11,7 +11,7 @@ from helpers.tiny import tiny
 from PIL import Image
 
 from fedhet.config.load import envelope
-from fedhet.engines.grid import InlineGrid
+from fedhet.engines.grid import SimulationGrid
 from fedhet.errors import RunFailed
 from fedhet.protocol import handshake as handshakes
 from fedhet.protocol import messages
@@ -85,7 +85,7 @@ def test_a_node_whose_answer_was_lost_on_a_network_is_reminded(grid, monkeypatch
         return reply
 
     grid.tamper = lose_two
-    monkeypatch.delattr(InlineGrid, "pull_interval")  # as on a network
+    monkeypatch.delattr(SimulationGrid, "pull_interval")  # as on a network
     monkeypatch.setattr(messages, "REMIND_AFTER", 0.2)
     monkeypatch.setattr(messages, "PULL_PATIENCE", PATIENCE)  # its pulls end by themselves
     clock, roster, asked_at = Clock(), Roster(), []

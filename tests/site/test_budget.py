@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.tiny import tiny
 
-from fedhet.engines.grid import InlineGrid
+from fedhet.engines.grid import answered
 from fedhet.errors import Refused
 from fedhet.protocol.messages import arrays_of, to_record
 from fedhet.site.privacy import Budget, epsilon_spent, sigma
@@ -108,7 +108,7 @@ def test_a_server_that_asks_twice_uses_the_budget_up(tmp_path):
         if node == 0 and record["round"] == 1 and len(grid) == 1:
             arrays = arrays_of(message)
             message.content["arrays"] = to_record([arrays[0], arrays[1] * 2, *arrays[2:]])
-            InlineGrid.answer(grid.pop(), message)
+            answered(grid.pop().contexts, message)
         return reply
 
     folder, _ = simulate(config, tamper=twice, before=grid.append)

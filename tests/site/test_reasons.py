@@ -1,4 +1,4 @@
-"""What goes up when a client fails: a word and a number; the node's own log has the rest."""
+"""What goes up when a client fails: a code and a number; the node's own log has the rest."""
 
 import re
 
@@ -12,7 +12,7 @@ from PIL import Image
 from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.schema import kebab
 from fedhet.errors import RunFailed
-from fedhet.protocol.messages import Word, instruction
+from fedhet.protocol.messages import Code, instruction
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.limits import Limits
 from fedhet.site.state import FileStore
@@ -144,8 +144,8 @@ def test_only_a_word_and_a_number_go_up(tmp_path, capfd, monkeypatch):
 
 
 def test_every_limit_has_a_word_and_every_word_a_meaning():
-    assert {f"limit-{kebab(key)}" for key in Limits.model_fields} <= {word.value for word in Word}
-    assert all(word.meaning for word in Word)
+    assert {f"limit-{kebab(key)}" for key in Limits.model_fields} <= {word.value for word in Code}
+    assert all(word.meaning for word in Code)
 
 
 def test_a_state_that_is_not_finite_is_never_the_newest(tmp_path, capfd):

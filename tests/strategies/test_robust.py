@@ -8,7 +8,7 @@ from fedhet.config.registry import METHODS
 from fedhet.errors import UserError
 from fedhet.protocol.handshake import ClientInfo
 from fedhet.protocol.payload import ClassVectors, HeaderRows, ModelArrays
-from fedhet.strategies.averaging import BLOCK, mean_by_class, mean_of_uploads
+from fedhet.strategies.averaging import BLOCK, average_by_class, average_uploads
 from fedhet.strategies.base import Upload
 from fedhet.strategies.robust import Rule, capped
 from fedhet.testing import make_strategy, simulate, small, uploads_of
@@ -28,7 +28,7 @@ def test_the_weighted_mean_of_many_uploads():
         Upload(info, ModelArrays(arrays), weight, {})
         for arrays, weight in zip(given, weights.tolist(), strict=True)
     ]
-    means = mean_of_uploads(uploads)
+    means = average_uploads(uploads)
     for i, mean in enumerate(means):
         exact = sum(
             w * arrays[i].astype(np.float64) for w, arrays in zip(weights, given, strict=True)
@@ -55,7 +55,7 @@ def test_rows_are_combined_class_by_class():
     before = np.full((5, 2), -1, dtype=np.float32)
     split = [rows[:4].astype(np.float32), rows[4:].astype(np.float32)]
     for rule, wanted in ((TRIMMED, [2, -1, 1e6 / 3 + 10, 7, -1]), (MEDIAN, [2, -1, 20, 7, -1])):
-        got = mean_by_class(classes, split, None, before, rule)
+        got = average_by_class(classes, split, None, before, rule)
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, np.array(wanted)[:, None] * np.ones(2), rtol=1e-6)
 
@@ -70,7 +70,7 @@ def test_whole_models_are_combined_coordinate_by_coordinate(monkeypatch, tmp_pat
         (TRIMMED, np.sort(models, axis=0)[1:4].mean(axis=0, dtype=np.float64)),
         (MEDIAN, np.median(models, axis=0)),
     ):
-        (got,) = mean_of_uploads(uploads, rule)
+        (got,) = average_uploads(uploads, rule)
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 

@@ -57,14 +57,14 @@ class Cohort:
     ) -> None:
         """Ask a member for its shares, with boxes that do not open."""
         boxes = np.zeros((len(survivors), 82), np.uint8)
-        self.members[name].unmask(1, attempt, survivors, boxes, signatures)
+        self.members[name].open_shares(1, attempt, survivors, boxes, signatures)
 
     def answers(
         self, collector: Collector, names: Sequence[str], signatures: Mapping[str, bytes] = {}
     ) -> None:
         """Let members open their boxes for the survivors of a collector."""
         for name in names:
-            ask = self.members[name].unmask
+            ask = self.members[name].open_shares
             found = ask(1, 1, collector.survivors, collector.boxes_for(name), signatures)
             collector.answer(name, found)
 

@@ -56,10 +56,10 @@ class Site:
         collector.close()
         return collector
 
-    def unmask(self, name: str, collector: Collector, members=None, attempt: int = 1):
+    def open_shares(self, name: str, collector: Collector, members=None, attempt: int = 1):
         members = tuple(members or collector.survivors)
         boxes = collector.boxes_for(name)[[collector.survivors.index(m) for m in members]]
-        return self.notes(name).unmask(1, Survivors(members, attempt, boxes.tobytes()))
+        return self.notes(name).open_shares(1, Survivors(members, attempt, boxes.tobytes()))
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def refused(word: str, ask, *given) -> None:
 def test_the_same_question_gets_the_same_answer_and_another_none(site) -> None:
     """Also from another process, which knows what is written down and no more."""
     collector = site.upload(terms=SumTerms(2))
-    first = site.unmask("a", collector)
-    again = site.unmask("a", collector)
+    first = site.open_shares("a", collector)
+    again = site.open_shares("a", collector)
     assert first == again
     fewer = Survivors(("a", "b", "c"), 1, collector.boxes_for("a")[:3].tobytes())
-    refused("other-survivors-than-answered", site.notes("a", SumTerms(2)).unmask, 1, fewer)
-    refused("too-few-survivors", site.notes("a").unmask, 1, fewer)
+    refused("other-survivors-than-answered", site.notes("a", SumTerms(2)).open_shares, 1, fewer)
+    refused("too-few-survivors", site.notes("a").open_shares, 1, fewer)
 
 
 def test_no_mask_meets_two_vectors(site) -> None:
@@ -130,7 +130,7 @@ def test_terms_that_come_after_the_upload_loosen_nothing(tmp_path, later) -> Non
     collector = whole.upload(members=names)
     assert (SumTerms().survivors(9), later.survivors(9)) == (7, 6)
     six = Survivors(names[:6], 1, collector.boxes_for("a")[:6].tobytes())
-    refused("too-few-survivors", whole.notes("a", later).unmask, 1, six)
+    refused("too-few-survivors", whole.notes("a", later).open_shares, 1, six)
 
 
 # --- keys and proofs -------------------------------------------------------------------------

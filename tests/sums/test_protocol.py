@@ -100,17 +100,17 @@ def test_a_member_opens_no_share_for_survivors_that_would_give_somebody_away(
     collector = cohort.upload(cohort.names)
     collector.close()
     boxes = collector.boxes_for("a")[: len(survivors)]
-    refused(word, cohort.members["a"].unmask, 1, 1, survivors, boxes)
+    refused(word, cohort.members["a"].open_shares, 1, 1, survivors, boxes)
 
 
 def test_a_member_opens_nothing_it_did_not_upload_for() -> None:
     cohort = Cohort(4)
     collector = cohort.upload(cohort.names)
     survivors, boxes = collector.close(), collector.boxes_for("a")
+    ask = cohort.members["a"].open_shares
     for round_, attempt in ((2, 1), (1, 2)):
-        refused("unmask-without-upload", cohort.members["a"].unmask, round_, attempt, survivors,
-                boxes)  # fmt: skip
-    refused("boxes-malformed", cohort.members["a"].unmask, 1, 1, survivors, boxes[:3])
+        refused("unmask-without-upload", ask, round_, attempt, survivors, boxes)
+    refused("boxes-malformed", ask, 1, 1, survivors, boxes[:3])
 
 
 def test_boxes_of_another_attempt_or_with_one_bit_flipped_do_not_open() -> None:
@@ -122,7 +122,7 @@ def test_boxes_of_another_attempt_or_with_one_bit_flipped_do_not_open() -> None:
     boxes = collector.boxes_for("a").copy()
     boxes[1] = old.boxes_for("a")[1]
     boxes[2, 5] ^= 1
-    opened = cohort.members["a"].unmask(1, 2, survivors, boxes)
+    opened = cohort.members["a"].open_shares(1, 2, survivors, boxes)
     shares = np.frombuffer(opened.shares, np.uint8).reshape(-1, 66)
     assert opened.closed == ("b", "c") and not shares[1:3].any() and shares[0].any()
 
@@ -160,7 +160,7 @@ def test_survivors_told_differently_to_each_member_isolate_nobody(size, least) -
         for name, survivors in told.items():
             boxes = collector.boxes_for(name)[[cohort.names.index(c) for c in survivors]]
             try:
-                cohort.members[name].unmask(1, 1, survivors, boxes)
+                cohort.members[name].open_shares(1, 1, survivors, boxes)
             except Refused as error:
                 refused_by += [(name, error.code)]
         assert {word for _, word in refused_by} == {"too-few-survivors"}
@@ -179,7 +179,7 @@ def test_survivors_told_differently_to_each_member_isolate_nobody(size, least) -
 )  # fmt: skip
 def test_how_few_may_be_summed(size, terms, survivors, fewest) -> None:
     assert terms.survivors(size) == survivors
-    if size >= terms.least:
+    if size >= terms.min_members:
         assert terms.fewest(size) == fewest
 
 

@@ -48,7 +48,7 @@ OWNED = {"method": "fedssa", "dataset": "synthetic:90x3", "classes_per_client": 
 def told_in(grid, round_: int) -> set[tuple[int, ...]]:
     """Whose rows the members of a round were told to add."""
     sent = [m for m in grid.sent if asked(m)[:2] == (TRAIN, round_)]
-    return {tuple(m.content["sum"]["told"]) for m in sent}
+    return {tuple(m.content["sum"]["shared"]) for m in sent}
 
 
 def counts_in(grid, round_: int) -> int:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from helpers.built import forgotten
 from test_same_bytes import FIVE, METHODS, SHORT, signals, table, texts
 
 from fedhet.clients.base import MethodClient, Setup
@@ -28,7 +29,7 @@ from fedhet.clients.fedssa import FedSSAClient
 from fedhet.config.load import find_method
 from fedhet.protocol.handshake import ClientInfo, Roster
 from fedhet.site.local_data import assigned_model, load_local
-from fedhet.site.state import FileStore, forgotten
+from fedhet.site.state import FileStore
 from fedhet.testing import simulate, small
 from fedhet.training import loop, optimisers
 

@@ -332,6 +332,7 @@ _Loader.add_implicit_resolver(_BOOL, _TRUTH, list("tTfF"))
 def _check_events(text: str) -> None:
     """Raise ValueError for an anchor, an alias, a tag, or more levels than the parser can take."""
     depth = 0
+    event: Any  # its stubs allow events without a place
     for event in yaml.parse(text, yaml.CSafeLoader):
         line = event.start_mark.line + 1
         if getattr(event, "anchor", None):

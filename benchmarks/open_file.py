@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.common import emit
 from fedhet.data.cache import open_dataset
-from fedhet.data.labels import Reading
+from fedhet.data.inputs import Reading
 
 CHUNK = 20_000
 WORDS = 60  # of a text

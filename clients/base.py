@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.config.schema import BESIDE_ACCURACY, METRICS, P, RunConfig
-from fedhet.data.inputs import IMAGE, TOKENS, Inputs
-from fedhet.data.labels import READ_KEYS
+from fedhet.data.inputs import IMAGE, READ_KEYS, TOKENS, Inputs
 from fedhet.data.preparation import Preparation, normalise, preparation
 from fedhet.errors import Refused, RunFailed, UserError, brief
 from fedhet.models import SplitModel, build_model

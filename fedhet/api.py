@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fedhet.cli.common import RunProgress
 from fedhet.config.load import build_config, folder_name, load_noted
 from fedhet.config.schema import kebab
-from fedhet.data.labels import safe_ids
+from fedhet.data.inputs import safe_ids
 from fedhet.engines import session
 from fedhet.engines.system import Interrupted
 from fedhet.errors import UserError, one_line

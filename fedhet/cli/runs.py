@@ -254,7 +254,7 @@ def partition(
     counts = made.counts(dataset.labels, len(dataset.classes))
     what = noun(loaded.dataset)
     if picture:
-        from fedhet.data.plot import bubble_plot
+        from fedhet.data.describe import bubble_plot
 
         try:
             picture.parent.mkdir(parents=True, exist_ok=True)
@@ -344,7 +344,7 @@ def export(  # noqa: PLR0913, PLR0917  (options of a command)
     ],
     out: Annotated[Path, typer.Option(help="new folder for the model")],
     generation: Annotated[
-        int | None, typer.Option(help="round whose state is exported; default: the newest")
+        int | None, typer.Option(help="round whose state is exported; default: the last accepted")
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="every client of the run folder STATE, to OUT/<client>")

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,13 +22,12 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from fedhet.data.images import ScanFound
-from fedhet.data.inputs import Inputs, load_inputs
-from fedhet.data.labels import Content, Reading, Source
+from fedhet.data.inputs import Content, Inputs, Reading, Source, Stream, load_inputs
 from fedhet.data.sources import find_source
 from fedhet.errors import UserError
 from fedhet.files import appearing, private_folder
 
-_FORMAT = 6
+_FORMAT = 7
 _EXAMPLES = "examples.npy"
 MAX_IMAGE_SIZE = 1024
 
@@ -128,34 +127,32 @@ def _load(folder: Path) -> Dataset | None:
         sites = np.load(folder / "sites.npy", allow_pickle=False)
         # Unlike numpy.load this one never takes the file for a zip or a pickle.
         examples = np.lib.format.open_memmap(folder / _EXAMPLES, mode="r")
-        about = meta["about"]
+        lists: dict[str, Any] = {key: tuple(value) for key, value in meta["about"].items()}
         sound = (
-            list(examples.shape) == meta["shape"]
-            and examples.dtype.str == meta["dtype"]
-            and (folder / _EXAMPLES).stat().st_size == meta["bytes"]
+            (folder / _EXAMPLES).stat().st_size == meta["bytes"]
             and len(examples) == len(labels)
-            and len(about["paths"]) in (0, len(labels))
+            and len(lists["paths"]) in (0, len(labels))
             and len(sites) in (0, len(labels))
             and hashlib.sha256(labels.tobytes()).hexdigest() == meta["labels_sha256"]
         )
-        if not sound:
-            return None
-        lists: dict[str, Any] = {key: tuple(value) for key, value in about.items()}
         inputs = load_inputs(meta["inputs"])
-        return Dataset(examples=examples, labels=labels, sites=sites, inputs=inputs, **lists)
+        found = Dataset(examples=examples, labels=labels, sites=sites, inputs=inputs, **lists)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
+    return found if sound else None
 
 
 def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]) -> None:
     """Fill the folder of an entry, in as little memory as one chunk takes."""
-    stream = source.listing(image, classes)
+    path = folder / _EXAMPLES
     try:
-        examples = _write_examples(folder, stream.chunks)
+        content = _write_examples(path, source.stream(image, classes))
     except ScanFound:  # all images are stored as scans then
-        stream = source.listing(replace(image, scan=True), classes)
-        examples = _write_examples(folder, stream.chunks)
-    content = stream.content(np.lib.format.open_memmap(folder / _EXAMPLES, mode="r+"))
+        content = _write_examples(path, source.stream(replace(image, scan=True), classes))
+    if len(content.factors):
+        examples = np.lib.format.open_memmap(path, mode="r+")
+        for index in np.flatnonzero(content.factors != 1):
+            examples[index] *= content.factors[index]
     for name, array in (("labels.npy", content.labels), ("sites.npy", content.sites)):
         np.save(folder / name, array, allow_pickle=False)
     lists = ("classes", "site_names", "warnings", "notes", "paths")
@@ -163,36 +160,40 @@ def _write(folder: Path, source: Source, image: Inputs, classes: tuple[str, ...]
         "about": {key: getattr(content, key) for key in lists},
         "inputs": content.inputs.dump(),
         "labels_sha256": hashlib.sha256(content.labels.tobytes()).hexdigest(),
-        **examples,
+        "bytes": path.stat().st_size,
     }
     (folder / "meta.json").write_bytes(json.dumps(meta).encode())
 
 
-def _write_examples(folder: Path, chunks: Iterator[npt.NDArray[Any]]) -> dict[str, Any]:
-    """Write chunks (k, ...) as one array; return its shape, dtype and the bytes of its file.
+def _write_examples(path: Path, stream: Stream) -> Content:
+    """Write chunks (k, ...) as one array; return what is known of them.
 
     Written, not mapped: a full disk is an error and not a SIGBUS.
     """
-    count, start, dtype = 0, 0, ""
-    shape: tuple[int, ...] = ()
-    with (folder / _EXAMPLES).open("w+b") as file:
-        for chunk in chunks:
-            if not count:
-                shape, dtype = chunk.shape[1:], chunk.dtype.str
-                start = _header(file, 0, shape, dtype)
+    header: dict[str, Any] = {}
+    count = start = 0
+    with path.open("w+b") as file:
+        while True:
+            try:
+                chunk = next(stream)
+            except StopIteration as end:
+                content: Content = end.value
+                break
+            if not header:
+                header = {"descr": chunk.dtype.str, "fortran_order": False}
+                start = _header(file, header | {"shape": chunk.shape})
             file.write(np.ascontiguousarray(chunk).tobytes())
             count += len(chunk)
+            sides = chunk.shape[1:]
         if not count:
             raise UserError("the data set has no example of the named classes")
         file.seek(0)
         # NumPy pads the header so that the first axis may change in place.
-        assert _header(file, count, shape, dtype) == start
-    size = (folder / _EXAMPLES).stat().st_size
-    return {"shape": (count, *shape), "dtype": dtype, "bytes": size}
+        assert _header(file, header | {"shape": (count, *sides)}) == start
+    return content
 
 
-def _header(file: IO[bytes], count: int, shape: tuple[int, ...], dtype: str) -> int:
-    """Write the .npy header for ``count`` examples; returns the position after it."""
-    header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
+def _header(file: IO[bytes], header: dict[str, Any]) -> int:
+    """Write the header of a .npy file; returns the position after it."""
     np.lib.format.write_array_header_1_0(file, header)
     return file.tell()

@@ -1,7 +1,7 @@
-"""``fedhet init``: say what a file holds, and write a preset that runs it."""
+"""What people are shown of data: ``fedhet init``'s preset for a file, a partition as bubbles."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 
 from fedhet.data.cache import Dataset
-from fedhet.data.inputs import DATASETS, IMAGE, SIGNAL, TABLE, TOKENS
-from fedhet.data.labels import GAPS, Reading, listed
+from fedhet.data.inputs import (
+    DATASETS,
+    GAPS,
+    IMAGE,
+    SIGNAL,
+    TABLE,
+    TOKENS,
+    Indices,
+    Reading,
+    listed,
+)
 from fedhet.data.rows import (
     NPZ_SUFFIXES,
     ROW_SUFFIXES,
@@ -20,16 +29,15 @@ from fedhet.data.rows import (
     open_rows,
 )
 from fedhet.data.signals import Npz
-from fedhet.data.table import Column, guess, guess_text, is_site, look, named_columns, plan
+from fedhet.data.table import Column, Plan, guess, guess_text, is_site, look, named_columns
 from fedhet.errors import UserError
 
 _SHOWN = 40  # columns that are listed
 COMMONEST = 0.6  # share of one class from which on accuracy says little
 RARE = 0.25  # of an equal share: a class that is rarer hardly moves the accuracy
-_TRAINING = {  # group of models, epochs, batch size, learning rate
-    IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 2, 16, 0.01),
-    SIGNAL: (["@signal-5"], 2, 16, 0.01), TABLE: (["@table-5"], 2, 16, 0.05),
-    TOKENS: (["@tokens-5"], 2, 16, 0.1),
+_MODELS = {  # and the learning rate
+    IMAGE: (["cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"], 0.01), SIGNAL: (["@signal-5"], 0.01),
+    TABLE: (["@table-5"], 0.05), TOKENS: (["@tokens-5"], 0.1),
 }  # fmt: skip
 _ABOUT = {
     "dataset": "kind of data", "data-path": "the file", "target": "column of the class",
@@ -62,16 +70,16 @@ def initialise(
     target = out or Path(f"{Path(path).name.split('.')[0] or 'data'}.yaml")
     if target.exists():
         raise UserError(f"'{target}' already exists: give another name with --out NAME.yaml")
-    keys: dict[str, Any] = {"dataset": given.get("dataset") or _dataset(Path(path).expanduser())}
-    keys["data-path"] = path
+    place = Path(path).expanduser()
+    keys: dict[str, Any] = {"dataset": given.get("dataset") or _dataset(place), "data-path": path}
     keys |= {key: value for key, value in given.items() if key not in keys}
-    windows = keys["dataset"] == "signals" and _is_npz(path)
     lines: list[str] = []
-    if keys["dataset"] in DATASETS and not windows:
+    if keys["dataset"] == "signals" and _is_npz(place):
+        arrays = Npz(place).columns if place.is_file() else []  # in a folder each is a site
+        names = [name for name in arrays if is_site(name)]
+        keys |= {"site": names} if names and "site" not in given else {}
+    elif keys["dataset"] in DATASETS:
         lines = _of_rows(keys, given, checked)
-    if windows and "site" not in given:
-        names = [name for name in Npz(Path(path).expanduser()).names if is_site(name)]
-        keys |= {"site": names} if names else {}
     dataset = checked(keys)[1]()
     keys = _training(keys, given, dataset)
     preset = [
@@ -90,14 +98,14 @@ def initialise(
     yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
 
 
-def _is_npz(path: str) -> bool:
-    return holds(Path(path).expanduser(), (*NPZ_SUFFIXES, ".npy"))
+def _is_npz(path: Path) -> bool:
+    return holds(path, (*NPZ_SUFFIXES, ".npy"))
 
 
 def _dataset(path: Path) -> str:
     if not path.exists():
         raise UserError(f"'{path}' does not exist")
-    if holds(path, (*NPZ_SUFFIXES, ".npy")):
+    if _is_npz(path):
         return "signals"
     if path.name.lower().endswith(tuple(f"{one}.zip" for one in ROW_SUFFIXES)):
         raise UserError(f"'{path}': a table inside a zip: unpack it and give the file")
@@ -140,28 +148,29 @@ def _features(
     keys: dict[str, Any], features: Mapping[str, Column], reading: Reading
 ) -> Iterator[str]:
     """Add categories with their values, and what is ignored; yield a line for each column."""
-    found = plan(dict(features), reading)
-    once = [  # numbers and one word, which then means a gap
-        name for name in found.mixed
-        if features[name].words == (features[name].counts or {}).get(features[name].word.strip(), 0)
-    ]  # fmt: skip
+    plan = Plan(features, reading)
+    once = {  # numbers and one word, which then means a gap
+        name: column.word for name in plan.of("mixed") for column in [features[name]]
+        if column.words == (column.counts or {}).get(column.word.strip(), 0)
+    }  # fmt: skip
     if once:
-        keys["gaps"] = sorted({*(one for one in GAPS if one), *(features[n].word for n in once)})
-    mixed = [name for name in found.mixed if name not in once]
-    if left := [*found.left_out, *found.dates, *found.many, *mixed]:
+        keys["gaps"] = sorted({*filter(None, GAPS), *once.values()})
+    if left := [name for name in plan.of("id", "date", "many", "mixed") if name not in once]:
         keys["ignore"] = [*reading.ignore, *left]
-    coded = dict(found.categories)
-    if coded:
-        keys["categories"] = {name: list(values) for name, values in coded.items()}
+    if plan.categories:
+        keys["categories"] = {name: list(values) for name, values in plan.categories.items()}
     why = {
-        **dict.fromkeys(found.left_out, "left out: a different value in every row"),
-        **dict.fromkeys(found.dates, "left out: dates"),
-        **dict.fromkeys(found.many, "left out: sentences, or too many values for categories"),
-        **dict.fromkeys(mixed, "left out: numbers and words"),
-        **{name: f"{len(some)} categories: {listed(some, 5)}" for name, some in coded.items()},
-    }
+        "id": "left out: a different value in every row", "date": "left out: dates",
+        "many": "left out: sentences, or too many values for categories",
+        "mixed": "left out: numbers and words",
+    }  # fmt: skip
     for name, column in list(features.items())[:_SHOWN]:
-        kind = why.get(name) or f"numbers {column.low:g} to {column.high:g}"
+        kind = f"numbers {column.low:g} to {column.high:g}"
+        if name in plan.categories:
+            values = plan.categories[name]
+            kind = f"{len(values)} categories: {listed(values, 5)}"
+        elif name in left:
+            kind = why[plan.fates[name]]
         yield f"  {name}: {kind}" + (f", {column.gaps:,} gaps" if column.gaps else "")
     if len(features) > _SHOWN:
         yield f"  ... and {len(features) - _SHOWN} more columns"
@@ -169,7 +178,7 @@ def _features(
 
 def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
     """Return the keys with classes, partition and training."""
-    models, epochs, batch, rate = _TRAINING[dataset.inputs.kind]
+    models, rate = _MODELS[dataset.inputs.kind]
     if dataset.inputs.kind != IMAGE and "labels" not in keys:
         keys["classes"] = list(dataset.classes)
     counts = np.bincount(dataset.labels, minlength=len(dataset.classes))
@@ -184,6 +193,64 @@ def _training(keys: dict[str, Any], given: Mapping[str, Any], dataset: Dataset) 
         keys["clients"] = 0
     else:
         keys.setdefault("clients", int(max(2, min(5, len(dataset.labels) // 30))))
-    rest = {"models": models, "method": "fedssa", "rounds": 20, "local-epochs": epochs,
-            "batch-size": batch, "lr": rate}  # fmt: skip
+    rest = {"models": models, "method": "fedssa", "rounds": 20, "local-epochs": 2,
+            "batch-size": 16, "lr": rate}  # fmt: skip
     return keys | {key: value for key, value in rest.items() if key not in keys}
+
+
+# --- a partition ----------------------------------------------------------------
+
+_PANEL_CLIENTS, _PANEL_CLASSES, _MAX_PANELS = 50, 20, 4
+_BUBBLE: dict[str, Any] = {"color": "#2a78b5", "alpha": 0.85, "linewidths": 0}
+
+
+def bubble_plot(counts: Indices, classes: Sequence[str], path: Path, what: str = "images") -> None:
+    """Draw ``counts`` (N, C) int64, examples per client and class, into a file .png, .svg or .pdf.
+
+    A bubble's area is the number of examples. Clients are columns, classes are rows; many clients
+    of few classes are wrapped into up to four panels. Only matplotlib's defaults count.
+
+    Raises:
+        UserError: the file cannot be written.
+
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    clients, labels = counts.shape
+    wrapped = labels <= _PANEL_CLASSES
+    panels = min(_MAX_PANELS, -(-clients // _PANEL_CLIENTS)) if wrapped else 1
+    columns = -(-clients // panels)
+    cell = float(np.clip(22 / max(columns, labels), 0.11, 0.34))  # inches
+    margin = 1.8 + 0.075 * max(len(name) for name in classes)
+    size = (max(columns * cell, 2.4) + margin, panels * (labels * cell + 0.5) + 0.8)
+    largest = max(int(counts.max(initial=0)), 1)
+    area = (0.92 * cell * 72) ** 2 / largest  # of one example
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        figure = Figure(figsize=size, dpi=150, layout="constrained")
+        for panel, axes in enumerate(figure.subplots(panels, 1, squeeze=False)[:, 0]):
+            first = panel * columns
+            client, label = np.nonzero(counts[first : first + columns])
+            areas = area * counts[first + client, label]
+            axes.scatter(first + client, label, s=areas, zorder=2, rasterized=True, **_BUBBLE)
+            axes.set(xlim=(first - 0.6, first + columns - 0.4), ylim=(labels - 0.4, -0.6))
+            axes.set_aspect("equal")
+            step = next((s for s in (1, 5, 10, 50, 100, 500) if columns <= 40 * s), 1000)
+            ticks = [k for k in range(first, first + columns) if k % step == 0 and k < clients]
+            axes.set_xticks(ticks, [str(k) for k in ticks], fontsize=8)
+            rows = range(0, labels, 1 if cell > 0.15 else 2)
+            axes.set_yticks(rows, [classes[s] for s in rows], fontsize=6, parse_math=False)
+            axes.grid(color="#e6e6e6", linewidth=0.7, zorder=0)
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            if not panel:
+                axes.set_title(f"{clients:,} clients, {int(counts.sum()):,} {what}", loc="left")
+                for count in sorted({largest, max(largest // 3, 1), max(largest // 10, 1)}):
+                    axes.scatter([], [], s=area * count, label=f"{count:,}", **_BUBBLE)
+                axes.legend(title=what, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        axes.set_xlabel("client")
+        try:
+            figure.savefig(path, format=path.suffix[1:], facecolor="white")
+        except OSError as error:
+            raise UserError(f"plot {path}: cannot write ({error.strerror or error})") from error

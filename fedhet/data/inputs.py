@@ -1,16 +1,29 @@
-"""What an example is: its kind, its shape, and what a model and a preparation must know of it."""
+"""What examples are: kind and shape, columns of a file, the classes and clients that they name."""
+
+from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from fedhet.errors import one_line
+from fedhet.errors import UserError, nearest, one_line
+from fedhet.files import is_id
 
+if TYPE_CHECKING:  # a second at import, and most processes read no file
+    import pandas as pd
+
+    from fedhet.data.rows import Chunk
+
+Examples = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 Kind = Literal["image", "signal", "table", "tokens"]
 IMAGE: Final = "image"
@@ -60,7 +73,7 @@ class Inputs:
         *,
         grey: bool = False,
         window: tuple[()] | tuple[float, float] = (),
-    ) -> "Inputs":
+    ) -> Inputs:
         """Return RGB or grey images, square of side ``size`` or of that height and width.
 
         ``window`` are the lowest and highest value of scans of more than 8 bits; empty: 8 bits.
@@ -72,7 +85,7 @@ class Inputs:
     @staticmethod
     def table(
         columns: tuple[str, ...], categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    ) -> "Inputs":
+    ) -> Inputs:
         """Return rows: a number and whether it is missing per plain column, one-hot categories.
 
         ``columns`` are all of a row's, in order; ``categories`` name those that are no numbers,
@@ -127,7 +140,7 @@ class Inputs:
         words = f", {self.vocabulary} token ids" if self.vocabulary else ""
         return f"{self.kind} of shape {self.shape}{words}"
 
-    def differs(self, other: "Inputs") -> str:
+    def differs(self, other: Inputs) -> str:
         """Return in what ``other`` differs from these, in words; empty if in nothing."""
         if (self.kind, self.shape, self.vocabulary) != (other.kind, other.shape, other.vocabulary):
             return f"examples are {other}, but this run's are {self}"
@@ -213,3 +226,360 @@ def load_inputs(value: Any) -> Inputs:
     if kind == TABLE and Inputs.table(inputs.columns, inputs.categories).shape != inputs.shape:
         raise ValueError("inputs: a table's columns do not give its shape")
     return inputs
+
+
+# --- columns of a file ----------------------------------------------------------------
+
+GAPS = (
+    "", "?", "na", "n/a", "n.a.", "missing", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na",
+    ".", "-", "--", "nil", "#div/0!", "#value!", "#ref!", "#num!", "#name?",
+)  # fmt: skip
+MAX_CLASSES = 10_000
+MEASURED = 20  # different numbers of a target that is taken for a measurement, if they are many
+# Keys that say which column is the class and how files are written; a model's card has them.
+READ_KEYS = (
+    "target", "labels", "separator", "decimal", "thousands", "quote", "encoding", "columns", "gaps",
+)  # fmt: skip
+_GAP, _UNKNOWN = -1, -2  # in place of a label
+_PLAIN = re.compile(r"[+-]?(\d{1,300}(\.\d{0,300})?|\.\d{1,300})", re.ASCII)
+_RANGE = re.compile(r"([+-]?[\d.]*?)\.\.([+-]?[\d.]*)", re.ASCII)
+_SHOWN = 60  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a file of rows is written, as the configuration's keys of these names; empty: guess."""
+
+    separator: str = ""
+    decimal: str = ""
+    thousands: str = ""
+    quote: str = ""
+    encoding: str = ""
+    columns: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Return the spellings of a gap, in lower case."""
+        return frozenset(one.strip().lower() for one in self.gaps or GAPS) | {""}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which column is what; as the configuration's keys of the same names.
+
+    Without ``declared`` what a key leaves open may be found out from the file's rows: categories,
+    columns that are left out. On a node nothing is, so that all nodes make the same inputs.
+    """
+
+    target: str = ""
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    site: tuple[str, ...] = ()
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    ignore: tuple[str, ...] = ()
+    text: str = ""
+    length: int = 64
+    vocabulary: int = 5000
+    scale: float = 1.0
+    axes: str = ""
+    channels: tuple[str, ...] = ()
+    time: str = ""
+    form: Form = Form()
+    declared: bool = False
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is known of examples once they are read.
+
+    ``inputs`` says what an example is; ``labels`` (n,) int64 index into ``classes``. ``sites`` (n,)
+    int32 index into ``site_names`` where the data says whose an example is; else (0,).
+    ``warnings`` say what may be wrong, ``notes`` what was understood of a file. ``paths`` name
+    images, relative to the root such as ``ship/0655.webp``; other examples are named by index.
+    ``factors`` (n,) or (0,) are what the stored examples must still be multiplied by.
+    """
+
+    inputs: Inputs
+    labels: Indices
+    classes: tuple[str, ...]
+    sites: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    site_names: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    factors: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+
+# Examples in chunks (k, ...); it returns their content at the end.
+Stream = Generator[Examples, None, Content]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where examples come from.
+
+    ``key`` is JSON-able and changes whenever the examples would; to make it, none is read.
+    ``stream`` reads the examples, images as the inputs say; ``classes`` empty means the source's
+    own. It raises UserError if the source cannot be read, or does not fit the classes.
+    ``extent`` counts examples and classes without reading any, and ``inputs`` are theirs if they
+    are no images, where a source knows that.
+    """
+
+    key: list[object]
+    stream: Callable[[Inputs, tuple[str, ...]], Stream]
+    extent: Callable[[], tuple[int, int]] | None = None
+    inputs: Inputs | None = None
+
+
+def file_stats(paths: Iterable[Path]) -> list[object]:
+    """Return what changes when one of these files does."""
+    return [[str(p), stat.st_size, stat.st_mtime_ns] for p in paths for stat in [p.stat()]]
+
+
+# --- values ----------------------------------------------------------------
+
+
+def shown(value: str) -> str:
+    """Return a value of a file for a message."""
+    return repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "...")
+
+
+def listed(names: Sequence[str], limit: int = 10) -> str:
+    """Return some names for a message."""
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+
+
+def counted(names: Sequence[str], codes: npt.NDArray[Any]) -> str:
+    """Return names, each with how often its code occurs, for a message."""
+    counts = np.bincount(codes, minlength=len(names))
+    return listed([f"{name} ({n:,})" for name, n in zip(names, counts, strict=True)], 6)
+
+
+def canonical(value: str) -> str:
+    """Return one value for ``1``, ``1.0`` and ``01``; ``1e3`` and ``1_2`` are names."""
+    text = value.strip()
+    if not _PLAIN.fullmatch(text):
+        return text
+    if "." not in text:  # a float would make one of two long ones
+        return str(int(text))
+    number = float(text)
+    return str(int(number)) if number.is_integer() else np.format_float_positional(number)
+
+
+def coded(values: pd.Series, code: Callable[[str], int]) -> Indices:
+    """Return the code of every text; ``code`` is asked once a text."""
+    from pandas import factorize
+
+    places, unique = factorize(values.fillna(""))
+    made: Indices = np.array([code(str(value)) for value in unique], dtype=np.int64)[places]
+    return made
+
+
+def places_of(values: Sequence[str], key: str) -> dict[str, int]:
+    """Return the place of each value in a list; raise UserError where one is there twice."""
+    places: dict[str, int] = {}
+    for place, value in enumerate(values):
+        if places.setdefault(canonical(value), place) != place:
+            raise UserError(f"{key}: value '{value}' is given twice ({', '.join(values)})")
+    return places
+
+
+def need(columns: Sequence[str], wanted: Sequence[str], key: str, where: str) -> None:
+    """Raise UserError for a column that a key names and the file has not."""
+    for name in wanted:
+        if name not in columns:
+            hint = nearest(name, columns)
+            raise UserError(
+                f"{key}: {where} has no column {name!r}{hint}; it has {listed(columns)}"
+            )
+
+
+# --- classes ----------------------------------------------------------------
+
+
+class Classes:
+    """Labels of targets, as they come: by ``labels`` or ``classes``, else each value is a class."""
+
+    def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
+        declared = tuple(name for name, _ in reading.labels)
+        if wanted and declared and set(wanted) != set(declared):
+            raise UserError(
+                f"classes: {', '.join(wanted)} must be the names in labels: {', '.join(declared)}"
+            )
+        self._reading, self._names = reading, wanted or declared
+        self._code = {} if declared else places_of(wanted, "classes")
+        self._ranges: list[tuple[float, float, int]] = []
+        for name, values in reading.labels:
+            for value in values or (name,):
+                self._declare(value, self._names.index(name))
+        self._examples = 0
+        self.warnings: list[str] = []
+
+    def _declare(self, value: str, label: int) -> None:
+        if match := _RANGE.fullmatch(value.strip()):
+            low, high = (float(end) if end else np.inf for end in match.groups())
+            self._ranges.append((low if match[1] else -np.inf, high, label))
+        elif self._code.setdefault(canonical(value), label) != label:
+            raise UserError(f"labels: value '{value}' belongs to two classes")
+
+    def labels(self, values: pd.Series, where: Callable[[int], str]) -> Indices:
+        """Return the labels of texts, -1 for a gap; ``where`` says where the i-th of them is."""
+        made = coded(values, self._label)
+        if (made == _UNKNOWN).any():
+            place = int(np.argmax(made == _UNKNOWN))
+            key = "labels" if self._reading.labels else "classes"
+            value = shown(str(values.iloc[place]))
+            raise UserError(f"{where(place)}: {value} has no class in {key}")
+        self._examples += int((made >= 0).sum())
+        return made
+
+    def _label(self, value: str) -> int:
+        plain = canonical(value)
+        if plain in self._code:
+            return self._code[plain]
+        if self._ranges and _PLAIN.fullmatch(plain):
+            for low, high, label in self._ranges:
+                if low <= float(plain) < high:
+                    return label
+        if plain.lower() in self._reading.form.missing:
+            return _GAP
+        if self._names:
+            return _UNKNOWN
+        if len(self._code) >= MAX_CLASSES:
+            raise UserError(
+                f"target '{self._reading.target}': more than {MAX_CLASSES:,} different values "
+                "cannot be classes; group them with labels"
+            )
+        return self._code.setdefault(plain, len(self._code))
+
+    def done(self) -> tuple[Indices, tuple[str, ...]]:
+        """Return the label of every code (C,), and class names, as numbers sorted by value."""
+        if self._names:
+            return np.arange(len(self._names)), self._names
+        numbers = bool(self._code) and all(map(_PLAIN.fullmatch, self._code))
+        names = sorted(self._code, key=float if numbers else str)
+        if numbers and len(names) > MEASURED:
+            self._about_measurement([float(name) for name in names])
+        order = np.empty(len(names), dtype=np.int64)
+        order[[self._code[name] for name in names]] = np.arange(len(names))
+        return order, tuple(names)
+
+    def _about_measurement(self, values: Sequence[float]) -> None:
+        """Warn of a target that may be a measurement; raise UserError for one that surely is."""
+        middle = f"{values[len(values) // 2]:g}"
+        text = (
+            f"{len(values):,} different values, {values[0]:g} to {values[-1]:g}{{}}; divide it by "
+            f"labels={{{{low: ..{middle}, high: {middle}..}}}}"
+        )
+        target = f"target: '{self._reading.target}'"
+        if self._examples < 5 * len(values) or not all(one.is_integer() for one in values):
+            raise UserError(f"{target} is a measurement with {text.format('')}")
+        what = text.format(", each taken as a class")
+        self.warnings = [f"{target} may be a measurement: {what}"]
+
+
+# --- clients ----------------------------------------------------------------
+
+
+def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
+    """Return ids of clients out of free text: other signs become a hyphen, each id occurs once.
+
+    A name that loses letters gets its number among the sorted names: ``Köln`` is ``K-ln-2``.
+    """
+    taken = {name for name in names if is_id(name)}
+    order, found = sorted(names), {}
+    for name in names:
+        if is_id(name) and name not in found:
+            found[name] = name
+            continue
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:50].strip("-.") or "site"
+        lost = any(sign.isalnum() and not sign.isascii() for sign in name)
+        number = order.index(name) + 1 if lost else 2
+        one = f"{base}-{number}" if lost or base in taken else base
+        while one in taken:
+            number += 1
+            one = f"{base}-{number}"
+        taken.add(one)
+        found[name] = one
+    return tuple(found[name] for name in names)
+
+
+def listed_ids(names: Sequence[str]) -> list[str]:
+    """Return a line about the names that are no ids."""
+    pairs = zip(names, safe_ids(names), strict=True)
+    other = [f"'{name}' is {one}" for name, one in pairs if name != one]
+    return [f"clients: {listed(other)}"] if other else []
+
+
+class Keys:
+    """Targets and sites of the rows that have both; the others are left out and counted.
+
+    The client of a row are the values of the columns of ``site``, joined by a hyphen, or its file.
+    """
+
+    def __init__(self, reading: Reading, wanted: tuple[str, ...]) -> None:
+        self.reading, self._classes = reading, Classes(reading, wanted)
+        self._sites: dict[tuple[str, ...], int] = {}
+        self._labels: list[Indices] = []
+        self._owners: list[Indices] = []
+        self._left: Counter[str] = Counter()
+
+    def columns(self, *others: str) -> list[str]:
+        """Return the columns that are read as texts: target, sites and ``others``, each once."""
+        return list(dict.fromkeys((self.reading.target, *self.reading.site, *others)))
+
+    def add(
+        self, chunk: Chunk, finite: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Note the keys of some rows; returns which of them have both, and are ``finite``."""
+        target = self.reading.target
+        labels = self._classes.labels(chunk.frame[target], lambda row: chunk.at(row, target))
+        owners = self._owners_of(chunk)
+        kept = np.ones(len(labels), dtype=bool)
+        for what, good in (
+            ("without target", labels >= 0), ("without site", owners >= 0),
+            ("with gaps in the window", finite),
+        ):  # fmt: skip
+            if good is not None:
+                self._left[what] += int((kept & ~good).sum())
+                kept &= good
+        self._labels.append(labels[kept])
+        self._owners.append(owners[kept])
+        return kept
+
+    def _owners_of(self, chunk: Chunk) -> Indices:
+        """Return the code of every row's client, -1 for a gap; 0 where no client is named."""
+        if not self.reading.site:
+            file = "" if chunk.site is None else chunk.site.name
+            name = (file.split(".")[0] or file,) if file else ()
+            return np.full(len(chunk), self._sites.setdefault(name, len(self._sites)))
+        first, *others = (chunk.frame[name] for name in self.reading.site)
+        joined = first.str.cat(others, sep="\x1f") if others else first
+
+        def code(value: str) -> int:
+            parts = tuple(map(canonical, value.split("\x1f")))
+            gap = any(part.lower() in self.reading.form.missing for part in parts)
+            return _GAP if gap else self._sites.setdefault(parts, len(self._sites))
+
+        return coded(joined, code)
+
+    def content(
+        self, inputs: Inputs, warnings: Sequence[str] = (), notes: Sequence[str] = ()
+    ) -> Content:
+        """Return what is known once all rows are read; ``notes`` follow the line about the rows."""
+        order, classes = self._classes.done()
+        labels, owners = np.concatenate(self._labels), np.concatenate(self._owners)
+        labels = order[labels] if len(labels) else labels
+        sites = ["-".join(parts) for parts in self._sites if parts]
+        clients = owners.astype(np.int32) if sites else np.zeros(0, dtype=np.int32)
+        rows, left = len(labels), +self._left
+        parts = [f"{rows:,} of {rows + left.total():,} rows" if left else f"{rows:,} rows"]
+        parts += [f"{count:,} rows {what} are left out (gaps)" for what, count in left.items()]
+        target = f"'{self.reading.target}': " if self.reading.target else ""
+        parts.append(f"{len(classes)} classes, {target}{counted(classes, labels)}")
+        ids = safe_ids(sites)
+        if ids:
+            parts.append(f"{len(ids)} sites: {counted(ids, clients)}")
+        lines = ("; ".join(parts), *notes, *listed_ids(sites))
+        said = (*warnings, *self._classes.warnings)
+        return Content(inputs, labels, classes, clients, ids, said, lines)

@@ -5,18 +5,21 @@ data itself names) and split per client and class.
 """
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedhet.data.inputs import Indices
-from fedhet.data.labels import listed
-from fedhet.errors import UserError, nearest
-from fedhet.files import client_order, is_id
+from fedhet.config.schema import RunConfig
+from fedhet.data.inputs import Content, Indices, listed, noun
+from fedhet.errors import Damaged, UserError, brief, nearest
+from fedhet.files import client_order, is_id, parse_yaml
 from fedhet.rng import generator
 
 
@@ -27,20 +30,6 @@ class ClientSplit:
     train: Indices
     val: Indices
     test: Indices
-
-
-def check_split(split: Sequence[int]) -> None:
-    """Refuse a ratio that no client could be trained with.
-
-    Raises:
-        UserError: not three integers >= 0, or no train part.
-
-    """
-    if len(split) != 3 or min(split) < 0 or split[0] < 1:
-        raise UserError(
-            f"split {':'.join(map(str, split))} is not allowed "
-            "(train:val:test, integers >= 0, train >= 1)"
-        )
 
 
 def split_counts(counts: npt.ArrayLike, split: Sequence[int]) -> Indices:
@@ -82,19 +71,7 @@ def split_client(
     rank = np.arange(len(order)) - np.repeat(first, counts)
     bounds = np.repeat(np.cumsum(parts, axis=1), counts, axis=0)
     which = (rank[:, None] >= bounds).sum(axis=1)
-    train, val, test = (np.sort(indices[order[which == part]]) for part in range(3))
-    return ClientSplit(train, val, test)
-
-
-def split_folder(labels: Indices, split: Sequence[int], seed: int, client: str) -> ClientSplit:
-    """Split all images of a private folder, ``labels`` (n,) int64, by the same rule.
-
-    Raises:
-        UserError: a ratio that is not allowed.
-
-    """
-    check_split(split)
-    return split_client(np.arange(len(labels), dtype=np.int64), labels, split, seed, client)
+    return ClientSplit(*(np.sort(indices[order[which == part]]) for part in range(3)))
 
 
 # --- partition=file ----------------------------------------------------------------
@@ -111,8 +88,6 @@ def read_partition_file(
     Ids that are all numbers are sorted as numbers, others as text. Raise UserError with the file,
     the line and the value.
     """
-    if not file:
-        raise UserError("partition-file is empty: partition file needs a CSV path,client,split")
     index_of = {path: index for index, path in enumerate(paths)}
     held: dict[str, dict[str, list[int]]] = {}
     seen_in: dict[str, int] = {}
@@ -180,37 +155,8 @@ MAX_TRIES = 1000
 _LOW, _HIGH = 0.4, 0.6
 
 
-@dataclass(frozen=True)
-class Pool:
-    """The images to hand out: ``order`` (n,) sorts them by class, ``sizes`` (C,) per class."""
-
-    order: Indices
-    sizes: Indices
-    names: Sequence[str]
-
-    @staticmethod
-    def of(labels: Indices, names: Sequence[str]) -> "Pool":
-        """Group ``labels`` (n,) by class."""
-        sizes = np.bincount(labels, minlength=len(names)).astype(np.int64)
-        return Pool(np.argsort(labels, kind="stable"), sizes, names)
-
-    def hand_out(
-        self, rng: np.random.Generator, clients: Sequence[Indices], counts: Sequence[Indices]
-    ) -> Indices:
-        """Give ``counts[s][i]`` random images of class s to ``clients[s][i]``; the rest is -1."""
-        owner = np.full(len(self.order), -1, dtype=np.int64)
-        ends = np.cumsum(self.sizes)
-        for label, end in enumerate(ends):
-            shuffled = rng.permutation(self.order[end - self.sizes[label] : end])
-            holders = np.repeat(clients[label], counts[label])
-            owner[shuffled[: len(holders)]] = holders
-        return owner
-
-
-def classes_per_client(
-    rng: np.random.Generator, pool: Pool, clients: int, per_client: int
-) -> Indices:
-    """Give every client ``per_client`` classes (Shamsian et al. 2021, pFedHN, corrected).
+def classes_per_client(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
+    """Give every client ``classes-per-client`` classes (Shamsian et al. 2021, pFedHN, corrected).
 
     Clients take, one after the other, c different classes with the
     most slots left, ties at random. Taken slots then never differ by more than one between
@@ -222,25 +168,25 @@ def classes_per_client(
         UserError: an owner would get no image of its class.
 
     """
-    num_classes = len(pool.sizes)
-    taken = np.zeros(num_classes, dtype=np.int64)
-    owners: list[list[int]] = [[] for _ in range(num_classes)]
-    for client in range(clients):
-        chosen = np.lexsort((rng.random(num_classes), taken))[:per_client]
+    sizes = _sizes(data)
+    taken = np.zeros(len(sizes), dtype=np.int64)
+    owners: list[list[int]] = [[] for _ in sizes]
+    for client in range(config.clients):
+        chosen = np.lexsort((rng.random(len(sizes)), taken))[: config.classes_per_client]
         taken[chosen] += 1
         for label in chosen:
             owners[label].append(client)
     counts = []
-    for label, takers in enumerate(owners):
+    for size, takers in zip(sizes, owners, strict=True):
         shares = rng.uniform(_LOW, _HIGH, len(takers))
-        images = np.floor(pool.sizes[label] * shares / shares.sum()).astype(np.int64)
+        images = np.floor(size * shares / shares.sum()).astype(np.int64)
         if len(takers):
-            images[: pool.sizes[label] - images.sum()] += 1
+            images[: size - images.sum()] += 1
         counts.append(images)
-    return _hand_out_slots(rng, pool, owners, counts)
+    return _hand_out_slots(rng, data, owners, counts)
 
 
-def legacy_pfedhn(rng: np.random.Generator, pool: Pool, clients: int, per_client: int) -> Indices:
+def legacy_pfedhn(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Partition as pFedHN's published code does, for comparison only.
 
     N c // C + 1 slots per class, of which some stay free together with
@@ -250,58 +196,71 @@ def legacy_pfedhn(rng: np.random.Generator, pool: Pool, clients: int, per_client
         UserError: an owner would get no image of its class.
 
     """
-    num_classes = len(pool.sizes)
-    number = clients * per_client // num_classes + 1
-    shares = rng.uniform(_LOW, _HIGH, (num_classes, number))
+    sizes = _sizes(data)
+    number = config.clients * config.classes_per_client // len(sizes) + 1
+    shares = rng.uniform(_LOW, _HIGH, (len(sizes), number))
     shares /= shares.sum(axis=1, keepdims=True)
-    slots = np.full(num_classes, number, dtype=np.int64)
-    owners: list[list[int]] = [[] for _ in range(num_classes)]
-    for client in range(clients):
-        for _ in range(per_client):
+    slots = np.full(len(sizes), number, dtype=np.int64)
+    owners: list[list[int]] = [[] for _ in sizes]
+    for client in range(config.clients):
+        for _ in range(config.classes_per_client):
             label = rng.choice(np.flatnonzero(slots == slots.max()))
             slots[label] -= 1
             owners[label].append(client)
     counts = [
-        np.floor(pool.sizes[label] * shares[label, ::-1][: len(takers)]).astype(np.int64)
+        np.floor(sizes[label] * shares[label, ::-1][: len(takers)]).astype(np.int64)
         for label, takers in enumerate(owners)
     ]
-    return _hand_out_slots(rng, pool, owners, counts)
+    return _hand_out_slots(rng, data, owners, counts)
 
 
 def _hand_out_slots(
-    rng: np.random.Generator, pool: Pool, owners: list[list[int]], counts: list[Indices]
+    rng: np.random.Generator, data: Content, owners: list[list[int]], counts: list[Indices]
 ) -> Indices:
-    for label, images in enumerate(counts):
+    for name, size, images in zip(data.classes, _sizes(data), counts, strict=True):
         if len(images) and images.min() < 1:
             raise UserError(
-                f"class {pool.names[label]!r} has {pool.sizes[label]} images, too few for the "
-                f"{len(images)} clients that share it: fewer clients or classes-per-client, "
-                "or more images"
+                f"class {name!r} has {size} images, too few for the {len(images)} clients that "
+                "share it: fewer clients or classes-per-client, or more images"
             )
-    return pool.hand_out(rng, [np.array(o, dtype=np.int64) for o in owners], counts)
+    return _hand_out(rng, data, owners, counts)
 
 
-def dirichlet(
-    rng: np.random.Generator, pool: Pool, clients: int, alpha: float, *, balanced: bool
+def _sizes(data: Content) -> Indices:
+    """Return the examples of each class (C,)."""
+    return np.bincount(data.labels, minlength=len(data.classes)).astype(np.int64)
+
+
+def _hand_out(
+    rng: np.random.Generator, data: Content, owners: Sequence[Any], counts: Sequence[Indices]
 ) -> Indices:
+    """Give ``counts[s][i]`` random examples of class s to ``owners[s][i]``; the rest is -1."""
+    owner = np.full(len(data.labels), -1, dtype=np.int64)
+    order = np.argsort(data.labels, kind="stable")
+    for label, own in enumerate(np.split(order, np.cumsum(_sizes(data))[:-1])):
+        shuffled, holders = rng.permutation(own), np.repeat(owners[label], counts[label])
+        owner[shuffled[: len(holders)]] = holders
+    return owner
+
+
+def dirichlet(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Cut every class by q ~ Dir(alpha 1_N); redraw until every client has 10 images.
 
-    With ``balanced`` (the NIID-Bench lineage, not the same law) a client
+    With ``dirichlet-balanced`` (the NIID-Bench lineage, not the same law) a client
     that already holds n/N images gets none of the next classes.
 
     Raises:
         UserError: too few images, or no draw of 1,000 gives every client 10.
 
     """
+    balanced = config.partition == "dirichlet-balanced"
     draw = _draw_balanced if balanced else _draw_plain
     advice = "fewer clients" if balanced else "fewer clients or partition dirichlet-balanced"
-    counts = _enough_each(
-        pool, clients, alpha, advice, lambda: draw(rng, pool.sizes, clients, alpha)
-    )
-    return pool.hand_out(rng, [np.arange(clients)] * len(pool.sizes), list(counts))
+    counts = _enough_each(config, data, advice, lambda: draw(rng, _sizes(data), config))
+    return _hand_out(rng, data, [np.arange(config.clients)] * len(counts), list(counts))
 
 
-def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -> Indices:
+def quantity(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Draw sizes by q ~ Dir(alpha 1_N) until every client has 10 examples; classes by chance.
 
     The quantity skew of NIID-Bench (Li et al. 2022, arXiv 2102.02079).
@@ -310,36 +269,34 @@ def quantity(rng: np.random.Generator, pool: Pool, clients: int, alpha: float) -
         UserError: too few examples, or no draw of 1,000 gives every client 10.
 
     """
-    total = int(pool.sizes.sum())
-    counts = _enough_each(
-        pool, clients, alpha, "fewer clients", lambda: _draw_plain(rng, total, clients, alpha)
-    )
+    total = np.array(len(data.labels))
+    counts = _enough_each(config, data, "fewer clients", lambda: _draw_plain(rng, total, config))
     return _by_chance(rng, counts)
 
 
-def iid(rng: np.random.Generator, pool: Pool, clients: int) -> Indices:
+def iid(rng: np.random.Generator, data: Content, config: RunConfig) -> Indices:
     """Give everybody the same number within one, by chance.
 
     Raises:
         UserError: fewer than 10 examples each.
 
     """
-    total = int(pool.sizes.sum())
-    counts = np.full(clients, total // clients, dtype=np.int64)
-    counts[: total % clients] += 1
-    if counts.min() < MIN_CLIENT_IMAGES:
+    total, clients = len(data.labels), config.clients
+    if total < clients * MIN_CLIENT_IMAGES:
         raise UserError(
             f"clients {clients}: {total} examples cannot give every client {MIN_CLIENT_IMAGES}; "
             "use fewer clients"
         )
+    counts = np.full(clients, total // clients, dtype=np.int64)
+    counts[: total % clients] += 1
     return _by_chance(rng, counts)
 
 
 def _enough_each(
-    pool: Pool, clients: int, alpha: float, advice: str, draw: Callable[[], Indices | None]
+    config: RunConfig, data: Content, advice: str, draw: Callable[[], Indices | None]
 ) -> Indices:
     """Return the first draw (..., N) that gives every client 10; raise UserError after 1,000."""
-    total = int(pool.sizes.sum())
+    total, clients = len(data.labels), config.clients
     reason = f"{total} examples cannot give every client {MIN_CLIENT_IMAGES}"
     if total >= clients * MIN_CLIENT_IMAGES:
         for _ in range(MAX_TRIES):
@@ -350,7 +307,7 @@ def _enough_each(
                     return counts
         reason = f"no draw of {MAX_TRIES} gives every client {MIN_CLIENT_IMAGES} examples"
     raise UserError(
-        f"alpha {alpha:g} with clients {clients}: {reason}; use a larger alpha, {advice}"
+        f"alpha {config.alpha:g} with clients {clients}: {reason}; use a larger alpha, {advice}"
     )
 
 
@@ -361,46 +318,41 @@ def _by_chance(rng: np.random.Generator, counts: Indices) -> Indices:
     return owner
 
 
-def _cuts(shares: npt.NDArray[np.float64], size: int | Indices) -> Indices:
+def _cuts(shares: npt.NDArray[np.float64], size: Indices) -> Indices:
     """Turn shares (..., N) into counts (..., N) by rounding down their cumulative sums."""
-    size = np.asarray(size)[..., None]
+    size = size[..., None]
     upper = np.floor(np.cumsum(shares, axis=-1) * size).astype(np.int64)
     upper = np.minimum(upper, size)
     upper[..., -1:] = size
     return np.diff(upper, axis=-1, prepend=0)
 
 
-def _draw_plain(
-    rng: np.random.Generator, sizes: int | Indices, clients: int, alpha: float
-) -> Indices | None:
+def _draw_plain(rng: np.random.Generator, sizes: Indices, config: RunConfig) -> Indices | None:
     """Draw counts (C, N), or (N,) of one size; ``None`` if alpha is too small for floats."""
-    shares = rng.dirichlet(np.full(clients, alpha), size=np.shape(sizes) or None)
+    shares = rng.dirichlet(np.full(config.clients, config.alpha), size=sizes.shape or None)
     return _cuts(shares, sizes) if np.isfinite(shares).all() else None
 
 
-def _draw_balanced(
-    rng: np.random.Generator, sizes: Indices, clients: int, alpha: float
-) -> Indices | None:
+def _draw_balanced(rng: np.random.Generator, sizes: Indices, config: RunConfig) -> Indices | None:
     """Draw counts (C, N); ``None`` where all shares fell to clients that are full."""
-    shares = rng.dirichlet(np.full(clients, alpha), size=len(sizes))
-    counts = np.zeros((len(sizes), clients), dtype=np.int64)
-    held = np.zeros(clients, dtype=np.int64)
+    shares = rng.dirichlet(np.full(config.clients, config.alpha), size=len(sizes))
+    counts = np.zeros(shares.shape, dtype=np.int64)
     for label, size in enumerate(sizes):
-        open_shares = np.where(held * clients < sizes.sum(), shares[label], 0)
+        full = counts.sum(axis=0) * config.clients >= sizes.sum()
+        open_shares = np.where(full, 0, shares[label])
         total = open_shares.sum()
         if not total > 0 or not np.isfinite(total):
             return None
-        counts[label] = _cuts(open_shares / total, int(size))
-        held += counts[label]
+        counts[label] = _cuts(open_shares / total, np.asarray(size))
     return counts
 
 
 # --- partitions ----------------------------------------------------------------
 
-KINDS = (
-    "classes-per-client", "dirichlet", "dirichlet-balanced", "iid", "quantity", "natural", "file",
-)  # fmt: skip
-_OWN = ("natural", "file")  # who names the clients
+_DRAWS = {
+    "classes-per-client": classes_per_client, "iid": iid, "quantity": quantity,
+    "dirichlet": dirichlet, "dirichlet-balanced": dirichlet,
+}  # fmt: skip
 PREFIX = "flwr:"  # and the class of a partitioner of flwr-datasets, with its keywords
 _NAMED = 5
 CODED = 8  # classes up to which it is said that sites may code them in other ways
@@ -430,243 +382,255 @@ class Partition:
         return np.array(rows, dtype=np.int64).reshape(len(rows), num_classes)
 
 
-@dataclass(frozen=True)
-class PartitionSpec:
-    """What to make.
+def make_partition(data: Content, config: RunConfig) -> Partition:
+    """Partition the examples as the configuration says; equal arguments give equal partitions.
 
-    ``kind``: one of ``KINDS`` or ``flwr:CLASS ...``. ``clients`` N >= 1, for natural clients, a
-    file and partitioners that say it themselves also 0 (as many as there are).
-    ``classes_per_client`` c in 1..C. ``alpha`` > 0 is the concentration of the Dirichlet draws.
-    ``split`` is train:val:test, integers.
-    """
-
-    kind: str
-    clients: int
-    classes_per_client: int = 2
-    alpha: float = 0.3
-    legacy_pfedhn: bool = False
-    split: tuple[int, int, int] = (8, 1, 1)
-    file: str = ""
-    seed: int = 0
-    noun: str = "images"  # what examples are called in messages
-
-    @property
-    def singular(self) -> str:
-        """Return what one of them is called."""
-        return self.noun.removesuffix("s")
-
-
-@dataclass(frozen=True)
-class Owners:
-    """Whose every example is, as the data says: ``owner`` (n,) into ``names``; or nothing."""
-
-    owner: npt.NDArray[np.int32]
-    names: tuple[str, ...]
-
-
-def make_partition(
-    dataset_labels: Indices,
-    num_classes: int,
-    spec: PartitionSpec,
-    paths: Sequence[str] = (),
-    classes: Sequence[str] = (),
-    sites: Owners | None = None,
-) -> Partition:
-    """Partition the examples with labels ``dataset_labels`` (n,) int64 in 0..C-1.
-
-    ``paths`` are the data set's and used by a file only (default: the index as text);
-    ``classes`` are the names for messages (default: the label as text); ``sites`` are the clients
-    of partition natural. Equal arguments give equal partitions.
+    ``clients`` may be 0 for natural clients, a file and partitioners that say it themselves.
 
     Raises:
-        UserError: a setting that is out of range or infeasible, or an error in the file.
+        UserError: all examples are of one class, a setting is infeasible, or an error in the file.
 
     """
-    names = tuple(classes) or tuple(str(label) for label in range(num_classes))
-    _check(spec, num_classes)
+    what = noun(config.dataset)
     lines: list[str] = []
-    if spec.kind == "file":
-        known = paths or [str(index) for index in range(len(dataset_labels))]
-        ids, clients = read_partition_file(spec.file, known, spec.clients)
-    elif spec.kind == "natural":
-        ids, clients, lines = _natural(dataset_labels, spec, sites)
-    else:
-        if spec.kind.startswith(PREFIX):
-            from fedhet.data.hub import flower_owner  # an extra, and pandas
-
-            owner, count = flower_owner(dataset_labels, spec, sites)
-        else:
-            owner, count = _allocate(Pool.of(dataset_labels, names), spec), spec.clients
-        ids = tuple(str(k) for k in range(count))
-        clients = tuple(
-            split_client(mine, dataset_labels[mine], spec.split, spec.seed, client)
-            for client, mine in zip(ids, _held(owner, count), strict=True)
+    there = np.unique(data.labels)
+    if len(there) == 1 < len(data.labels):
+        raise UserError(
+            f"all {len(data.labels):,} {what} have the same class, '{data.classes[there[0]]}': "
+            "check target, whether the file is complete, and the level of the folder"
         )
-    lines += _about_classes(dataset_labels, spec, names, sites)
-    lines += _warnings(Partition(clients, ids, ()), dataset_labels, spec, names)
+    if config.partition == "file":
+        known = data.paths or [str(index) for index in range(len(data.labels))]
+        ids, clients = read_partition_file(config.partition_file, known, config.clients)
+    elif config.partition == "natural":
+        ids, clients, lines = _natural(data, config)
+    else:
+        owner, count = _owners(data, config)
+        ids = tuple(str(k) for k in range(count))
+        clients = tuple(_splits(data, config, ids, owner))
+    lines += [*_about_classes(data, what), *_coded_by_site(data)]
+    lines += _about_clients(Partition(clients, ids, ()), data, config)
     return Partition(clients, ids, tuple(lines))
 
 
-def _held(owner: npt.NDArray[Any], count: int) -> list[Indices]:
-    """Return the examples of each client, ascending; ``owner`` (n,) is -1 for nobody's."""
+def _owners(data: Content, config: RunConfig) -> tuple[Indices, int]:
+    """Draw the client (n,) of every example, -1 for none, and their number."""
+    if config.partition.startswith(PREFIX):
+        return flower_owner(data, config)
+    if config.clients < 1:
+        raise UserError(f"clients 0 is not allowed with partition {config.partition} (>= 1)")
+    owned = config.partition == "classes-per-client"
+    if owned and config.classes_per_client > len(data.classes):
+        raise UserError(
+            f"classes-per-client {config.classes_per_client} is not allowed: "
+            f"the data set has {len(data.classes)} classes (1..{len(data.classes)})"
+        )
+    draw = legacy_pfedhn if owned and config.legacy_pfedhn else _DRAWS[config.partition]
+    return draw(generator(config.data_seed, "partition"), data, config), config.clients
+
+
+def _splits(
+    data: Content, config: RunConfig, ids: Sequence[str], owner: npt.NDArray[Any]
+) -> Iterator[ClientSplit]:
+    """Yield the splits of the clients; ``owner`` (n,) is the place of an example's, -1 for none."""
     order = np.argsort(owner, kind="stable").astype(np.int64)
-    ends = np.searchsorted(owner[order], np.arange(count + 1))
-    return [order[ends[k] : ends[k + 1]] for k in range(count)]
+    ends = np.searchsorted(owner[order], np.arange(len(ids) + 1))
+    for client, start, end in zip(ids, ends, ends[1:], strict=False):
+        mine = order[start:end]
+        yield split_client(mine, data.labels[mine], config.split, config.data_seed, client)
 
 
 def _natural(
-    labels: Indices, spec: PartitionSpec, sites: Owners | None
+    data: Content, config: RunConfig
 ) -> tuple[tuple[str, ...], tuple[ClientSplit, ...], list[str]]:
     """Return clients as the data names them, without those that cannot be trained and tested."""
-    if sites is None or not sites.names:
+    if not data.site_names:
         raise UserError(
             "partition natural needs the client of each example: name its column with `site`, or "
             "return `clients` in a fedhet.Data"
         )
-    found: dict[str, ClientSplit] = {}
-    small: list[str] = []
-    held = _held(sites.owner, len(sites.names))
-    for name, mine in sorted(
-        zip(sites.names, held, strict=True), key=lambda one: client_order(one[0])
-    ):
-        split = split_client(mine, labels[mine], spec.split, spec.seed, name)
-        if len(split.train) and len(split.test):
-            found[name] = split
-        else:
-            small.append(f"{name} ({len(mine)})")
+    splits = dict(
+        zip(data.site_names, _splits(data, config, data.site_names, data.sites), strict=True)
+    )
+    ids = sorted(splits, key=client_order)
+    found = {
+        name: splits[name] for name in ids if len(splits[name].train) and len(splits[name].test)
+    }
+    what = noun(config.dataset)
     if not found:
-        raise UserError(f"partition natural: no client has enough {spec.noun} to train and to test")
-    if spec.clients not in (0, len(found)):
+        raise UserError(f"partition natural: no client has enough {what} to train and to test")
+    if config.clients not in (0, len(found)):
         raise UserError(
-            f"clients {spec.clients} is not allowed: the data names {len(found)} clients that can "
-            "be trained and tested (0 takes all)"
+            f"clients {config.clients} is not allowed: the data names {len(found)} clients that "
+            "can be trained and tested (0 takes all)"
         )
-    left = f"{len(small)} clients are left out, with too few {spec.noun} to train and to test: "
+    held = np.bincount(data.sites, minlength=len(ids))
+    small = [f"{n} ({held[data.site_names.index(n)]})" for n in ids if n not in found]
+    left = f"{len(small)} clients are left out, with too few {what} to train and to test: "
     return tuple(found), tuple(found.values()), [left + listed(small, _NAMED)] if small else []
 
 
-def says_clients(kind: str) -> bool:
-    """Return whether the partitioner itself says how many clients there are."""
-    if not kind.startswith(PREFIX):
-        return False
-    from fedhet.data.hub import flower_says_clients  # pandas: a second
-
-    return flower_says_clients(kind)
-
-
-def refuse_one_class(labels: Indices, names: Sequence[str], noun: str) -> None:
-    """Raise UserError where all examples are of one class: nothing can be learned from them."""
-    there = np.unique(labels)
-    if len(there) == 1:
-        raise UserError(
-            f"all {len(labels):,} {noun} have the same class, '{names[there[0]]}': check target, "
-            "whether the file is complete, and the level of the folder"
-        )
-
-
-def _about_classes(
-    labels: Indices, spec: PartitionSpec, names: Sequence[str], sites: Owners | None
-) -> list[str]:
-    """Return lines about classes that may be one, or are too small."""
-    lines: list[str] = []
-    counts = np.bincount(labels, minlength=len(names))
+def _about_classes(data: Content, what: str) -> Iterator[str]:
+    """Yield lines about classes that may be one, or are too small."""
     lower: dict[str, list[str]] = {}
-    for name in names:
+    for name in data.classes:
         lower.setdefault(" ".join(name.lower().split()), []).append(name)
     for same in lower.values():
         if len(same) > 1:
-            lines.append(
+            yield (
                 f"classes {', '.join(map(repr, same))} differ only in case or spaces: "
                 f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
             )
-    alone = [name for name, count in zip(names, counts, strict=True) if count == 1]
+    alone = [data.classes[label] for label in np.flatnonzero(_sizes(data) == 1)]
     if alone:
-        lines.append(
-            f"{len(alone)} classes have one {spec.singular}, which cannot be trained on and "
-            f"tested: {listed(alone, _NAMED)}; labels can put classes together"
+        yield (
+            f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on "
+            f"and tested: {listed(alone, _NAMED)}; labels can put classes together"
         )
-    return lines + _coded_by_site(labels, names, sites)
 
 
-def _coded_by_site(labels: Indices, names: Sequence[str], sites: Owners | None) -> list[str]:
-    """Return a line where sites have other classes than others, so that the coding may differ."""
-    if sites is None or len(sites.names) < 2 or len(names) > CODED or len(names) < 3:
-        return []
-    held: dict[frozenset[str], list[str]] = {}
-    for code, site in enumerate(sites.names):
-        own = frozenset(names[k] for k in np.unique(labels[sites.owner == code]))
-        held.setdefault(own, []).append(site)
-    apart = [(a, b) for a in held for b in held if len(a) > 1 and len(b) > 1 and a - b and b - a]
-    if not apart:
-        return []
-    a, b = apart[0]
-    return [
-        f"sites do not have the same classes ({listed(held[a], _NAMED)}: {', '.join(sorted(a))}; "
-        f"{listed(held[b], _NAMED)}: {', '.join(sorted(b))}): if these mean the same, join them "
-        "with labels={NAME: [VALUE, VALUE], ...}"
-    ]
-
-
-def _check(spec: PartitionSpec, num_classes: int) -> None:
-    flowers = spec.kind.startswith(PREFIX)
-    if spec.kind not in KINDS and not flowers:
-        hint = nearest(spec.kind, KINDS)
-        raise UserError(f"partition {spec.kind!r} is unknown{hint}; allowed: {', '.join(KINDS)}")
-    check_split(spec.split)
-    if spec.kind in _OWN or flowers:
+def _coded_by_site(data: Content) -> Iterator[str]:
+    """Yield a line where sites have other classes than others, so that the coding may differ."""
+    if len(data.site_names) < 2 or not 3 <= len(data.classes) <= CODED:
         return
-    if spec.clients < 1:
-        raise UserError(f"clients {spec.clients} is not allowed with partition {spec.kind} (>= 1)")
-    if spec.kind == "classes-per-client" and not 1 <= spec.classes_per_client <= num_classes:
-        raise UserError(
-            f"classes-per-client {spec.classes_per_client} is not allowed: "
-            f"the data set has {num_classes} classes (1..{num_classes})"
+    held: dict[frozenset[str], list[str]] = {}
+    for code, site in enumerate(data.site_names):
+        own = np.unique(data.labels[data.sites == code])
+        held.setdefault(frozenset(data.classes[k] for k in own), []).append(site)
+    apart = [(a, b) for a in held for b in held if len(a) > 1 and len(b) > 1 and a - b and b - a]
+    for a, b in apart[:1]:
+        yield (
+            f"sites do not have the same classes ({listed(held[a], _NAMED)}: "
+            f"{', '.join(sorted(a))}; {listed(held[b], _NAMED)}: {', '.join(sorted(b))}): if these "
+            "mean the same, join them with labels={NAME: [VALUE, VALUE], ...}"
         )
-    if spec.kind.startswith(("dirichlet", "quantity")) and not 0 < spec.alpha < np.inf:
-        raise UserError(f"alpha {spec.alpha:g} is not allowed (a finite number > 0)")
 
 
-def _allocate(pool: Pool, spec: PartitionSpec) -> Indices:
-    rng = generator(spec.seed, "partition")
-    if spec.kind == "classes-per-client":
-        allocate = legacy_pfedhn if spec.legacy_pfedhn else classes_per_client
-        return allocate(rng, pool, spec.clients, spec.classes_per_client)
-    if spec.kind == "iid":
-        return iid(rng, pool, spec.clients)
-    if spec.kind == "quantity":
-        return quantity(rng, pool, spec.clients, spec.alpha)
-    balanced = spec.kind == "dirichlet-balanced"
-    return dirichlet(rng, pool, spec.clients, spec.alpha, balanced=balanced)
-
-
-def _warnings(
-    partition: Partition, labels: Indices, spec: PartitionSpec, names: Sequence[str]
-) -> tuple[str, ...]:
-    """Return lines about classes and clients that will not do what the user may expect."""
-    lines = []
-    held = partition.counts(labels, len(names))
-    exists = np.bincount(labels, minlength=len(names)) > 0
+def _about_clients(partition: Partition, data: Content, config: RunConfig) -> Iterator[str]:
+    """Yield lines about classes and clients that will not do what the user may expect."""
+    what, total, names = noun(config.dataset), len(data.labels), np.array(data.classes)
+    held = partition.counts(data.labels, len(names))
     owners = (held > 0).sum(axis=0)
-    unowned = [name for name, gone in zip(names, (owners == 0) & exists, strict=True) if gone]
+    unowned = names[(owners == 0) & (_sizes(data) > 0)].tolist()
     if unowned:
-        lines.append(
-            f"{len(unowned)} classes have no owner and are dropped: {listed(unowned, _NAMED)}"
-        )
-    single = [name for name, alone in zip(names, owners == 1, strict=True) if alone]
+        yield f"{len(unowned)} classes have no owner and are dropped: {listed(unowned, _NAMED)}"
+    single = names[owners == 1].tolist()
     if single and len(partition.ids) > 1:
-        lines.append(
+        yield (
             f"{len(single)} classes occur at only one client, so nothing is averaged "
             f"for them: {listed(single, _NAMED)}"
         )
-    unused = len(labels) - int(held.sum())
+    unused = total - int(held.sum())
     if unused and not unowned:
-        lines.append(f"{unused} of {len(labels)} {spec.noun} belong to no client")
-    fewer = int(((held > 0).sum(axis=1) < spec.classes_per_client).sum())
-    if spec.kind == "classes-per-client" and fewer:
-        lines.append(f"{fewer} clients drew a class twice and have fewer than classes-per-client")
+        yield f"{unused} of {total} {what} belong to no client"
+    fewer = int(((held > 0).sum(axis=1) < config.classes_per_client).sum())
+    if config.partition == "classes-per-client" and fewer:
+        yield f"{fewer} clients drew a class twice and have fewer than classes-per-client"
     untested = [i for i, c in zip(partition.ids, partition.clients, strict=True) if not len(c.test)]
     if untested:
-        lines.append(
-            f"{len(untested)} clients have no test {spec.singular}: {listed(untested, _NAMED)}"
+        yield (
+            f"{len(untested)} clients have no test {what.removesuffix('s')}: "
+            f"{listed(untested, _NAMED)}"
         )
-    return tuple(lines)
+
+
+# --- partitioners of flwr-datasets ----------------------------------------------------------------
+
+_COLUMNS = "Vertical"  # such partitioners deal columns, not examples
+
+
+def flower_owner(data: Content, config: RunConfig) -> tuple[Indices, int]:
+    """Return the client (n,) int64 of every example, -1 for none, and the number of clients.
+
+    The partition is ``flwr:CLASS keyword=value ...``. Keywords are checked against the class; those
+    that it takes and nobody gives are ``num_partitions`` (``clients``), ``partition_by``
+    (``label``) and ``seed``. Raise UserError for what the class does not take, lacks or refuses,
+    and where somebody would have nothing to train on.
+    """
+    kind, count = config.partition, len(data.labels)
+    make, words = _partitioner(kind)
+    ours = {"num_partitions": config.clients, "partition_by": "label", "seed": config.data_seed}
+    given = _arguments(make, words, ours)
+    columns = {"label": data.labels.tolist(), "index": list(range(count))}
+    if data.site_names:
+        columns["site"] = np.array(data.site_names)[data.sites].tolist()
+    try:
+        partitioner = make(**given)
+        datasets: Any = import_module("datasets")
+        datasets.disable_progress_bars()
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
+        found = int(partitioner.num_partitions)
+        held = [np.array(partitioner.load_partition(k)["index"], np.int64) for k in range(found)]
+    except Exception as error:  # whatever another's code raises for such values
+        raise UserError(f"partition: '{kind}' cannot be made: {brief(error)}") from error
+    if config.clients not in (0, found):
+        raise UserError(
+            f"clients {config.clients} is not allowed: '{kind}' makes {found} (0 takes all)"
+        )
+    sizes = [len(mine) for mine in held]
+    if 0 in sizes:
+        raise UserError(
+            f"partition: '{kind}' leaves client {sizes.index(0)} without examples: "
+            "use fewer clients"
+        )
+    owner = np.full(count, -1, dtype=np.int64)
+    owner[np.concatenate(held)] = np.repeat(np.arange(found), sizes)
+    if sum(sizes) != (owner >= 0).sum():
+        raise UserError(f"partition: '{kind}' gives some examples to several clients")
+    return owner, found
+
+
+def says_clients(kind: str) -> bool:
+    """Return whether a partitioner says itself how many clients there are."""
+    if not kind.startswith(PREFIX):
+        return False
+    return "num_partitions" not in signature(_partitioner(kind)[0]).parameters
+
+
+def _partitioner(kind: str) -> tuple[Callable[..., Any], list[str]]:
+    """Return the class that ``flwr:CLASS keyword=value ...`` names, and its keywords."""
+    try:
+        name, *words = shlex.split(kind.removeprefix(PREFIX)) or [""]
+        module: Any = import_module("flwr_datasets.partitioner")
+    except ValueError as error:
+        raise UserError(f"partition: '{kind}': {error}") from error
+    except ImportError as error:
+        raise UserError(
+            f"partition: '{kind}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
+        ) from error
+    if not name or any("=" not in word for word in words):
+        raise UserError(f"partition: '{kind}' must be written {PREFIX}CLASS keyword=value ...")
+    known = [one for one in module.__all__ if one != "Partitioner" and _COLUMNS not in one]
+    if name not in known:
+        hint = nearest(name, known)
+        raise UserError(
+            f"partition: flwr-datasets has no '{name}' that deals examples{hint}; allowed: "
+            f"{', '.join(known)}"
+        )
+    return getattr(module, name), words
+
+
+def _arguments(
+    make: Callable[..., Any], words: Sequence[str], ours: Mapping[str, Any]
+) -> dict[str, Any]:
+    parameters, name = signature(make).parameters, make.__name__
+    given = {key: value for key, value in ours.items() if key in parameters}
+    for word in words:
+        key, _, text = word.partition("=")
+        if key not in parameters:
+            raise UserError(
+                f"partition: {name} has no '{key}'{nearest(key, parameters)}; allowed: "
+                f"{', '.join(parameters)}"
+            )
+        if key == "num_partitions":
+            raise UserError(f"partition: num_partitions={text}: write clients={text} instead")
+        try:
+            given[key] = parse_yaml(text)
+        except Damaged as error:
+            raise UserError(f"partition: {key}={text}: {error.what}") from error
+        if isinstance(parameters[key].default, bool) and not isinstance(given[key], bool):
+            raise UserError(f"partition: {key}={text} is not allowed: true or false")
+    needed = [f"{k}=..." for k, p in parameters.items() if p.default is p.empty and k not in given]
+    if needed:
+        raise UserError(f"partition: {name} needs {', '.join(needed)}")
+    return given

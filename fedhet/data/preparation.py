@@ -7,7 +7,7 @@ private state and carried by ``fedhet export``; none of it ever crosses the wire
 import torch
 from torch import Tensor, nn
 
-from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, Inputs
+from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Inputs
 
 OUTSIDE = 0.001  # share of a scan's values that may lie beyond either end of the range in use
 SAMPLE = 4_000_000  # values from which that range is taken
@@ -20,7 +20,11 @@ def normalise(images: Tensor) -> Tensor:
 
 
 class Preparation(nn.Module):
-    """Stored examples (B, ...) to a model's inputs (B, *shape); as it stands nothing is fitted."""
+    """Stored examples (B, ...) to a model's inputs (B, *shape).
+
+    As it stands nothing is fitted: images of 8 bits become [-1, 1], channels first, and token ids
+    int64, as an embedding wants them.
+    """
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__()
@@ -29,13 +33,9 @@ class Preparation(nn.Module):
     def fit(self, examples: Tensor) -> None:
         """Take what is needed from a train split (n, ...)."""
 
-
-class ImagePreparation(Preparation):
-    """[-1, 1], channels first."""
-
     def forward(self, examples: Tensor) -> Tensor:
-        """See :func:`normalise`."""
-        return normalise(examples)
+        """Return a model's inputs."""
+        return examples.long() if self.inputs.kind == TOKENS else normalise(examples)
 
 
 class ScanPreparation(Preparation):
@@ -71,14 +71,6 @@ class ScanPreparation(Preparation):
         scaled = (examples.float() - self.low) / (self.high - self.low)
         found = scaled.clamp(0.0, 1.0).mul(2.0).sub(1.0).permute(0, 3, 1, 2)
         return found.expand(-1, self.inputs.channels, -1, -1).contiguous()
-
-
-class TokenPreparation(Preparation):
-    """Token ids as an embedding wants them."""
-
-    def forward(self, examples: Tensor) -> Tensor:
-        """Return int64."""
-        return examples.long()
 
 
 class SignalPreparation(Preparation):
@@ -150,8 +142,8 @@ def preparation(inputs: Inputs) -> Preparation:
     """Return the preparation of a kind, not fitted."""
     if inputs.scan:
         return ScanPreparation(inputs)
-    kinds = {IMAGE: ImagePreparation, SIGNAL: SignalPreparation, TABLE: TablePreparation}
-    return kinds.get(inputs.kind, TokenPreparation)(inputs)
+    kinds = {SIGNAL: SignalPreparation, TABLE: TablePreparation}
+    return kinds.get(inputs.kind, Preparation)(inputs)
 
 
 def _moments(examples: Tensor, scale: float) -> tuple[Tensor, Tensor]:

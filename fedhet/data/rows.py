@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedhet.data.labels import Form
+from fedhet.data.inputs import Form
 from fedhet.errors import UserError, one_line
 
 ROW_SUFFIXES = (".csv", ".tsv", ".parquet", ".data", ".csv.gz", ".tsv.gz")
@@ -39,6 +39,40 @@ _MARKS = {
 _Record = tuple[int, list[str]]  # the line that a row ends in, and its fields
 
 
+class RowFile:
+    """A file of rows: its columns in order, what it is called in messages, what was found out.
+
+    ``index`` are columns that number the rows and are left out unless a key names them.
+    """
+
+    def __init__(self, where: str, form: Form) -> None:
+        self.where, self.form = where, form
+        self.columns: list[str] = []
+        self.index: Collection[str] = ()
+        self.found: list[str] = []
+
+    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator["Chunk"]:
+        """Yield the rows with these columns; raise UserError for what cannot be read."""
+        raise NotImplementedError
+
+    def place(self, row: int) -> str:
+        """Return where the row of that number is, such as ``line 7``."""
+        return f"row {row}"
+
+    def _named(self, cells: Sequence[str]) -> list[str]:
+        """Return names of columns: ``column-3`` for one without, ``age.2`` for a second ``age``."""
+        names: list[str] = []
+        for place, cell in enumerate(cells, start=1):
+            name = first = cell or f"column-{place}"
+            number = 2
+            while name in names:
+                name, number = f"{first}.{number}", number + 1
+            if name != first:
+                self.found.append(f"the second column '{first}' is called '{name}'")
+            names.append(name)
+        return names
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Some rows. Texts are stripped ``str``; a column of numbers only is float64.
@@ -48,38 +82,19 @@ class Chunk:
 
     frame: pd.DataFrame
     rows: npt.NDArray[np.int64]
-    file: "RowFile"
+    file: RowFile
     site: Path | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
 
-    def take(self, kept: npt.NDArray[np.bool_]) -> "Chunk":
+    def take(self, kept: npt.NDArray[np.bool_] | slice) -> "Chunk":
         """Return the rows (k,) that are kept."""
         return replace(self, frame=self.frame[kept].reset_index(drop=True), rows=self.rows[kept])
 
     def at(self, index: int, column: str) -> str:
         """Return the place of a value in the ``index``-th of these rows, for messages."""
         return f"{self.file.where} {self.file.place(int(self.rows[index]))} column '{column}'"
-
-
-class RowFile(Protocol):
-    """A file of rows: its columns in order, what it is called in messages, what was found out.
-
-    ``index`` are columns that number the rows and are left out unless a key names them.
-    """
-
-    where: str
-    form: Form
-    columns: list[str]
-    index: tuple[str, ...]
-    found: tuple[str, ...]
-
-    def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
-        """Yield the rows with these columns; raise UserError for what cannot be read."""
-
-    def place(self, row: int) -> str:
-        """Return where the row of that number is, such as ``line 7``."""
 
 
 def find_files(dataset: str, data_path: str, suffixes: Sequence[str]) -> tuple[Path, ...]:
@@ -126,6 +141,11 @@ def open_rows(paths: Sequence[Path], form: Form = Form()) -> RowFile:
 # --- values ----------------------------------------------------------------
 
 
+def _texts(series: pd.Series, _: Form) -> pd.Series:
+    """Return stripped texts, empty for a gap."""
+    return series.astype("str").where(series.notna(), "").str.strip()
+
+
 def as_numbers(series: pd.Series, form: Form) -> pd.Series:
     """Return float64 with NaN for gaps, if all values are numbers or TRUE and FALSE; else texts."""
     if series.dtype.kind in "iufb":
@@ -161,17 +181,13 @@ _PLAIN = _number(".", "")
 # --- CSV ----------------------------------------------------------------
 
 
-class CsvFile:
-    """A CSV file: its form, found out from its first lines, and the rows below the header.
-
-    ``found`` says in words what was found out.
-    """
+class CsvFile(RowFile):
+    """A CSV file: its form, found out from its first lines, and the rows below the header."""
 
     def __init__(self, path: Path, form: Form) -> None:
-        self.path, self.where, self.form = path, f"data-path {path}", form
-        self._said: list[str] = []
-        self._skip = 0  # lines before the first row
-        text = self._without_comments(self._text())
+        super().__init__(f"data-path {path}", form)
+        self.path, self._checked = path, False
+        text = self._after_comments(self._text())
         lines = text.splitlines()
         between = sum(line.startswith("#") for line in lines)
         self._comment = "#" if between and between == sum(ln.count("#") for ln in lines) else None
@@ -180,34 +196,30 @@ class CsvFile:
             records = [(line, row) for line, row in records if not row[0].startswith("#")]
         if not records:
             raise UserError(f"{self.where}: the file is empty")
-        before = self._counts(records)
-        records = records[1:] if before else records
-        width, start = self._width(records)
-        rows = [row for _, row in records[start:]]
-        header, trail = self._header(rows[0], rows[1:], width)
-        if header or start:
-            before = records[start if header else start - 1][0]
-        self._skip += before
-        self._names = self._named(rows[0] if header else [], width)
+        first = self._first(records)  # the record that is the header, or the first row without one
+        head, *body = [row for _, row in records[first:]]
+        width = Counter(map(len, body or [head])).most_common(1)[0][0]
         if width > MAX_COLUMNS:
             raise UserError(f"{self.where}: {width:,} columns, at most {MAX_COLUMNS:,}")
-        self.columns = self._names[: len(self._names) - trail]
-        body = rows[1:] if header else rows
-        values = [[r[k].strip() for r in body if k < len(r)] for k in range(len(self.columns))]
-        self.index = self._index(values)
-        self._numbers(values)
-        self.found = tuple(self._said)
-        self._checked = False
+        empty = self._empty_last(head, body, width)
+        header = self._is_header(head, body, width - empty)
+        if header or first:
+            self._skip += records[first if header else first - 1][0]
+        self._names = self._named(self._cells(head if header else [], width))
+        self.columns = self._names[: width - empty]
+        rows = body if header else [head, *body]
+        values = [[r[k].strip() for r in rows if k < len(r)] for k in range(len(self.columns))]
+        self._leave_out_index(values)
+        self._choose_numbers(values)
 
     # --- its form
 
     def _text(self) -> str:
         """Return the first lines, whole ones, decoded; raise UserError for what is no table."""
-        with self.path.open("rb") as file:
-            if file.read(4) == b"PK\x03\x04":
-                raise UserError(f"{self.where}: this is a workbook or zip: save its sheet as CSV")
         with self._bytes() as file:
             data = file.read(SAMPLE)
+        if data.startswith(b"PK\x03\x04"):
+            raise UserError(f"{self.where}: this is a workbook or zip: save its sheet as CSV")
         if data.lstrip()[:1] in (b"{", b"[") and not self.form.separator:
             raise UserError(f"{self.where}: this is JSON, not a table: save its rows as CSV")
         marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "")
@@ -217,17 +229,20 @@ class CsvFile:
         except LookupError:
             raise UserError(f"encoding: '{encoding}' is unknown; known: latin-1, ...") from None
         if marked not in ("", "utf-8-sig") and not self.form.encoding:
-            self._said.append(f"{marked} by its mark (encoding)")
+            self.found.append(f"{marked} by its mark (encoding)")
         self.form = replace(self.form, encoding=encoding)
-        wide = encoding.lower().startswith(("utf-16", "utf-32"))
-        if b"\0" in data and not wide:
+        if b"\0" in data and not self._is_wide:
             raise UserError(f"{self.where}: not a text file; for UTF-16 give encoding=utf-16-le")
-        if not wide and len(data) == SAMPLE and b"\n" in data:
-            data = data[: data.rindex(b"\n") + 1]
         try:
-            return codecs.getincrementaldecoder(encoding)().decode(data, final=False)
+            text = codecs.getincrementaldecoder(encoding)().decode(data, final=False)
         except UnicodeDecodeError as error:
             raise self._bad_byte() from error
+        return text[: text.rfind("\n") + 1] or text if len(data) == SAMPLE else text
+
+    @property
+    def _is_wide(self) -> bool:
+        """Return whether a sign, and so the end of a line, has several bytes."""
+        return self.form.encoding.lower().startswith(("utf-16", "utf-32"))
 
     def _bytes(self) -> IO[bytes]:
         """Open the file, unpacked."""
@@ -241,9 +256,8 @@ class CsvFile:
     def _bad_byte(self) -> UserError:
         """Return an error that names the first byte that is not of the encoding, and its line."""
         encoding = self.form.encoding
-        wide = encoding.lower().startswith(("utf-16", "utf-32"))  # a line's end has several bytes
         with self._bytes() as file:
-            for number, line in enumerate(() if wide else file, start=1):
+            for number, line in enumerate(() if self._is_wide else file, start=1):
                 try:
                     line.decode(encoding)
                 except UnicodeDecodeError as error:
@@ -254,9 +268,10 @@ class CsvFile:
                     )
         return UserError(f"{self.where}: not {encoding}: give the encoding, as encoding=latin-1")
 
-    def _without_comments(self, text: str) -> str:
-        """Return the text after empty lines, comments and ``sep=``."""
+    def _after_comments(self, text: str) -> str:
+        """Return the text after empty lines, comments and ``sep=``, which are to be skipped."""
         lines, comments = text.splitlines(keepends=True), 0
+        self._skip = 0  # lines before the first row
         for line in lines:
             plain = line.strip().lstrip("\ufeff").strip('"')
             if match := re.fullmatch(r"sep=(.)", plain):
@@ -267,7 +282,7 @@ class CsvFile:
                 break
             self._skip += 1
         if comments:
-            self._said.append(f"{comments} lines of comments before the header are left out")
+            self.found.append(f"{comments} lines of comments before the header are left out")
         return "".join(lines[self._skip :])
 
     def _separated(self, text: str) -> list[_Record]:
@@ -292,78 +307,74 @@ class CsvFile:
             widths = Counter(len(row) for _, row in body)
             width, count = max(widths.items(), key=lambda one: (one[1], one[0]), default=(0, 0))
             even = count / max(1, len(body)) if width > 1 or given else 0.0
-            if separator == SPACE and not given and (
-                even < 0.95 or (best[1] > 1 and best[0] > 0.5)
-            ):  # fmt: skip
+            spaces = separator == SPACE and not given
+            if spaces and (even < 0.95 or (best[1] > 1 and best[0] > 0.5)):
                 continue
             if (round(even, 1), width) > (round(best[0], 1), best[1]):
                 best = (even, width, separator, rows)
         self.form = replace(self.form, separator=best[2])
         if best[2] != "," and not given:
             word = next(name for name, sign in SEPARATORS.items() if sign == best[2])
-            self._said.append(f"separated by {word} (separator)")
+            self.found.append(f"separated by {word} (separator)")
         return best[3]
 
     def _quote(self, text: str) -> str:
         """Return the sign around texts: a single quote where fields begin and end with it."""
         single = re.findall(r"(?:^|[,;\t| ])\s*'[^'\n]*'\s*(?=[,;\t| ]|$)", text, re.MULTILINE)
         if len(single) > 3 and '"' not in text:
-            self._said.append("quoted by ' (quote)")
+            self.found.append("quoted by ' (quote)")
             return "'"
         return '"'
 
-    def _counts(self, records: Sequence[_Record]) -> int:
-        """Return the line that only counts rows and columns, as scikit-learn writes; 0: none."""
-        line, first = records[0]
-        width, many = (len(records[1][1]) if len(records) > 1 else 0), len(records) - 1
-        rows, columns, *classes = [*map(str.strip, first), "", ""]
+    def _first(self, records: Sequence[_Record]) -> int:
+        """Return which record is the first of the table: a title or counts may stand before it."""
+        row, many = records[0][1], len(records) - 1
+        width = len(records[1][1]) if many else 0
+        rows, columns, *classes = [*map(str.strip, row), "", ""]
         counts = rows.isdecimal() and columns in (str(width - 1), str(width)) and width > 2
-        if not counts or any(map(_PLAIN.fullmatch, classes)):
-            return 0
-        if int(rows) != many and not (many >= SAMPLE_ROWS and int(rows) >= SAMPLE_ROWS):
-            return 0
-        self._said.append(
-            f"the first line counts rows and columns ({rows}, {columns}) and is left out"
-        )
-        return line
-
-    def _width(self, records: Sequence[_Record]) -> tuple[int, int]:
-        """Return the fields of most rows, and which record is the first of the table."""
+        all_rows = counts and (int(rows) == many or min(many, int(rows)) >= SAMPLE_ROWS)
+        if all_rows and not any(map(_PLAIN.fullmatch, classes)):  # as scikit-learn writes them
+            self.found.append(
+                f"the first line counts rows and columns ({rows}, {columns}) and is left out"
+            )
+            return 1
         width = Counter(len(row) for _, row in records[1:] or records).most_common(1)[0][0]
         least = width if width < 3 else width - 1
         start = next(k for k, (_, row) in enumerate(records) if len(row) >= least)
         if start:
-            self._said.append(f"{start} lines before the header are left out")
-        return width, start
+            self.found.append(f"{start} lines before the header are left out")
+        return start
 
-    def _header(self, head: list[str], body: Sequence[list[str]], width: int) -> tuple[bool, bool]:
-        """Return whether the first row is a header, and whether the last column is empty."""
+    def _empty_last(self, head: list[str], body: Sequence[list[str]], width: int) -> bool:
+        """Return whether the last column is empty; make the header as wide as the rows."""
         empty = bool(body) and all(len(row) < width or not row[-1].strip() for row in body)
-        last = (head[width - 1 :] or [""])[0].strip()
-        trail = len(head) in (width, width - 1) and empty and not last
         if len(head) == width + 1 and not head[-1].strip():  # a delimiter after the header alone
             del head[-1]
-            self._said.append("the empty last column of the header is left out")
-        if trail:
-            self._said.append("the empty last column is left out")
-        elif len(head) < width:
+            self.found.append("the empty last column of the header is left out")
+        last = "".join(head[width - 1 : width]).strip()
+        if empty and len(head) in (width, width - 1) and not last:
+            self.found.append("the empty last column is left out")
+            return True
+        if len(head) < width:
             head.insert(0, "")  # R writes no name above the names of rows
+        return False
+
+    def _is_header(self, head: Sequence[str], body: Sequence[list[str]], width: int) -> bool:
+        """Return whether the first row holds names; raise NoHeader if a key must give them."""
         cells, given = [cell.strip() for cell in head], list(self.form.columns)
         data = self._is_data(cells, body)
+        if given and len(given) not in (width, len(cells)):
+            raise UserError(f"columns: {len(given)} names, but {self.where} has {width} columns")
         if given:
-            if len(given) not in (width, width - trail):
-                raise UserError(
-                    f"columns: {len(given)} names, but {self.where} has {width - trail} columns"
-                )
-            return cells[: len(given)] == given or not data, trail
+            return cells[: len(given)] == given or not data
         if data:
-            names = ",".join(f"c{k}" for k in range(1, width - trail + 1))
+            names = ",".join(f"c{k}" for k in range(1, width + 1))
             shown = ", ".join(cells[:4]) + (", ..." if len(cells) > 4 else "")
             raise NoHeader(
                 f"{self.where}: the first line looks like data ({one_line(shown, 60)}): without a "
-                f"header, name the columns: columns={one_line(names, 60)}", width - trail
+                f"header, name the columns: columns={one_line(names, 60)}", width
             )  # fmt: skip
-        return True, trail
+        return True
 
     def _is_data(self, cells: list[str], body: Sequence[list[str]]) -> bool:
         """Return whether the first row is one like the others and no header."""
@@ -382,27 +393,25 @@ class CsvFile:
         # A header's name may also be a value, such as y. Two such names, or numbers, mean data.
         return len(others) > 1 and (len(again) > 1 or (bool(again) and any(numbers)))
 
-    def _named(self, head: Sequence[str], width: int) -> list[str]:
-        """Return the names of the columns, each once, none empty."""
+    def _cells(self, head: Sequence[str], width: int) -> list[str]:
+        """Return the names of the columns as a key or the header gives them."""
         cells = [*self.form.columns] or [cell.strip().strip("\ufeff") for cell in head]
         if not self.form.columns and any(cell != cell.strip() for cell in head):
-            self._said.append("spaces around names are left out")
-        return unique_names([*cells, *[""] * (width - len(cells))], self._said)
+            self.found.append("spaces around names are left out")
+        return [*cells, *[""] * (width - len(cells))]
 
-    def _index(self, values: Sequence[Sequence[str]]) -> tuple[str, ...]:
-        """Return columns without a name that number the rows, or hold nothing."""
-        if self.form.columns:
-            return ()
-        found = [
-            name for place, name in enumerate(self.columns)
-            if re.fullmatch(r"column-\d+|Unnamed: \d+", name)
-            and (place == 0 or not any(values[place]))
-        ]  # fmt: skip
-        if found:
-            self._said.append(f"without a name and left out: {', '.join(found)}")
-        return tuple(found)
+    def _leave_out_index(self, values: Sequence[Sequence[str]]) -> None:
+        """Leave out columns without a name that number the rows, or hold nothing."""
+        if not self.form.columns:
+            self.index = [
+                name for place, name in enumerate(self.columns)
+                if re.fullmatch(r"column-\d+|Unnamed: \d+", name)
+                and (place == 0 or not any(values[place]))
+            ]  # fmt: skip
+        if self.index:
+            self.found.append(f"without a name and left out: {', '.join(self.index)}")
 
-    def _numbers(self, columns: Sequence[Sequence[str]]) -> None:
+    def _choose_numbers(self, columns: Sequence[Sequence[str]]) -> None:
         """Choose the decimal sign and the thousands separator that make most columns numbers."""
         form, best = self.form, (-1, "", "")
         known = [[one for one in column if one.lower() not in form.missing] for column in columns]
@@ -410,51 +419,52 @@ class CsvFile:
                  (".", "\xa0"), (",", "\xa0"), (".", "'"), (",", "'")]  # fmt: skip
         if form.separator == ",":  # a quoted 1,234 is one of thousands there
             pairs.insert(1, (".", ","))
-        if form.decimal or form.thousands:
-            pairs = [
-                (form.decimal or d, form.thousands or t) for d, t in pairs
-                if (form.decimal or d) != (form.thousands or t)
-            ]  # fmt: skip
-        for decimal, thousands in dict.fromkeys(pairs):
+        given = [(form.decimal or point, form.thousands or group) for point, group in pairs]
+        for decimal, thousands in given:
             pattern = _number(decimal, thousands)
             fits = sum(bool(some) and all(map(pattern.fullmatch, some)) for some in known)
-            if fits > best[0]:
+            if fits > best[0] and decimal != thousands:
                 best = (fits, decimal, thousands)
         _, decimal, thousands = best
         if decimal == "," and not form.decimal:
-            self._said.append("decimal comma (decimal)")
+            self.found.append("decimal comma (decimal)")
         if thousands and not form.thousands:
-            self._said.append(f"thousands by {thousands!r} (thousands)")
+            self.found.append(f"thousands by {thousands!r} (thousands)")
         self.form = replace(form, decimal=decimal, thousands=thousands)
         if form.separator == ";" and decimal == "." and not form.decimal:
             group = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
             for some in ([one for one in column if "." in one] for column in known):
                 if some and all(map(group.fullmatch, some)):
                     other = some[0].replace(".", "")
-                    self._said.append(f"{some[0]} has a decimal point (thousands=. reads {other})")
+                    self.found.append(f"{some[0]} has a decimal point (thousands=. reads {other})")
                     break
 
     # --- its rows
+
+    @property
+    def _quoting(self) -> dict[str, Any]:
+        """Return how fields are quoted, as csv and pandas want it."""
+        if self.form.quote == "none":
+            return {"quotechar": '"', "quoting": csv.QUOTE_NONE}
+        return {"quotechar": self.form.quote, "quoting": csv.QUOTE_MINIMAL}
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
         """See :class:`RowFile`."""
         places = {name: self._names.index(name) for name in dict.fromkeys((*texts, *numbers))}
         styles = (str.lower, str.upper, str.title)  # pandas distinguishes upper and lower case
-        gaps = sorted({style(one) for one in self.form.missing for style in styles} | {"NaN"})
-        gaps = gaps if "nan" in self.form.missing else [one for one in gaps if one != "NaN"]
-        quote, first = self.form.quote, 0
+        gaps = {style(one) for one in self.form.missing for style in styles}
+        gaps |= {"NaN"} if "nan" in self.form.missing else set()
+        first = 0
         try:
             with self._open() as file:
                 reader = pd.read_csv(
                     file,
                     sep=self.form.separator, decimal=self.form.decimal,
-                    thousands=self.form.thousands or None, comment=self._comment,
-                    quotechar='"' if quote == "none" else quote,
-                    quoting=csv.QUOTE_NONE if quote == "none" else csv.QUOTE_MINIMAL,
+                    thousands=self.form.thousands or None, comment=self._comment, **self._quoting,
                     skipinitialspace=True, low_memory=False, index_col=False, skiprows=self._skip,
                     header=None, names=range(len(self._names)),
                     dtype=dict.fromkeys((places[name] for name in texts), "str"),
-                    na_values={places[name]: gaps for name in places if name not in texts},
+                    na_values={places[name]: sorted(gaps) for name in places if name not in texts},
                     keep_default_na=False,
                     chunksize=max(256, min(65_536, CELLS // len(self._names))),
                 )  # fmt: skip
@@ -486,8 +496,7 @@ class CsvFile:
         rows = frame.index.to_numpy(dtype=np.int64)
         frame = frame.reset_index(drop=True)
         made = {
-            name: frame[place].fillna("").str.strip() if name in texts
-            else as_numbers(frame[place], self.form)
+            name: (_texts if name in texts else as_numbers)(frame[place], self.form)
             for name, place in places.items()
         }  # fmt: skip
         return Chunk(pd.DataFrame(made), rows, self)
@@ -511,15 +520,11 @@ class CsvFile:
 
     def _read(self, lines: Any) -> Iterator[_Record]:
         """Read rows as Python does: for samples, and for the lines of rows."""
-        sign, quote = self.form.separator, self.form.quote
+        sign = self.form.separator
         csv.field_size_limit(1 << 27)
         if sign == SPACE:
             sign, lines = " ", (re.sub(r"[ \t]+", " ", line.strip(" \t")) for line in lines)
-        reader = csv.reader(
-            lines, delimiter=sign, skipinitialspace=True,
-            quoting=csv.QUOTE_NONE if quote == "none" else csv.QUOTE_MINIMAL,
-            quotechar='"' if quote == "none" else quote,
-        )  # fmt: skip
+        reader = csv.reader(lines, delimiter=sign, skipinitialspace=True, **self._quoting)
         return ((reader.line_num, row) for row in reader if row)
 
     def _check_widths(self) -> None:
@@ -550,41 +555,28 @@ class NoHeader(UserError):
         self.width = width
 
 
-def unique_names(cells: Sequence[str], found: list[str]) -> list[str]:
-    """Return names of columns: ``column-3`` for one without, ``age.2`` for the second of a name."""
-    names: list[str] = []
-    for place, cell in enumerate(cells, start=1):
-        name = first = cell or f"column-{place}"
-        number = 2
-        while name in names:
-            name, number = f"{first}.{number}", number + 1
-        if name != first:
-            found.append(f"the second column '{first}' is called '{name}'")
-        names.append(name)
-    return names
-
-
 # --- Arrow, and several files ----------------------------------------------------------------
 
 
-class ArrowFile:
+class ArrowFile(RowFile):
     """Rows of Arrow: of a Parquet file, or of a data set of the hub.
 
-    ``batches`` gives these columns of the rows, by their stored names, some rows at a time.
+    ``batches`` gives these columns of the rows, by their stored names, some rows at a time. The
+    numbers of some columns stand for ``names``.
     """
 
     def __init__(
         self, where: str, form: Form, stored: Sequence[str], index: Collection[str],
         batches: Callable[[list[str], int], Iterator[Any]],
+        names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:  # fmt: skip
-        found: list[str] = []
-        self.where, self.form, self._batches = where, form, batches
-        self.columns = unique_names([name.strip() for name in stored], found)
+        super().__init__(where, form)
+        self._batches, self._names_of = batches, names or {}
+        self.columns = self._named([name.strip() for name in stored])
         self._stored = dict(zip(self.columns, stored, strict=True))
-        self.index = tuple(name for name, old in self._stored.items() if old in index)
+        self.index = [name for name, old in self._stored.items() if old in index]
         if self.index:
-            found.append(f"the index of pandas is left out: {', '.join(self.index)}")
-        self.found = tuple(found)
+            self.found.append(f"the index of pandas is left out: {', '.join(self.index)}")
 
     def chunks(self, texts: Collection[str], numbers: Collection[str]) -> Iterator[Chunk]:
         """See :class:`RowFile`."""
@@ -592,20 +584,18 @@ class ArrowFile:
         size, first = max(256, min(65_536, CELLS // max(1, len(wanted)))), 0
         try:
             for batch in self._batches(list(wanted.values()), size):
-                made = {
-                    name: _arrow_column(batch.column(old), self.form, text=name in texts)
-                    for name, old in wanted.items()
-                }
+                made = {}
+                for name, old in wanted.items():
+                    column = batch.column(old).to_pandas(integer_object_nulls=name in texts)
+                    if old in self._names_of:
+                        column = column.map(dict(enumerate(self._names_of[old])))
+                    made[name] = (_texts if name in texts else as_numbers)(column, self.form)
                 yield Chunk(pd.DataFrame(made), np.arange(first, first + batch.num_rows), self)
                 first += batch.num_rows
         except (OSError, ValueError) as error:  # Arrow's own are of these
             raise UserError(f"{self.where}: damaged: {one_line(error)}") from error
         if not first:
             raise UserError(f"{self.where}: the file has no row")
-
-    def place(self, row: int) -> str:
-        """Return the row's number, from 0."""
-        return f"row {row}"
 
 
 def _open_parquet(path: Path, form: Form) -> ArrowFile:
@@ -627,33 +617,14 @@ def _open_parquet(path: Path, form: Form) -> ArrowFile:
     )  # fmt: skip
 
 
-def _arrow_column(column: Any, form: Form, *, text: bool) -> pd.Series:
-    """Return a column of Arrow as texts, or as numbers where it holds some."""
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        return pd.Series([str(value) for value in column.to_pylist()], dtype="str")
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if not text and (number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
-        plain = column.cast(pa.uint8()) if pa.types.is_boolean(kind) else column
-        found = plain.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return pd.Series(np.asarray(found, dtype=np.float64))
-    texts = column.cast(pa.string()).fill_null("").to_pandas().astype("str").str.strip()
-    return texts if text else as_numbers(texts, form)
-
-
-class _Several:
+class _Several(RowFile):
     """Files of the same columns, in whatever order each has them; each is a site."""
 
     def __init__(self, files: Sequence[RowFile], paths: Sequence[Path]) -> None:
-        first = files[0]
-        self.files, self.paths, self.where, self.form = files, paths, first.where, first.form
-        self.columns, self.index = first.columns, first.index
-        self.found = tuple(dict.fromkeys(line for file in files for line in file.found))
+        super().__init__(files[0].where, files[0].form)
+        self.files, self.paths = files, paths
+        self.columns, self.index = files[0].columns, files[0].index
+        self.found = list(dict.fromkeys(line for file in files for line in file.found))
         own = set(self.columns) - set(self.index)
         for file in files:
             if other := sorted((set(file.columns) - set(file.index)) ^ own):
@@ -667,7 +638,3 @@ class _Several:
             with closing(file.chunks(texts, numbers)) as chunks:  # type: ignore[type-var]
                 for chunk in chunks:
                     yield replace(chunk, site=path)
-
-    def place(self, row: int) -> str:
-        """Return a row's number: a chunk knows its own file."""
-        return f"row {row}"

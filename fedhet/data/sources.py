@@ -1,4 +1,4 @@
-"""Sources by name: embedded and torchvision's sets, files, seeded examples, a user's function."""
+"""Sources by name: embedded and torchvision's sets, files, the hub, seeded ones, a function."""
 
 import hashlib
 import inspect
@@ -6,8 +6,9 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,38 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedhet import plugins
-from fedhet.data.images import Listing, Losses, Pixels, Shape, image_folder, losses, to_pixels
+from fedhet.data.images import (
+    Decoded,
+    Pixels,
+    Shape,
+    decoded,
+    image_folder,
+    image_stream,
+    to_pixels,
+)
 from fedhet.data.inputs import (
+    HUB,
     IMAGE,
     KINDS,
     SIGNAL,
     SYNTHETIC,
     TABLE,
     TOKENS,
+    Content,
     Indices,
     Inputs,
+    Keys,
+    Reading,
+    Source,
+    Stream,
+    canonical,
+    file_stats,
     is_hub,
+    listed,
     load_inputs,
+    need,
+    safe_ids,
 )
-from fedhet.data.labels import Content, Reading, SiteCodes, Source, Stream, file_stats
 from fedhet.errors import UserError, brief, nearest
 from fedhet.rng import generator
 
@@ -58,15 +77,14 @@ def find_source(
     if name == "image-folder":
         return image_folder(data_path)
     if name in FILES or is_hub(name):
-        return _of_files(name, data_path, reading)
+        return (_of_hub if is_hub(name) else _of_files)(name, data_path, reading)
     if name.startswith("synthetic"):
         made = Synthetic.named(name, seed)
         key: list[object] = [repr(made)]
         inputs = None if made.kind == IMAGE else made.inputs()
-        return Source(key, made.listing, lambda: (made.examples, made.num_classes), inputs)
+        return Source(key, made.stream, lambda: (made.examples, made.num_classes), inputs)
     if plugins.is_own("dataset", name):
-        own = UserFunction(name, data_path)
-        return Source(own.key(), own.listing)
+        return _own(name, data_path)
     known = [*NAMES, *plugins.installed("dataset")]
     raise UserError(
         f"dataset {name!r} is unknown{plugins.hint('dataset', name, known)}; allowed: "
@@ -75,24 +93,120 @@ def find_source(
 
 
 def _of_files(name: str, data_path: str, reading: Reading) -> Source:
-    from fedhet.data import hub, rows, signals, table  # pandas: a second
+    from fedhet.data import rows, signals, table  # pandas: a second
 
-    if is_hub(name):
-        return hub.source(name, data_path, reading)
     suffixes: Sequence[str] = rows.ROW_SUFFIXES
     path = Path(data_path).expanduser()
     if name == "signals" and path.is_dir() and rows.holds(path, rows.NPZ_SUFFIXES):
         suffixes = rows.NPZ_SUFFIXES
     paths = rows.find_files(name, data_path, suffixes)
 
-    def listing(image: Inputs, classes: tuple[str, ...]) -> Stream:
-        del image
+    def stream(_: Inputs, classes: tuple[str, ...]) -> Stream:
         if name == "signals" and not rows.holds(paths[0], (*rows.ROW_SUFFIXES, ".txt")):
             return signals.of_npz(paths, reading, classes)
         make = {"table": table.of_rows, "texts": table.of_texts, "signals": signals.of_rows}[name]
         return make(rows.open_rows(paths, reading.form), reading, classes)
 
-    return Source([name, *file_stats(paths), repr(reading)], listing)
+    return Source([name, *file_stats(paths), repr(reading)], stream)
+
+
+# --- Hugging Face's hub ----------------------------------------------------------------
+
+
+def _of_hub(dataset: str, data_path: str, reading: Reading) -> Source:
+    """Return ``hf:NAME subset=S split=train+test``, loaded by flwr-datasets; split: ``train``.
+
+    With ``data-path`` the data comes from that folder instead: one that ``save_to_disk`` wrote, or
+    any that ``datasets.load_dataset`` reads; then nothing is downloaded. ``target`` names the class
+    (needed unless one column alone is a ``ClassLabel``), ``site`` the client. With ``text`` these
+    are texts, with a column of images they are images, and else rows. Its key has size and time of
+    the local copy's files; the hub's are taken as fixed.
+    """
+    files: list[object] = []
+    if data_path:
+        root = Path(data_path).expanduser()
+        files = file_stats(sorted(path for path in root.rglob("*") if path.is_file()))
+
+    def stream(image: Inputs, classes: tuple[str, ...]) -> Stream:
+        from fedhet.data import rows, table
+
+        data, where = _load(dataset, data_path), f"dataset '{dataset}'"
+        names = {name: one.names for name, one in data.features.items() if hasattr(one, "int2str")}
+        if not reading.target and len(names) != 1:
+            raise UserError(
+                f"target: '' is not allowed: {where} has {len(names)} columns of class labels; "
+                f"name one of {listed(data.column_names)}"
+            )
+
+        def batches(columns: list[str], size: int) -> Iterator[Any]:
+            part = data.select_columns(columns).with_format("arrow")
+            return (part[start : start + size] for start in range(0, len(part), size))
+
+        file = rows.ArrowFile(where, reading.form, data.column_names, (), batches, names)
+        own = replace(reading, target=reading.target or next(iter(names)))
+        pictures = [name for name, kind in data.features.items() if type(kind).__name__ == "Image"]
+        if pictures and not own.text:
+            return _hub_images(data.select_columns(pictures[:1]), file, Keys(own, classes), image)
+        return (table.of_texts if own.text else table.of_rows)(file, own, classes)
+
+    return Source(["hub", dataset, data_path, files, repr(reading)], stream)
+
+
+def _load(dataset: str, data_path: str) -> Any:
+    name, *words = dataset.removeprefix(HUB).split() or [""]
+    given = dict(word.partition("=")[::2] for word in words)
+    if not name or set(given) - {"subset", "split"} or not all(given.values()):
+        raise UserError(
+            f"dataset '{dataset}' must be written hf:NAME, and then subset=... or split=..."
+        )
+    try:
+        datasets: Any = import_module("datasets")
+        flower: Any = import_module("flwr_datasets")
+    except ImportError as error:
+        raise UserError(
+            f"dataset '{dataset}' needs flwr-datasets: pip install 'fedhet[hf]' ({brief(error)})"
+        ) from error
+    datasets.disable_progress_bars()
+    splits = given.get("split", "train").split("+")
+    path = Path(data_path).expanduser()
+    try:
+        if data_path and any((path / f"{n}.json").is_file() for n in ("state", "dataset_dict")):
+            found = datasets.load_from_disk(str(path))
+            if isinstance(found, datasets.Dataset):  # of one split, which has no name
+                return found
+            return datasets.concatenate_datasets([found[split] for split in splits])
+        whole = flower.FederatedDataset(
+            dataset=str(path) if data_path else name, subset=given.get("subset"), partitioners={},
+            shuffle=False,
+        )  # fmt: skip
+        return datasets.concatenate_datasets([whole.load_split(split) for split in splits])
+    except Exception as error:  # of the hub, the network, the files: nearly every kind
+        where = data_path or "the hub"
+        raise UserError(
+            f"dataset '{dataset}' cannot be loaded from {where}: {brief(error)}; data-path="
+            "FOLDER names a local copy"
+        ) from error
+
+
+def _hub_images(data: Any, file: Any, keys: Keys, image: Inputs) -> Stream:
+    """Return images, decoded one by one; labels and sites are read at once."""
+    need(file.columns, [keys.reading.target], "target", file.where)
+    need(file.columns, keys.reading.site, "site", file.where)
+    kept = [keys.add(chunk) for chunk in file.chunks(keys.columns(), ())]
+    places = np.flatnonzero(np.concatenate(kept))
+
+    def images() -> Generator[Decoded, None, None]:
+        for row in data.select(places):
+            try:
+                (picture,) = row.values()
+                yield decoded(picture, image.image_shape)
+            except Exception as error:  # decoders raise nearly every kind
+                yield Decoded(None, reason=brief(error))
+
+    return image_stream(replace(keys.content(image), paths=tuple(map(str, places))), images())
+
+
+# --- arrays ----------------------------------------------------------------
 
 
 def select(
@@ -111,6 +225,14 @@ def select(
     return kept, new_label[labels[kept]]
 
 
+def array_stream(images: Pixels, kept: Indices, about: Content) -> Stream:
+    """Return those images of an array (n, h, w[, 3]) that are kept, whose content is ``about``."""
+    shape = about.inputs.image_shape
+    flags = decoded(Image.fromarray(images[0]), shape).flags  # all are of one size
+    each = (Decoded(to_pixels(Image.fromarray(images[k]), shape), flags) for k in kept)
+    return image_stream(replace(about, paths=tuple(map(str, kept))), each)
+
+
 def _digits(image: Inputs, classes: tuple[str, ...]) -> Stream:
     """Return 1,797 scans of 8 x 8 (UCI "Optical Recognition", test part), 0..16 as 0..255."""
     from sklearn.datasets import load_digits
@@ -119,7 +241,7 @@ def _digits(image: Inputs, classes: tuple[str, ...]) -> Stream:
     images = np.rint(raw.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     names = tuple(str(digit) for digit in range(10))
     kept, labels = select("digits", names, labels.astype(np.int64), classes)
-    return array_stream(images, kept, labels, classes or names, image)
+    return array_stream(images, kept, Content(image, labels, classes or names))
 
 
 def _torchvision(name: str, root: Path, image: Inputs, classes: tuple[str, ...]) -> Stream:
@@ -146,22 +268,7 @@ def _torchvision(name: str, root: Path, image: Inputs, classes: tuple[str, ...])
     labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
     names = tuple(parts[0].classes)
     kept, labels = select(name, names, labels, classes)
-    return array_stream(images, kept, labels, classes or names, image)
-
-
-def array_stream(
-    images: Pixels, kept: Indices, labels: Indices, classes: tuple[str, ...], image: Inputs,
-    sites: npt.NDArray[np.int32] | None = None, site_names: tuple[str, ...] = (),
-) -> Stream:  # fmt: skip
-    """Return those images of an array (n, h, w[, 3]) that are kept, with their labels."""
-    shape = image.image_shape
-    lost = losses(Image.fromarray(images[0]), shape) if len(kept) else 0  # all are of one size
-    return Listing(
-        image, classes, tuple(map(str, kept)), labels,
-        (to_pixels(Image.fromarray(images[i]), shape) for i in kept),
-        sites=np.zeros(0, dtype=np.int32) if sites is None else sites, site_names=site_names,
-        losses=Losses([lost] * len(kept)),
-    ).stream()  # fmt: skip
+    return array_stream(images, kept, Content(image, labels, classes or names))
 
 
 # --- seeded examples ----------------------------------------------------------------
@@ -212,17 +319,17 @@ class Synthetic:
             )
         return made
 
-    def listing(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
+    def stream(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
         """Return the examples of the classes that are wanted."""
         names = tuple(f"class-{label}" for label in range(self.num_classes))
         labels = np.arange(self.examples, dtype=np.int64) % self.num_classes
         kept, new_labels = select("synthetic", names, labels, classes)
+        inputs = image if self.kind == IMAGE else self.inputs()
+        about = Content(inputs, new_labels, classes or names)
         if self.kind == IMAGE:
-            pixels = self._pictures(labels[kept], image.image_shape)
-            paths = tuple(map(str, kept))
-            return Listing(image, classes or names, paths, new_labels, pixels).stream()
-        content = Content(self.inputs(), new_labels, classes or names)
-        return Stream(self._others(labels[kept]), lambda _: content)
+            images = self._pictures(labels[kept], image.image_shape)
+            return image_stream(replace(about, paths=tuple(map(str, kept))), images)
+        return _all_of(self._others(labels[kept]), about)
 
     def inputs(self) -> Inputs:
         """Return what examples other than images are."""
@@ -246,7 +353,7 @@ class Synthetic:
         patterns: Pixels = (135 * np.minimum(scene, 1)).astype(np.uint8)
         return patterns
 
-    def _pictures(self, labels: Indices, shape: Shape) -> Generator[Pixels, None, None]:
+    def _pictures(self, labels: Indices, shape: Shape) -> Generator[Decoded, None, None]:
         """Add pattern, brightness 0..40 per image and noise 0..80 per value: at most 255."""
         patterns = self._patterns(shape)
         for chunk, start in enumerate(range(0, len(labels), _CHUNK)):
@@ -255,7 +362,7 @@ class Synthetic:
             images = rng.integers(0, 81, (len(wanted), *shape), dtype=np.uint8)
             images += patterns[wanted]
             images += rng.integers(0, 41, (len(wanted), 1, 1, 1), dtype=np.uint8)
-            yield from images
+            yield from map(Decoded, images)
 
     def _others(self, labels: Indices) -> Iterator[npt.NDArray[Any]]:
         rng = generator(self.seed, "synthetic-patterns", self.kind)
@@ -282,6 +389,12 @@ class Synthetic:
         ends = rng.integers(1, length + 1, len(labels))
         words[np.arange(length) >= ends[:, None]] = 0
         return words.astype(np.int32)
+
+
+def _all_of(chunks: Iterator[npt.NDArray[Any]], about: Content) -> Stream:
+    """Return all examples of some chunks, whose content is ``about``."""
+    yield from chunks
+    return about
 
 
 # --- a user's function ----------------------------------------------------------------
@@ -314,102 +427,122 @@ class Data:
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class UserFunction:
-    """A user's function: ``load(data_path)`` -> :class:`Data`, or examples, labels, class names."""
+def _own(dataset: str, data_path: str) -> Source:
+    """Return what a user's ``load(data_path)`` gives: :class:`Data`, or examples, labels, names.
 
-    name: str
-    data_path: str
+    The key is the code of the function's module, and when and how large its data path is.
+    """
+    load: Callable[[str], Any] = plugins.load("dataset", dataset)
+    if not inspect.isroutine(load):
+        raise UserError(
+            f"dataset {dataset!r} is a {type(load).__name__}, must be a function load(data_path)"
+        )
+    module = sys.modules[load.__module__].__file__
+    code = hashlib.sha256(Path(module).read_bytes()).hexdigest() if module else ""
+    path = Path(data_path).expanduser()
+    there = file_stats([path]) if data_path and path.exists() else []
+    return Source(
+        ["own", dataset, code, data_path, *there], partial(_loaded, dataset, data_path, load)
+    )
 
-    def key(self) -> list[object]:
-        """Return the code of the function's module, and when and how large its data path is."""
-        source = sys.modules[self._load().__module__].__file__
-        code = hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
-        path = Path(self.data_path).expanduser()
-        there = file_stats([path]) if self.data_path and path.exists() else []
-        return ["own", self.name, code, self.data_path, *there]
 
-    def listing(self, image: Inputs, classes: tuple[str, ...]) -> Stream:
-        """Call the function and check what it returns; UserError, one line, if that is wrong."""
-        load = self._load()
-        try:
-            found = load(self.data_path)
-            data = found if isinstance(found, Data) else Data(*found)
-            examples, labels = np.asarray(data.examples), np.asarray(data.labels)
-            own = tuple(str(name) for name in data.classes)
-        except Exception as error:
-            raise UserError(
-                f"dataset {self.name!r}: load({self.data_path!r}) must return images, labels and "
-                f"class names, or a fedhet.Data: {brief(error)}"
-            ) from error
-        kind = data.kind or _kind(examples)
-        if kind not in KINDS:
-            raise UserError(
-                f"dataset {self.name!r}: kind {kind!r} is unknown (allowed: {', '.join(KINDS)})"
-                if kind
-                else f"dataset {self.name!r}: the kind of {_shown(examples)} examples is unclear: "
-                f"return a fedhet.Data with `kind`, one of {', '.join(KINDS)}"
+def _loaded(
+    dataset: str, data_path: str, load: Callable[[str], Any], image: Inputs,
+    classes: tuple[str, ...],
+) -> Stream:  # fmt: skip
+    """Call the function and check what it returns; UserError, one line, if that is wrong."""
+    try:
+        found = load(data_path)
+        data = found if isinstance(found, Data) else Data(*found)
+        examples, labels = np.asarray(data.examples), np.asarray(data.labels)
+        own = tuple(str(name) for name in data.classes)
+    except Exception as error:
+        raise UserError(
+            f"dataset {dataset!r}: load({data_path!r}) must return images, labels and "
+            f"class names, or a fedhet.Data: {brief(error)}"
+        ) from error
+    try:
+        _check_labels(examples, labels, own)
+        inputs, stored = _described(data, examples, image)
+        codes, names = _clients(data, len(labels))
+    except (ValueError, IndexError, TypeError) as error:
+        what = error if type(error) is ValueError else brief(error)
+        raise UserError(f"dataset {dataset!r}: {what}") from error
+    kept, labels = select(dataset, own, labels.astype(np.int64), classes)
+    about = Content(inputs, labels, classes or own, codes[kept] if names else codes, names)
+    if inputs.kind == IMAGE:
+        return array_stream(stored, kept, about)
+    stored = stored[kept]
+    return _all_of((stored[k : k + _PIECE] for k in range(0, len(stored), _PIECE)), about)
+
+
+def _clients(data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+    """Return the client column (n,) and the clients' ids, if there are any."""
+    if data.clients is None:
+        return np.zeros(0, dtype=np.int32), ()
+    if len(data.clients) != count:
+        raise ValueError(f"{len(data.clients)} clients, {count} labels")
+    known: dict[str, int] = {}
+    codes = [known.setdefault(canonical(str(name)), len(known)) for name in data.clients]
+    return np.array(codes, dtype=np.int32), safe_ids(list(known))
+
+
+def _check_labels(
+    examples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
+) -> None:
+    """Raise ValueError for examples that are not labelled."""
+    if not examples.ndim or not len(examples):
+        raise ValueError("there are no examples")
+    if labels.shape != examples.shape[:1] or labels.dtype.kind not in "iu":
+        raise ValueError(
+            f"labels are {_shown(labels)}, must be whole numbers of shape [{len(examples)}]"
+        )
+    if not classes or len(set(classes)) < len(classes) or not all(classes):
+        raise ValueError("class names must be different texts")
+    if labels.min() < 0 or labels.max() >= len(classes):
+        raise ValueError(
+            f"labels go from {labels.min()} to {labels.max()}, and there are {len(classes)} class "
+            "names"
+        )
+
+
+def _described(
+    data: Data, examples: npt.NDArray[Any], image: Inputs
+) -> tuple[Inputs, npt.NDArray[Any]]:
+    """Return what the examples are, and the examples as they are stored; ValueError: neither."""
+    from fedhet.data.signals import finite, small_numbers
+
+    kind = data.kind or _kind(examples)
+    if kind not in KINDS:
+        raise ValueError(
+            f"kind {kind!r} is unknown (allowed: {', '.join(KINDS)})" if kind
+            else f"the kind of {_shown(examples)} examples is unclear: return a fedhet.Data with "
+            f"`kind`, one of {', '.join(KINDS)}"
+        )  # fmt: skip
+    if kind == IMAGE:
+        return image, as_pixels(examples)
+    what = f"{kind} examples {_shown(examples)}"
+    if kind == SIGNAL:
+        inputs = Inputs(SIGNAL, examples.shape[1:], scale=float(data.scale))
+        stored = small_numbers(examples)
+        if not (good := finite(stored)).all():
+            raise ValueError(f"{what}: example {int(np.argmin(good))} is not finite")
+    elif kind == TABLE:
+        plain = data.columns or range(examples.shape[1])
+        lists = tuple((str(n), tuple(map(str, vs))) for n, vs in data.categories.items())
+        inputs = Inputs.table(tuple(map(str, plain)), lists)
+        stored = _rows(examples, inputs)
+    else:
+        inputs = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary))
+        if examples.dtype.kind not in "iu" or examples.ndim != 2:
+            raise ValueError(f"{what}: must be whole numbers (n, l)")
+        if examples.min() < 0 or examples.max() >= inputs.vocabulary:
+            raise ValueError(
+                f"{what}: token ids go from {examples.min()} to {examples.max()}, and vocabulary "
+                f"is {inputs.vocabulary}"
             )
-        _check_labels(self.name, examples, labels, own)
-        sites, names = self._sites(data, len(labels))
-        kept, labels = select(self.name, own, labels.astype(np.int64), classes)
-        sites = sites[kept] if len(sites) else sites
-        if kind == IMAGE:
-            images = as_pixels(self.name, examples)
-            return array_stream(images, kept, labels, classes or own, image, sites, names)
-        inputs, stored = self._described(data, kind, examples)
-        content = Content(inputs, labels, classes or own, sites, names)
-        return Stream(_chunks(stored[kept]), lambda _: content)
-
-    def _load(self) -> Callable[[str], Any]:
-        load: Callable[[str], Any] = plugins.load("dataset", self.name)
-        if not inspect.isroutine(load):
-            raise UserError(
-                f"dataset {self.name!r} is a {type(load).__name__}, must be a function "
-                "load(data_path)"
-            )
-        return load
-
-    def _sites(self, data: Data, count: int) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-        """Return the client column, if there is one."""
-        sites = SiteCodes(frozenset())
-        codes = np.zeros(0, dtype=np.int32)
-        if data.clients is not None:
-            if len(data.clients) != count:
-                raise UserError(
-                    f"dataset {self.name!r}: {len(data.clients)} clients, {count} labels"
-                )
-            import pandas as pd
-
-            codes = sites.codes([pd.Series([str(name) for name in data.clients], dtype="str")])
-        return codes, sites.done()[0]
-
-    def _described(
-        self, data: Data, kind: str, examples: npt.NDArray[Any]
-    ) -> tuple[Inputs, npt.NDArray[Any]]:
-        """Return what the examples are, and the examples as they are stored."""
-        from fedhet.data.signals import finite, small_numbers
-
-        try:
-            if kind == SIGNAL:
-                inputs = Inputs(SIGNAL, examples.shape[1:], scale=float(data.scale))
-                stored = small_numbers(examples)
-                if not (good := finite(stored)).all():
-                    raise ValueError(f"example {int(np.flatnonzero(~good)[0])} is not finite")
-            elif kind == TABLE:
-                plain = data.columns or [str(i) for i in range(examples.shape[1])]
-                columns = tuple(str(name) for name in plain)
-                lists = {str(n): tuple(str(v) for v in vs) for n, vs in data.categories.items()}
-                inputs = Inputs.table(columns, tuple(lists.items()))
-                stored = _rows(examples, inputs)
-            else:
-                inputs = Inputs(TOKENS, examples.shape[1:], int(data.vocabulary))
-                stored = _tokens(examples, inputs)
-            return load_inputs(inputs.dump()), stored
-        except (ValueError, IndexError, TypeError, UserError) as error:
-            raise UserError(
-                f"dataset {self.name!r}: {kind} examples {_shown(examples)}: {brief(error)}"
-            ) from error
+        stored = examples.astype(np.int32)
+    return load_inputs(inputs.dump()), stored
 
 
 def _kind(examples: npt.NDArray[Any]) -> str:
@@ -427,59 +560,21 @@ def _shown(array: npt.NDArray[Any]) -> str:
 
 def _rows(examples: npt.NDArray[Any], inputs: Inputs) -> npt.NDArray[np.float32]:
     if examples.dtype.kind not in "iufb" or examples.shape[1:] != inputs.stored:
-        raise ValueError(f"must be numbers (n, {len(inputs.columns)}), one for each column")
+        raise ValueError(
+            f"table examples {_shown(examples)}: must be numbers (n, {len(inputs.columns)}), one "
+            "for each column"
+        )
     stored = examples.astype(np.float32)
     if np.isinf(stored).any():
         raise ValueError("a number is infinite; a gap is NaN")
     for name, values in inputs.categories:
         codes = stored[:, inputs.columns.index(name)]
-        codes = codes[~np.isnan(codes)]
-        if (
-            (codes != codes.astype(np.int64)).any()
-            or (codes < 0).any()
-            or (codes >= len(values)).any()
-        ):
+        if not np.isin(codes[~np.isnan(codes)], np.arange(len(values))).all():
             raise ValueError(f"column {name!r} must hold places in its {len(values)} categories")
     return stored
 
 
-def _tokens(examples: npt.NDArray[Any], inputs: Inputs) -> npt.NDArray[np.int32]:
-    if examples.dtype.kind not in "iu" or examples.ndim != 2:
-        raise ValueError("must be whole numbers (n, l)")
-    if examples.min() < 0 or examples.max() >= inputs.vocabulary:
-        raise ValueError(
-            f"token ids go from {examples.min()} to {examples.max()}, and vocabulary is "
-            f"{inputs.vocabulary}"
-        )
-    return examples.astype(np.int32)
-
-
-def _chunks(stored: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    for start in range(0, len(stored), _PIECE):
-        yield stored[start : start + _PIECE]
-
-
-def _check_labels(
-    name: str, examples: npt.NDArray[Any], labels: npt.NDArray[Any], classes: tuple[str, ...]
-) -> None:
-    """Raise UserError for examples that are not labelled."""
-    if not examples.ndim or not len(examples):
-        raise UserError(f"dataset {name!r}: there are no examples")
-    if labels.shape != examples.shape[:1] or labels.dtype.kind not in "iu":
-        raise UserError(
-            f"dataset {name!r}: labels are {_shown(labels)}, must be whole numbers of shape "
-            f"[{len(examples)}]"
-        )
-    if not classes or len(set(classes)) < len(classes) or not all(classes):
-        raise UserError(f"dataset {name!r}: class names must be different texts")
-    if labels.min() < 0 or labels.max() >= len(classes):
-        raise UserError(
-            f"dataset {name!r}: labels go from {labels.min()} to {labels.max()}, and there are "
-            f"{len(classes)} class names"
-        )
-
-
-def as_pixels(name: str, images: npt.NDArray[Any]) -> Pixels:
+def as_pixels(images: npt.NDArray[Any]) -> Pixels:
     """Return uint8 (n, h, w[, 3]) of any array of images that loses nothing by it.
 
     Whole numbers from 0 to 255 of any dtype, channels first or last.
@@ -494,8 +589,7 @@ def as_pixels(name: str, images: npt.NDArray[Any]) -> Pixels:
     whole = images.dtype.kind in "iu" and images.size > 0
     if not fits or not whole or images.min() < 0 or images.max() > _BYTE:
         what = f" from {images.min()} to {images.max()}" if fits and whole else ""
-        raise UserError(
-            f"dataset {name!r}: images are {_shown(images)}{what}, must be uint8 (n, h, w, 3) or "
-            "(n, h, w)"
+        raise ValueError(
+            f"images are {_shown(images)}{what}, must be uint8 (n, h, w, 3) or (n, h, w)"
         )
     return images.astype(np.uint8, copy=False)

@@ -13,7 +13,7 @@ from fedhet.data.cache import open_dataset
 from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs
 from fedhet.data.partition import read_partition_file
 from fedhet.data.rows import NPZ_SUFFIXES, ROW_SUFFIXES, find_files, holds, open_rows
-from fedhet.data.signals import Npz, Windows
+from fedhet.data.signals import Npz
 from fedhet.deploy.network import knows, reach, read_key, via
 from fedhet.deploy.node import NodePlan
 from fedhet.errors import Refused, UserError, one_line
@@ -94,7 +94,7 @@ def _own_examples(plan: NodePlan) -> str:
         return f"{len(columns)} columns (the run names target and categories): {', '.join(columns)}"
     if holds(path, NPZ_SUFFIXES):
         files = find_files("signals", str(path), NPZ_SUFFIXES)
-        shapes = [Windows.of(Npz(one)).shape for one in files]
+        shapes = [Npz(one).shape for one in files]
         return f"{sum(shape[0] for shape in shapes)} signals of shape {shapes[0][1:]}"
     dataset = open_dataset("image-folder", data_path=str(path))
     if plan.config.get("split-file"):

@@ -16,20 +16,22 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedhet.data.images import SCAN, Losses, Unread, decode_all, is_image
-from fedhet.data.inputs import SIGNAL, TABLE, TOKENS, Indices, Inputs
-from fedhet.data.labels import Classes, Examples, Form, Reading, need
-from fedhet.data.rows import (
-    ROW_SUFFIXES,
-    Chunk,
-    CsvFile,
-    NoHeader,
-    RowFile,
-    holds,
-    open_rows,
+from fedhet.data.images import SCAN, decode_all, is_image, losses
+from fedhet.data.inputs import (
+    SIGNAL,
+    TABLE,
+    TOKENS,
+    Classes,
+    Examples,
+    Form,
+    Indices,
+    Inputs,
+    Reading,
+    need,
 )
-from fedhet.data.signals import TARGETS, Npz, Windows, finite, small_numbers
-from fedhet.data.table import Columns, token_ids
+from fedhet.data.rows import ROW_SUFFIXES, CsvFile, NoHeader, RowFile, holds, open_rows
+from fedhet.data.signals import TARGETS, Npz, finite, small_numbers
+from fedhet.data.table import TableRows, token_ids
 from fedhet.errors import UserError
 from fedhet.training.loop import EVALUATION_BATCH
 
@@ -63,28 +65,21 @@ class Truth:
 # --- images -------------------------------------------------------------------------------------
 
 
-def find_images(places: Iterable[Path]) -> list[str]:
-    """Return the files that are named and the image files below the folders that are, each once.
+def _files(place: Path) -> Iterator[str]:
+    """Yield the file that is named, or the image files below a folder, sorted, no hidden ones.
 
-    A folder's files come sorted; hidden ones and other kinds of file are passed over. Raise
-    UserError for a path that does not exist or cannot be listed.
+    Raise UserError for a path that does not exist or cannot be listed.
     """
-    found: dict[str, None] = {}
-    for place in places:
-        if place.is_dir():
-            found |= dict.fromkeys(_below(place))
-        elif place.exists():
-            found[str(place)] = None
-        else:
-            raise UserError(f"images: '{place}' does not exist")
-    return list(found)
 
-
-def _below(folder: Path) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         raise UserError(f"images: '{error.filename}' cannot be read: {error.strerror}") from error
 
-    for root, folders, files in os.walk(folder, onerror=refuse):
+    if not place.exists():
+        raise UserError(f"images: '{place}' does not exist")
+    if not place.is_dir():
+        yield str(place)
+        return
+    for root, folders, files in os.walk(place, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if not name.startswith(".") and is_image(name):
@@ -92,16 +87,15 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 class ImageFiles:
-    """The image files of some places; :meth:`batches` notes what is unreadable or lost."""
+    """The image files of some places, each once; :meth:`batches` notes what is lost."""
 
     def __init__(self, places: Iterable[Path], model: "Personalised", *, most: int = 0) -> None:
         """``most``: about so many of them, evenly spread; 0: all."""
-        found = find_images(place.expanduser() for place in places)
+        found = list(dict.fromkeys(path for place in places for path in _files(place.expanduser())))
         self.paths = found[:: max(1, len(found) // most)][:most] if most else found
-        self.shape = model.inputs.image_shape
-        self.unreadable: list[str] = []
-        self.lost = Losses()
-        self._window = model.window()
+        self._inputs, self._window = model.inputs, model.window()
+        self._unreadable: list[str] = []
+        self._flags: list[int] = []
 
     def batches(self, truth: Truth) -> Iterator[Batch]:
         """Yield paths and images (B, ...) as they are stored, of the readable files.
@@ -119,25 +113,29 @@ class ImageFiles:
 
     def _decoded(self) -> Iterator[tuple[str, Examples]]:
         """Yield the readable files; 8 bits are stretched to the window of a model of scans."""
-        scans = self._window is not None
-        pixels = decode_all(Path(), self.paths, self.shape, self.lost, scans=scans)
-        for path, image in zip(self.paths, pixels, strict=True):
-            if isinstance(image, Unread):
-                self.unreadable.append(image.name(path))
-            elif self._window is not None and not self.lost.flags[-1] & SCAN:
-                low, high = self._window
-                yield path, low + image * ((high - low) / 255.0)
+        shape, window = self._inputs.image_shape, self._window
+        images = decode_all(Path(), self.paths, shape, scans=window is not None)
+        for path, image in zip(self.paths, images, strict=True):
+            if image.pixels is None:
+                self._unreadable.append(image.name(path))
+                continue
+            self._flags.append(image.flags)
+            if window is not None and not image.flags & SCAN:
+                yield path, window[0] + image.pixels * ((window[1] - window[0]) / 255.0)
             else:
-                yield path, image
+                yield path, image.pixels
 
-    def complaint(self) -> str:
-        """Return one line that names the unreadable files; empty if there are none."""
-        if not self.unreadable:
-            return ""
-        named = ", ".join(self.unreadable[:_NAMED])
-        more = len(self.unreadable) - _NAMED
-        rest = f" and {more} more" if more > 0 else ""
-        return f"left out {len(self.unreadable)} files that are not readable images: {named}{rest}"
+    def warnings(self) -> list[str]:
+        """Return a line that names the unreadable files, if there are any, and what was lost."""
+        lines = losses(self._flags, self._inputs)
+        if self._unreadable:
+            more = len(self._unreadable) - _NAMED
+            rest = f" and {more} more" if more > 0 else ""
+            named = ", ".join(self._unreadable[:_NAMED]) + rest
+            lines.insert(
+                0, f"left out {len(self._unreadable)} files that are not readable images: {named}"
+            )
+        return lines
 
 
 # --- rows, texts and signals --------------------------------------------------------------------
@@ -160,6 +158,8 @@ def batches(places: Sequence[Path], inputs: Inputs, form: Form, truth: Truth) ->
             raise UserError(f"'{place}' is a folder: give the {files} files themselves")
         if not path.is_file():
             raise UserError(f"'{place}' does not exist")
+        if inputs.kind == TOKENS and not inputs.columns:
+            raise UserError(f"'{place}': the model takes token ids of its data set, not texts")
         if inputs.kind == TABLE or holds(path, ROW_SUFFIXES):
             found = _rows(_opened(path, inputs, form), inputs, truth.target)
         else:
@@ -187,10 +187,8 @@ def _opened(path: Path, inputs: Inputs, form: Form) -> RowFile:
 
 
 def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
-    """Yield rows, texts, or windows of which each is a row."""
+    """Yield rows, texts, or windows of which each is a row; names are lines, or numbers."""
     wanted, windows = inputs.columns, inputs.kind == SIGNAL
-    if inputs.kind == TOKENS and not wanted:
-        raise UserError(f"{file.where}: the model takes token ids of its data set, not texts")
     labelled = [target] if target in file.columns and target not in wanted else []
     if windows:
         wanted = tuple(n for n in file.columns if n not in (*file.index, *labelled))
@@ -201,29 +199,21 @@ def _rows(file: RowFile, inputs: Inputs, target: str) -> _Found:
                 "numbers per row"
             )
     need(file.columns, wanted, "the model's columns", file.where)
-    table = Columns.of(wanted, inputs.categories)
-    texts = list(wanted if inputs.kind == TOKENS else table.codes)
-    chunks = file.chunks([*texts, *labelled], [name for name in wanted if name not in texts])
-    for names, chunk in _named(file, chunks):
+    rows = TableRows(Inputs.table(wanted) if windows else inputs)
+    texts = wanted if inputs.kind == TOKENS else tuple(rows.codes)
+    lines = file.lines() if isinstance(file, CsvFile) else count()
+    for chunk in file.chunks([*texts, *labelled], [name for name in wanted if name not in texts]):
         targets = chunk.frame[target] if labelled else None
+        names = [str(number) for number in islice(lines, len(chunk))]
         if inputs.kind == TOKENS:
             yield names, token_ids(chunk.frame[wanted[0]].tolist(), inputs), targets
         else:
-            numbers = table.numbers(chunk)
+            numbers = rows.numbers(chunk)
             yield names, numbers.reshape(-1, *inputs.shape) if windows else numbers, targets
-
-
-def _named(file: RowFile, chunks: Iterable[Chunk]) -> Iterator[tuple[list[str], Chunk]]:
-    """Yield chunks with the names of their rows: lines of a CSV, else numbers."""
-    numbers = file.lines() if isinstance(file, CsvFile) else count()
-    for chunk in chunks:
-        yield [str(number) for number in islice(numbers, len(chunk))], chunk
 
 
 def _lines(path: Path, inputs: Inputs) -> _Found:
     """Yield the texts of a file with one text a line."""
-    if not inputs.columns:
-        raise UserError(f"'{path}': the model takes token ids of its data set, not texts")
     line = 1
     try:
         with path.open(encoding="utf-8-sig") as lines:
@@ -237,16 +227,14 @@ def _lines(path: Path, inputs: Inputs) -> _Found:
 
 def _windows(path: Path, inputs: Inputs, truth: Truth) -> _Found:
     """Yield the windows of an NPZ file."""
-    file, start = Npz(path), 0
-    windows = Windows.like(file, inputs.shape)
-    y = next((name for name in (truth.target, *TARGETS) if name in file.names), "")
-    targets = file.column(y, windows.shape[0]) if y else None
-    for piece in windows.pieces():
+    file, start = Npz.like(path, inputs.shape), 0
+    y = next((name for name in (truth.target, *TARGETS) if name in file.columns), "")
+    targets = file.rows([y]).frame[y] if y else None
+    for piece in file.windows():
         part = small_numbers(piece)
         if not (good := finite(part)).all():
-            index = start + int(np.flatnonzero(~good)[0])
-            raise UserError(f"{file.where}: x[{index}] is not finite")
-        rows = slice(start, start + len(part))
-        names = [str(start + index) for index in range(len(part))]
-        yield names, part, None if targets is None else targets[rows]
-        start += len(part)
+            raise UserError(f"{file.where}: x[{start + int(np.argmin(good))}] is not finite")
+        end = start + len(part)
+        names = [str(index) for index in range(start, end)]
+        yield names, part, None if targets is None else targets[start:end]
+        start = end

@@ -9,10 +9,13 @@ client's machine only.
 
 import copy
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 import torch
 import yaml
 from pydantic import ValidationError
@@ -26,8 +29,7 @@ from fedhet.clients.base import PREPARATION, MethodClient, Setup
 from fedhet.config.checks import HIDE_CLASSES
 from fedhet.config.load import build_config, find_method
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
-from fedhet.data.labels import READ_KEYS
+from fedhet.data.inputs import IMAGE, READ_KEYS, SIGNAL, TABLE, TOKENS, Inputs, load_inputs
 from fedhet.data.preparation import preparation
 from fedhet.errors import Damaged, Refused, UserError, brief
 from fedhet.files import (
@@ -40,10 +42,12 @@ from fedhet.files import (
     write_text,
 )
 from fedhet.models.names import with_weights
+from fedhet.records.ledger import load_checkpoint
 from fedhet.records.run_folder import RunFolder
 from fedhet.site.local_data import without_examples
 from fedhet.site.state import DESCRIPTION, PREDICTIONS, Bundle, FileStore, accuracies_of
 
+log = logging.getLogger("fedhet")
 CARD, WEIGHTS = "card.yaml", "model.safetensors"
 FORMAT = 1
 _CONFIG = (
@@ -231,19 +235,37 @@ def _read_description(state: Path) -> dict[str, Any]:
 
 
 def _choose(store: FileStore, generation: int | Literal["best"] | None) -> int:
+    """Return the generation that is meant; by default the one that the server accepted last."""
     there = store.generations()
+    where, which = f"state '{store.folder}'", ", ".join(str(number) for number in there)
     if generation == "best":
         if (best := store.best()) is None:
-            raise UserError(f"state '{store.folder}' has no best state: run with keep-best=true")
+            raise UserError(f"{where} has no best state: run with keep-best=true")
         return best
     if not there:
-        raise UserError(f"state '{store.folder}' is empty: the client has not trained")
-    if generation not in (None, *there):
-        raise UserError(
-            f"generation: {generation} is not in '{store.folder}'; there: "
-            f"{', '.join(str(number) for number in there)}"
-        )
-    return there[-1] if generation is None else generation
+        raise UserError(f"{where} is empty: the client has not trained")
+    accepted = _accepted(store.folder) if generation is None else None
+    wanted = accepted if generation is None else generation
+    if wanted not in (None, *there):
+        last = ", the last that the server accepted (0: none)," if generation is None else ""
+        raise UserError(f"generation: {wanted}{last} is not in '{store.folder}'; there: {which}")
+    if accepted not in (None, there[-1]):
+        log.warning(
+            "%s: generation %d is taken, the last that the server accepted; the newest is %d",
+            where, accepted, there[-1],
+        )  # fmt: skip
+    return there[-1] if wanted is None else wanted
+
+
+def _accepted(state: Path) -> int | None:
+    """Return the generation that the server accepted last, by the run folder around a state.
+
+    None where there is no such folder, as at a node.
+    """
+    kept = load_checkpoint(RunFolder(state.parent.parent.parent).checkpoint)
+    roster = kept.meta["roster"] if kept else {}
+    generation: int | None = roster.get("generations", {}).get(state.name)
+    return generation
 
 
 def _card(
@@ -349,22 +371,24 @@ def export_predictions(run: Path, out: Path, *, trust: bool = False) -> int:
     Raise UserError if there is nothing, or something at ``out``.
     """
     out = _new(out, "file")
-    lines: list[list[Any]] = []
+    found = []
     for state in _states_of(run, trust=trust):
         path = state / f"{PREDICTIONS}.safetensors"
-        classes = [str(name) for name in _read_description(state)["classes"]]
-        if not lines:
-            lines.append(["client", "split", "row", "y", *(f"p_{name}" for name in classes)])
-        found = load_file(path) if path.exists() else {}
+        classes = np.array([str(name) for name in _read_description(state)["classes"]])
+        kept = load_file(path) if path.exists() else {}
         for part in ("val", "test"):
-            if f"{part}/p" in found:
-                parts = (found[f"{part}/{name}"].tolist() for name in ("row", "y", "p"))
-                rows = zip(*parts, strict=True)
-                lines += [[state.name, part, row, classes[y], *p] for row, y, p in rows]
-    if len(lines) < 2:  # noqa: PLR2004  (the head alone)
+            if f"{part}/p" in kept:
+                row, y, p = (kept[f"{part}/{name}"].numpy() for name in ("row", "y", "p"))
+                frame = pd.DataFrame(p, columns=[f"p_{name}" for name in classes])
+                frame.insert(0, "y", classes[y])
+                frame.insert(0, "row", row)
+                found.append(frame.assign(client=state.name, split=part))
+    if not found:
         raise UserError(f"'{run}' has no predictions: run with keep-predictions=true")
-    write_text(out, csv_text(lines), private=True)
-    return len(lines) - 1
+    whole = pd.concat(found)
+    whole = whole[["client", "split", *whole.columns[:-2]]]
+    write_text(out, csv_text([whole.columns, *whole.to_numpy(object).tolist()]), private=True)
+    return len(whole)
 
 
 def _new(out: Path, what: str) -> Path:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS
-from fedhet.data.labels import Reading
+from fedhet.data.inputs import IMAGE, SIGNAL, TABLE, TOKENS, Reading
 from fedhet.errors import UserError
 from fedhet.export.examples import ImageFiles, Truth
 from fedhet.export.model import Personalised

@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedhet.data.inputs import IMAGE
-from fedhet.data.labels import Form
+from fedhet.data.inputs import IMAGE, Form
 from fedhet.errors import UserError, one_line
 from fedhet.export.examples import Batch, ImageFiles, Truth, batches
 from fedhet.export.model import Personalised, load_model
@@ -84,7 +83,7 @@ def classify(model: Personalised, examples: Any) -> Answers:
             names += these
             logits.append(_logits(model, these, stored))
     if not names:
-        why = files.complaint() if files is not None else "the files have no example"
+        why = "the files have no example" if files is None else "; ".join(files.warnings())
         raise UserError(f"examples: nothing to classify: {why or 'the folders have no image'}")
     answers, labels = torch.cat(logits).double(), torch.from_numpy(np.concatenate(truth.labels))
     index = examples.index if isinstance(examples, pd.DataFrame) else names
@@ -92,9 +91,7 @@ def classify(model: Personalised, examples: Any) -> Answers:
     frame = pd.DataFrame(answers.softmax(dim=1).numpy(), index=index, columns=columns)
     frame.insert(0, "class", [model.classes[label] for label in answers.argmax(dim=1).tolist()])
     warnings = [f"no metrics: {truth.problem}"] if truth.problem else []
-    if files is not None:
-        warnings += filter(None, [files.complaint()])
-        warnings += files.lost.lines(files.shape, scans=model.inputs.scan)
+    warnings += files.warnings() if files is not None else []
     known = labels >= 0
     labelled = int(known.sum())
     metrics = _metrics(answers[known].log_softmax(dim=1), labels[known]) if labelled else {}

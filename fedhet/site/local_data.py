@@ -19,17 +19,13 @@ from torch import Tensor
 
 from fedhet.config.schema import RunConfig
 from fedhet.data.cache import Dataset, open_dataset
-from fedhet.data.inputs import DATASETS, Inputs, is_hub, noun
-from fedhet.data.labels import Form, Reading
+from fedhet.data.inputs import DATASETS, Form, Inputs, Reading, is_hub
 from fedhet.data.partition import (
     ClientSplit,
-    Owners,
     Partition,
-    PartitionSpec,
     make_partition,
     read_partition_file,
-    refuse_one_class,
-    split_folder,
+    split_client,
 )
 from fedhet.data.preparation import normalise, preparation
 from fedhet.errors import Refused, UserError
@@ -118,22 +114,7 @@ def _age(path: str) -> tuple[int, int]:
 @lru_cache(maxsize=2)
 def _partition(config: RunConfig, clients: int, *_: tuple[int, int]) -> tuple[Dataset, Partition]:
     dataset = load_dataset(config)
-    refuse_one_class(dataset.labels, dataset.classes, noun(config.dataset))
-    spec = PartitionSpec(
-        kind=config.partition,
-        clients=clients,
-        classes_per_client=config.classes_per_client,
-        alpha=config.alpha,
-        legacy_pfedhn=config.legacy_pfedhn,
-        split=config.split,
-        file=config.partition_file,
-        seed=config.data_seed,
-        noun=noun(config.dataset),
-    )
-    sites = Owners(dataset.sites, dataset.site_names)
-    labels, classes = dataset.labels, dataset.classes
-    partition = make_partition(labels, len(classes), spec, dataset.paths, classes, sites)
-    return dataset, partition
+    return dataset, make_partition(dataset, config.model_copy(update={"clients": clients}))
 
 
 def load_local(config: RunConfig, node: Mapping[str, Any], *, simulated: bool) -> LocalData:
@@ -185,7 +166,8 @@ def _private(config: RunConfig, node: Mapping[str, Any]) -> LocalData:
     name = check_id(str(node.get("name", "")), "node-config name")
     dataset = open_private(config, str(node["data-dir"]))
     if not node.get("split-file"):
-        split = split_folder(dataset.labels, config.split, config.data_seed, name)
+        every = np.arange(len(dataset.labels))
+        split = split_client(every, dataset.labels, config.split, config.data_seed, name)
         return LocalData(name, 0, 0, dataset, split)
     ids, splits = read_partition_file(str(node["split-file"]), dataset.paths, 0)
     if name not in ids:

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers.partitions import partition
 
 from fedhet.config.load import build_config
-from fedhet.data.partition import Owners, PartitionSpec, make_partition
 from fedhet.engines.session import resolve_clients
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
@@ -15,13 +15,12 @@ LABELS = np.arange(600, dtype=np.int64) % 3
 NAMES = ("a", "b", "c")
 
 
-def made(kind, clients=4, seed=0, sites=None):
-    spec = PartitionSpec(kind=f"flwr:{kind}", clients=clients, seed=seed)
-    return make_partition(LABELS, 3, spec, classes=NAMES, sites=sites)
+def made(kind, clients=4, **keys):
+    return partition(LABELS, f"flwr:{kind}", clients, names=NAMES, **keys)
 
 
-def held(partition):
-    return [np.sort(np.concatenate([c.train, c.val, c.test])).tolist() for c in partition.clients]
+def held(parts):
+    return [np.sort(np.concatenate([c.train, c.val, c.test])).tolist() for c in parts.clients]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +56,11 @@ def test_it_is_the_partitioners_own_deal():
 
 
 def test_by_the_datas_own_clients():
-    sites = Owners(np.arange(600, dtype=np.int32) // 200, ("x", "y", "z"))
-    partition = made("NaturalIdPartitioner partition_by=site", 0, sites=sites)
-    assert held(partition) == [list(range(k * 200, (k + 1) * 200)) for k in range(3)]
+    sites = {"sites": np.arange(600, dtype=np.int32) // 200, "site_names": ("x", "y", "z")}
+    natural = made("NaturalIdPartitioner partition_by=site", 0, **sites)
+    assert held(natural) == [list(range(k * 200, (k + 1) * 200)) for k in range(3)]
     with pytest.raises(UserError, match=r"clients 7 is not allowed: 'flwr:Nat.*' makes 3"):
-        made("NaturalIdPartitioner partition_by=site", 7, sites=sites)
+        made("NaturalIdPartitioner partition_by=site", 7, **sites)
 
 
 WRONG = {

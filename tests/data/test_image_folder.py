@@ -212,7 +212,7 @@ def test_a_worker_that_dies_is_an_error_and_leaves_nothing(tmp_path, monkeypatch
 def test_what_only_calls_itself_a_png_is_not_handed_to_other_programs(tmp_path):
     """Pillow would run Ghostscript on this one."""
     (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
-    assert list(images.decode_all(tmp_path, ["a.png"], (8, 8, 3))) == [images.Unread()]
+    assert list(images.decode_all(tmp_path, ["a.png"], (8, 8, 3))) == [images.Decoded(None)]
 
 
 def test_photographs_are_turned_as_their_exif_says(tmp_path):

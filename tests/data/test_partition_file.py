@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from helpers.partitions import partition as made
 
-from fedhet.data.partition import PartitionSpec, make_partition
 from fedhet.errors import UserError
 
 PATHS = ["cat/1.png", "cat/2.png", "cat/3.png", "dog/1.png", "dog/2.png"]
@@ -14,7 +14,7 @@ GOOD = "path,client,split\n"
 def _make(tmp_path, text, clients=0, paths=PATHS):
     file = tmp_path / "clients.csv"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return make_partition(LABELS, 2, PartitionSpec("file", clients, file=str(file)), paths)
+    return made(LABELS, "file", clients, partition_file=str(file), paths=paths)
 
 
 def test_clients_and_splits_are_those_of_the_file(tmp_path):
@@ -49,8 +49,8 @@ def test_spreadsheets_and_index_paths(tmp_path):
 def test_the_split_setting_does_not_touch_a_file(tmp_path):
     file = tmp_path / "p.csv"
     file.write_text(GOOD + "cat/1.png,a,train\ncat/2.png,a,val\ncat/3.png,a,test\n")
-    spec = PartitionSpec("file", 0, split=(8, 0, 2), file=str(file), seed=9)
-    client = make_partition(LABELS, 2, spec, PATHS).clients[0]
+    keys = {"split": (8, 0, 2), "partition_file": str(file), "seed": 9}
+    client = made(LABELS, "file", paths=PATHS, **keys).clients[0]
     assert (client.train.tolist(), client.val.tolist(), client.test.tolist()) == ([0], [1], [2])
 
 
@@ -84,7 +84,7 @@ def test_errors_name_file_line_and_value(tmp_path, text, reason):
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     for file, reason in ((tmp_path / "none.csv", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(UserError, match=reason):
-            make_partition(LABELS, 2, PartitionSpec("file", 0, file=str(file)), PATHS)
+            made(LABELS, "file", partition_file=str(file), paths=PATHS)
 
 
 def test_the_number_of_clients_must_be_the_files(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedhet.data.plot import bubble_plot
+from fedhet.data.describe import bubble_plot
 from fedhet.errors import UserError
 
 

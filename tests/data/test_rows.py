@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedhet.data.cache import open_dataset
-from fedhet.data.labels import Reading
+from fedhet.data.inputs import Reading
 from fedhet.data.rows import Form, open_rows
 from fedhet.errors import UserError
 

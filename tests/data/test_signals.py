@@ -5,9 +5,8 @@ import pytest
 
 from fedhet.config.load import build_config
 from fedhet.data.cache import open_dataset
-from fedhet.data.inputs import SIGNAL, TOKENS, Inputs, load_inputs
-from fedhet.data.labels import Reading
-from fedhet.data.signals import Npz, Windows
+from fedhet.data.inputs import SIGNAL, TOKENS, Inputs, Reading, load_inputs
+from fedhet.data.signals import Npz
 from fedhet.data.sources import Data
 from fedhet.errors import UserError
 from fedhet.site.local_data import load_partition
@@ -93,8 +92,8 @@ def test_labels_and_arrays_as_people_keep_them(opened, case):
 def test_windows_are_read_some_at_a_time(tmp_path, monkeypatch, made):
     monkeypatch.setattr("fedhet.data.signals._CHUNK", 3)
     np.savez(tmp_path / "data.npz", x=made(X))
-    windows = Windows.of(Npz(tmp_path / "data.npz"), "time-channels")
-    parts = list(windows.pieces())
+    windows = Npz(tmp_path / "data.npz", "time-channels")
+    parts = list(windows.windows())
     assert [len(part) for part in parts] == [3, 1] and windows.shape == (4, 8, 2)
     assert np.array_equal(np.concatenate(parts), X.transpose(0, 2, 1))
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhet.data.partition import split_client, split_counts, split_folder
-from fedhet.errors import UserError
+from fedhet.data.partition import split_client, split_counts
 
 BY_HAND = [
     # split, images of one class, (train, val, test)
@@ -68,14 +67,14 @@ def test_one_client_does_not_depend_on_another():
 
 def test_images_are_drawn_at_random_within_a_class():
     labels = np.zeros(1000, dtype=np.int64)
-    test = split_folder(labels, (8, 1, 1), 0, "x").test
+    test = split_client(np.arange(len(labels)), labels, (8, 1, 1), 0, "x").test
     assert len(test) == 100
     assert test.min() < 100 and test.max() > 900
 
 
 def test_folder_splits_every_class_and_all_images():
     labels = np.array([0] * 10 + [2] * 20 + [1] * 2)
-    split = split_folder(labels, (8, 1, 1), 3, "hospital")
+    split = split_client(np.arange(len(labels)), labels, (8, 1, 1), 3, "hospital")
     everything = np.concatenate([split.train, split.val, split.test])
     assert sorted(everything) == list(range(32))
     assert np.bincount(labels[split.train]).tolist() == [8, 1, 16]
@@ -84,14 +83,3 @@ def test_folder_splits_every_class_and_all_images():
     for part in (split.train, split.val, split.test):
         assert part.dtype == np.int64
         assert np.all(np.diff(part) > 0)
-
-
-def test_a_folder_without_images_gives_an_empty_split():
-    split = split_folder(np.array([], dtype=np.int64), (8, 1, 1), 0, "x")
-    assert len(split.train) == len(split.val) == len(split.test) == 0
-
-
-@pytest.mark.parametrize("split", [(0, 1, 1), (8, -1, 1), (8, 1)])
-def test_impossible_split_is_refused(split):
-    with pytest.raises(UserError, match="split .*train >= 1"):
-        split_folder(np.zeros(10, dtype=np.int64), split, 0, "x")

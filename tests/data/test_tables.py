@@ -5,8 +5,7 @@ import pytest
 
 from fedhet.config.load import build_config, load_config
 from fedhet.data.cache import open_dataset
-from fedhet.data.inputs import Inputs
-from fedhet.data.labels import Reading, safe_ids
+from fedhet.data.inputs import Inputs, Reading, safe_ids
 from fedhet.data.rows import Form
 from fedhet.data.table import token_ids
 from fedhet.errors import Refused, UserError

@@ -37,8 +37,8 @@ def stranger(tmp_path: Path, monkeypatch) -> Path:
 def test_a_decoder_of_images_is_our_own(stranger: Path, tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     some = partial(images._decode_some, tmp_path, (4, 4, 3), False)
-    ((pixels,),) = images._in_workers(some, [["a.png"]], 1)
-    assert not isinstance(pixels, images.Unread)
+    ((image,),) = images._in_workers(some, [["a.png"]], 1)
+    assert image.pixels is not None
     assert not stranger.exists()
 
 

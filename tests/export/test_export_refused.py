@@ -1,12 +1,14 @@
 """What cannot be exported is said in one line, and nothing is written."""
 
 import json
+import shutil
 
 import pytest
 from export.exported import states
 
 from fedhet.errors import UserError
-from fedhet.export.model import export
+from fedhet.export.model import export, load_model
+from fedhet.site.state import FileStore
 
 
 @pytest.fixture
@@ -66,3 +68,19 @@ def test_nothing_is_overwritten(copied, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         export(copied, tmp_path / "file" / "m")
+
+
+def test_a_state_that_the_server_has_not_accepted_is_not_taken(run, tmp_path, caplog):
+    _, folder = run
+    shutil.copytree(folder.path, tmp_path / "run")
+    (state,) = (tmp_path / "run").glob("state/*/0")
+    store = FileStore(state, sync=False)
+    store.save(4, 3, store.load(3))  # trained, and its reply was lost
+    assert load_model(state)[1]["generation"] == 3
+    assert (
+        "generation 3 is taken, the last that the server accepted; the newest is 4" in caplog.text
+    )
+    assert load_model(state, 4)[1]["generation"] == 4
+    store.path(3).unlink()
+    with pytest.raises(UserError, match="generation: 3, the last that the server accepted"):
+        load_model(state)

@@ -68,10 +68,10 @@ class Run:
         ``client`` is its id, or the site's name in the data (``Klinikum Nord``).
         Images (B, 3, s, s) float32 in [-1, 1] to logits (B, C) over ``model.classes``.
         ``generation`` is the round after which it is taken, ``best`` that of the best validation
-        (``keep-best``), the newest if None. ``model.predict(examples)`` gives a DataFrame.
-        Raises UserError if the client has no state here: never sampled, another machine's, or
-        ``keep-state=false``; or if the run names code of others, unless this user made it or
-        ``trust`` is set.
+        (``keep-best``), by default the last that the server accepted. ``model.predict(examples)``
+        gives a DataFrame. Raises UserError if the client has no state here: never sampled, another
+        machine's, or ``keep-state=false``; or if the run names code of others, unless this user
+        made it or ``trust`` is set.
         """
         states = self._folder.states(build_config(self._folder.opened(trust=trust)))
         there = sorted(

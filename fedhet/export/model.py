@@ -168,8 +168,9 @@ def load_model(
 ) -> tuple[Personalised, dict[str, Any]]:
     """Return the model of an exported folder, or of a client's folder of states, and its card.
 
-    ``generation`` is a round of the states, None for the newest, ``best`` for that of the best
-    validation round (``keep-best``). Raise UserError, in one line, for a folder that is neither or
+    ``generation`` is a round of the states, None for the last that the server accepted (without a
+    run folder around them the newest), ``best`` for that of the best validation round
+    (``keep-best``). Raise UserError, in one line, for a folder that is neither or
     is damaged, or names code of others, unless this user made it or ``trust`` is set.
     """
     folder = plain_path(folder)
@@ -345,7 +346,7 @@ def export_all(
     images: Sequence[Path] | None = None,
     trust: bool = False,
 ) -> tuple[list[Path], dict[str, str]]:
-    """:func:`export` the newest (or ``best``) state of every client to ``out/<client>``.
+    """:func:`export` the last accepted (or ``best``) state of every client to ``out/<client>``.
 
     Return the folders made, and the reason for every client that was left out. Raise UserError if
     there is no state at all, or if anything is at ``out``.

@@ -19,7 +19,9 @@ from fedhet.data.inputs import (
     Indices,
     Reading,
     listed,
+    noun,
 )
+from fedhet.data.partition import about_classes
 from fedhet.data.rows import (
     NPZ_SUFFIXES,
     ROW_SUFFIXES,
@@ -30,7 +32,7 @@ from fedhet.data.rows import (
 )
 from fedhet.data.signals import Npz
 from fedhet.data.table import Column, Plan, guess, guess_text, is_site, look, named_columns
-from fedhet.errors import UserError
+from fedhet.errors import UserError, one_line
 
 _SHOWN = 40  # columns that are listed
 COMMONEST = 0.6  # share of one class from which on accuracy says little
@@ -81,6 +83,7 @@ def initialise(
     elif keys["dataset"] in DATASETS:
         lines = _of_rows(keys, given, checked)
     dataset = checked(keys)[1]()
+    about = about_classes(dataset, noun(keys["dataset"]))
     keys = _training(keys, given, dataset)
     preset = [
         f"# fedhet run {target}",
@@ -93,8 +96,9 @@ def initialise(
         target.write_text("\n".join(preset) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"'{target}' cannot be written: {error.strerror}") from error
-    warnings = (f"warning: {one}" for one in dataset.warnings)
-    yield from (*lines, *dataset.notes, *warnings)
+    warnings = (f"warning: {one}" for one in (*dataset.warnings, *about))
+    for line in (*lines, *dataset.notes, *warnings):  # a column's name may have several
+        yield "  " * line.startswith("  ") + one_line(line, None)
     yield from (f"wrote {target}; it runs with:", f"fedhet run {target}")
 
 
@@ -155,12 +159,14 @@ def _features(
     }  # fmt: skip
     if once:
         keys["gaps"] = sorted({*filter(None, GAPS), *once.values()})
-    if left := [name for name in plan.of("id", "date", "many", "mixed") if name not in once]:
+    fates = ("id", "empty", "date", "many", "mixed")
+    if left := [name for name in plan.of(*fates) if name not in once]:
         keys["ignore"] = [*reading.ignore, *left]
     if plan.categories:
         keys["categories"] = {name: list(values) for name, values in plan.categories.items()}
     why = {
         "id": "left out: a different value in every row", "date": "left out: dates",
+        "empty": "left out: no value",
         "many": "left out: sentences, or too many values for categories",
         "mixed": "left out: numbers and words",
     }  # fmt: skip
@@ -171,7 +177,9 @@ def _features(
             kind = f"{len(values)} categories: {listed(values, 5)}"
         elif name in left:
             kind = why[plan.fates[name]]
-        yield f"  {name}: {kind}" + (f", {column.gaps:,} gaps" if column.gaps else "")
+        gaps = column.gaps + (column.words if name in once else 0)
+        told = f" with '{column.word}'" if name in once else ""
+        yield f"  {name}: {kind}" + (f", {gaps:,} gaps{told}" if gaps else "")
     if len(features) > _SHOWN:
         yield f"  ... and {len(features) - _SHOWN} more columns"
 

@@ -505,10 +505,23 @@ def safe_ids(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def listed_ids(names: Sequence[str]) -> list[str]:
-    """Return a line about the names that are no ids."""
+    """Return a line about the names that are no ids, and one about those that are alike."""
     pairs = zip(names, safe_ids(names), strict=True)
     other = [f"'{name}' is {one}" for name, one in pairs if name != one]
-    return [f"clients: {listed(other)}"] if other else []
+    lines = [f"clients: {listed(other)}"] if other else []
+    if same := [" and ".join(map(repr, one)) for one in alike(names)]:
+        lines.append(
+            f"sites that differ only in case or spaces are clients of their own: {listed(same)}"
+        )
+    return lines
+
+
+def alike(names: Sequence[str]) -> list[list[str]]:
+    """Return the names that differ in case or spaces alone, together."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(" ".join(name.lower().split()), []).append(name)
+    return [same for same in found.values() if len(same) > 1]
 
 
 class Keys:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhet.config.schema import RunConfig
-from fedhet.data.inputs import Content, Indices, listed, noun
+from fedhet.data.inputs import Content, Indices, alike, listed, noun
 from fedhet.errors import Damaged, UserError, brief, nearest
 from fedhet.files import client_order, is_id, parse_yaml
 from fedhet.rng import generator
@@ -391,14 +391,7 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
         UserError: all examples are of one class, a setting is infeasible, or an error in the file.
 
     """
-    what = noun(config.dataset)
-    lines: list[str] = []
-    there = np.unique(data.labels)
-    if len(there) == 1 < len(data.labels):
-        raise UserError(
-            f"all {len(data.labels):,} {what} have the same class, '{data.classes[there[0]]}': "
-            "check target, whether the file is complete, and the level of the folder"
-        )
+    about, lines = about_classes(data, noun(config.dataset)), list[str]()
     if config.partition == "file":
         known = data.paths or [str(index) for index in range(len(data.labels))]
         ids, clients = read_partition_file(config.partition_file, known, config.clients)
@@ -408,7 +401,7 @@ def make_partition(data: Content, config: RunConfig) -> Partition:
         owner, count = _owners(data, config)
         ids = tuple(str(k) for k in range(count))
         clients = tuple(_splits(data, config, ids, owner))
-    lines += [*_about_classes(data, what), *_coded_by_site(data)]
+    lines += [*about, *_coded_by_site(data)]
     lines += _about_clients(Partition(clients, ids, ()), data, config)
     return Partition(clients, ids, tuple(lines))
 
@@ -470,23 +463,26 @@ def _natural(
     return tuple(found), tuple(found.values()), [left + listed(small, _NAMED)] if small else []
 
 
-def _about_classes(data: Content, what: str) -> Iterator[str]:
-    """Yield lines about classes that may be one, or are too small."""
-    lower: dict[str, list[str]] = {}
-    for name in data.classes:
-        lower.setdefault(" ".join(name.lower().split()), []).append(name)
-    for same in lower.values():
-        if len(same) > 1:
-            yield (
-                f"classes {', '.join(map(repr, same))} differ only in case or spaces: "
-                f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
-            )
+def about_classes(data: Content, what: str) -> list[str]:
+    """Return lines about classes that may be one, or are too small; UserError for one class."""
+    there = np.unique(data.labels)
+    if len(there) == 1 < len(data.labels):
+        raise UserError(
+            f"all {len(data.labels):,} {what} have the same class, '{data.classes[there[0]]}': "
+            "check target, whether the file is complete, and the level of the folder"
+        )
+    lines = [
+        f"classes {', '.join(map(repr, same))} differ only in case or spaces: "
+        f"labels={{{same[0]}: [{', '.join(same)}], ...}} joins them"
+        for same in alike(data.classes)
+    ]
     alone = [data.classes[label] for label in np.flatnonzero(_sizes(data) == 1)]
     if alone:
-        yield (
+        lines.append(
             f"{len(alone)} classes have one {what.removesuffix('s')}, which cannot be trained on "
             f"and tested: {listed(alone, _NAMED)}; labels can put classes together"
         )
+    return lines
 
 
 def _coded_by_site(data: Content) -> Iterator[str]:

@@ -31,6 +31,7 @@ SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space":
 MAX_COLUMNS = 16_384
 SAMPLE = 256 << 10  # bytes from which the form of a file is found out
 SAMPLE_ROWS = 200
+SENTENCE = 5  # words of a text that is no name of a column
 CELLS = 2_000_000  # of a chunk
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -390,8 +391,10 @@ class CsvFile(RowFile):
             return any(numbers)
         others = [row for row in body if [one.strip() for one in row] != cells]
         again = [p for p in words if any(p < len(r) and r[p].strip() == cells[p] for r in others)]
-        # A header's name may also be a value, such as y. Two such names, or numbers, mean data.
-        return len(others) > 1 and (len(again) > 1 or (bool(again) and any(numbers)))
+        # A header's name may also be a value, such as y. Two such names, numbers or a sentence
+        # mean data.
+        other = any(numbers) or any(len(cell.split()) >= SENTENCE for cell in cells)
+        return len(others) > 1 and (len(again) > 1 or (bool(again) and other))
 
     def _cells(self, head: Sequence[str], width: int) -> list[str]:
         """Return the names of the columns as a key or the header gives them."""
@@ -457,11 +460,12 @@ class CsvFile(RowFile):
         first = 0
         try:
             with self._open() as file:
+                self._skip_lines(file)  # pandas would count a name of two lines as one
                 reader = pd.read_csv(
                     file,
                     sep=self.form.separator, decimal=self.form.decimal,
                     thousands=self.form.thousands or None, comment=self._comment, **self._quoting,
-                    skipinitialspace=True, low_memory=False, index_col=False, skiprows=self._skip,
+                    skipinitialspace=True, low_memory=False, index_col=False,
                     header=None, names=range(len(self._names)),
                     dtype=dict.fromkeys((places[name] for name in texts), "str"),
                     na_values={places[name]: sorted(gaps) for name in places if name not in texts},
@@ -510,10 +514,14 @@ class CsvFile(RowFile):
         """Yield the line of every row."""
         return (line for line, _ in self._records())
 
+    def _skip_lines(self, file: IO[str]) -> None:
+        """Go to the first row."""
+        for _ in range(self._skip):
+            file.readline()
+
     def _records(self) -> Iterator[_Record]:
         with self._open() as file:
-            for _ in range(self._skip):
-                file.readline()
+            self._skip_lines(file)
             for line, row in self._read(file):
                 if not (self._comment and row[0].startswith("#")):
                     yield self._skip + line, row
@@ -539,7 +547,7 @@ class CsvFile(RowFile):
     def _damage(self, error: Exception) -> str:
         text = one_line(error)
         if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", text):
-            line = int(found[2])
+            line = self._skip + int(found[2])
             return f"{self.where} line {line}: {found[3]} fields, and the others have {found[1]}"
         if found := re.search(r"EOF inside string starting at row (\d+)", text):
             row = self._skip + int(found[1]) + 1

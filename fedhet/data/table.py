@@ -128,6 +128,11 @@ class Column:
         return not self.words
 
     @property
+    def is_mostly_numbers(self) -> bool:
+        """Return whether a few words stand among numbers."""
+        return 0 < 2 * self.words < self.known
+
+    @property
     def is_date(self) -> bool:
         """Return whether most values are dates or times."""
         return self.dates > 0.8 * max(1, self.known)
@@ -137,7 +142,7 @@ class Column:
         """Return whether it only tells rows apart: texts, or numbers that count or are named so."""
         if not self.differs or self.rows < ROWS_OF_IDS:
             return False
-        if not self.is_number:
+        if not (self.is_number or self.is_mostly_numbers):
             return True
         counts = self.high - self.low == self.rows - 1
         return self.whole and (counts or _ID.search(snake(self.name)) is not None)
@@ -166,13 +171,15 @@ class Column:
     @property
     def fate(self) -> str:
         """Return what becomes of it where no key says: one of those of :class:`Plan`."""
+        if not self.known:
+            return "empty"
         if self.is_number and not self.is_id:
             return "number"
         if self.is_date:
             return "date"
         if self.is_id:
             return "id"
-        if 2 * self.words < self.known and self.values > CODES:
+        if self.is_mostly_numbers and self.values > CODES:
             return "mixed"
         return "category" if self.is_few else "many"
 
@@ -194,8 +201,8 @@ def look(file: RowFile, names: Sequence[str]) -> dict[str, Column]:
 class Plan:
     """What becomes of the columns that no key names: features, or left out, or refused.
 
-    ``fates`` of columns are number, category, id (left out), and of what cannot be read date, many
-    (words with too many values) and mixed (numbers and words).
+    ``fates`` of columns are number, category, id and empty (both left out), and of what cannot be
+    read date, many (words with too many values) and mixed (numbers and words).
     """
 
     def __init__(self, columns: Mapping[str, Column], reading: Reading) -> None:
@@ -259,6 +266,8 @@ class Plan:
                 f"left out, with a different value in every row: {listed(left)} "
                 "(key `categories` keeps one)"
             )
+        if empty := self.of("empty"):
+            parts.append(f"left out, without a value: {listed(empty)}")
         ids = [n for n in plain for c in [self.columns[n]] if c.differs and c.whole and c.rows > 50]
         if ids:
             parts.append(

@@ -44,6 +44,10 @@ def test_a_file_without_header_and_a_file_of_texts(tmp_path, capsys):
     (tmp_path / "a.data").write_text("".join(f"{k % 9},{k * 7 % 31},{k % 3}\n" for k in range(60)))
     assert execute(["init", "a.data"]) == 0
     assert load_config(tmp_path / "a.yaml").columns == ("c1", "c2", "c3")
+    text = "".join(f"{'ham' if k % 2 else 'spam'}\tsee {k} of you there today\n" for k in range(80))
+    (tmp_path / "s.tsv").write_text(text)
+    assert execute(["init", "s.tsv"]) == 0
+    assert load_config(tmp_path / "s.yaml").columns == ("c1", "c2")
     said = "".join(f'"the {k} quick brown fox jumps over the dog",{k % 2}\n' for k in range(80))
     (tmp_path / "t.csv").write_text("review,sentiment\n" + said)
     assert execute(["init", "t.csv"]) == 0
@@ -94,6 +98,23 @@ def test_the_target_is_guessed_or_asked_for(tmp_path, capsys, name):
     else:
         error = capsys.readouterr().err
         assert code == 2 and "target: which column is the class? target=COLUMN" in error
+
+
+def test_what_may_be_wrong_is_said_at_once(tmp_path, capsys):
+    names, classes = ("Mercy", "mercy", "Hope"), ("ill", "Ill", "well", "well")
+    rows = "".join(
+        f"{20 + k % 50},{'n.d.' if k == 7 else k / 8},{names[k % 3]},{classes[k % 4]}\n"
+        for k in range(90)
+    )
+    (tmp_path / "p.csv").write_text("age,bp,hospital,outcome\n" + rows)
+    assert execute(["init", "p.csv"]) == 0
+    told = capsys.readouterr().out
+    assert "  bp: numbers 0 to 11.125, 1 gaps with 'n.d.'" in told
+    assert "sites that differ only in case or spaces" in told and "'Mercy' and 'mercy'" in told
+    assert "warning: classes 'Ill', 'ill' differ only in case" in told
+    (tmp_path / "one.csv").write_text("age,outcome\n" + "5,1\n" * 90)
+    assert execute(["init", "one.csv", "target=outcome"]) == 2
+    assert "have the same class" in capsys.readouterr().err and not (tmp_path / "one.yaml").exists()
 
 
 def test_free_text_is_no_category_and_no_file_of_texts(tmp_path, capsys):
